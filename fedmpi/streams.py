@@ -1,0 +1,70 @@
+"""Random streams: Philox generators keyed by (seed, purpose, round, client).
+
+Random numbers belong to clients and rounds, never to ranks or processes: whoever asks for the stream of a client in a
+round gets the same numbers, whatever the number of ranks. Nothing in fedmpi draws from a global generator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+
+class Purpose(IntEnum):
+    """What a stream is used for; streams of two purposes never overlap. Values are part of the reproducibility contract."""
+
+    MODEL_INIT = 0
+    COHORT = 1
+    SAMPLES = 2
+    BATCH_ORDER = 3
+    DROPOUT = 4
+    SIZE_ANSWER = 5
+    ALLOCATION = 6
+    STRATUM_DRAW = 7
+    CLUSTERING = 8
+    PROBE = 9
+    AUGMENT_COPIES = 10
+    AUGMENT_WARP = 11
+    SCHEDULE = 12
+    AVAILABILITY = 13
+    DEVICE = 14
+    DP_NOISE = 15
+    MODULE = 16
+    PROJECTION = 17
+    TRANSPORT = 18
+    PARTITION = 19
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All random streams of one run.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed, 0 <= seed < 2**64.
+    """
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"the seed must lie in [0, 2**64), not {self.seed}")
+
+    def generator(self, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
+        """The generator of one (purpose, round, client).
+
+        The key of the counter-based Philox generator (Salmon et al. 2011) is (seed, purpose), the upper half of its
+        counter (client, round): two streams could only meet after 2**128 draws.
+        """
+        bits = np.random.Philox(
+            key=np.array([self.seed, int(purpose)], np.uint64),
+            counter=np.array([0, 0, client, round], np.uint64),
+        )
+        return np.random.Generator(bits)
+
+    def seed64(self, purpose: Purpose, round: int = 0, client: int = 0) -> int:
+        """A 63-bit seed drawn from a stream, for libraries that want a number instead of a generator."""
+        return int(self.generator(purpose, round, client).integers(0, 2**63))
