@@ -1,0 +1,199 @@
+"""Which keys mean something under the chosen values, and which choices contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedmpi.config.parts import Config
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """When a key is meaningful: `holds(config)`, and the same condition in words."""
+
+    holds: Callable[[Config], bool]
+    condition: str
+
+
+def _drawn(c: Config) -> bool:
+    return c.participation.clients != "all"
+
+
+def _strata(c: Config) -> bool:
+    return c.participation.clients == "stratified"
+
+
+def _probed(c: Config) -> bool:
+    return c.participation.clients == "importance" or _strata(c)
+
+
+def _gradient_features(c: Config) -> bool:
+    return _probed(c) and c.participation.features != "label-histogram"
+
+
+def _compressed(c: Config) -> bool:
+    return _probed(c) and c.participation.features == "compressed-gradient"
+
+
+def _importance(c: Config) -> bool:
+    return c.participation.clients == "importance" or (_strata(c) and c.participation.draw == "importance")
+
+
+def _optics(c: Config) -> bool:
+    return _strata(c) and c.participation.clustering == "optics"
+
+
+def _estimated(c: Config) -> bool:
+    return c.samples.rule == "bernoulli"
+
+
+def _private_sizes(c: Config) -> bool:
+    return _estimated(c) and c.samples.size_estimate != "exact"
+
+
+def _mediators(c: Config) -> bool:
+    return c.topology.kind == "mediators"
+
+
+def _adaptive(c: Config) -> bool:
+    return c.aggregation.optimizer in ("adagrad", "adam", "yogi")
+
+
+_STRATIFIED = 'participation.clients = "stratified"'
+_PROBED = 'participation.clients = "stratified" or "importance"'
+
+RELEVANCE: dict[str, Relevance] = {
+    "participation.count": Relevance(_drawn, 'participation.clients other than "all"'),
+    "participation.fraction": Relevance(_drawn, 'participation.clients other than "all"'),
+    "participation.replace": Relevance(
+        lambda c: c.participation.clients == "weighted", 'participation.clients = "weighted"'
+    ),
+    "participation.features": Relevance(_probed, _PROBED),
+    "participation.levels": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
+    "participation.restore": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
+    "participation.probe": Relevance(_gradient_features, "gradients as participation.features"),
+    "participation.refresh": Relevance(_probed, _PROBED),
+    "participation.clustering": Relevance(_strata, _STRATIFIED),
+    "participation.strata": Relevance(
+        lambda c: _strata(c) and c.participation.clustering == "kmeans", 'participation.clustering = "kmeans"'
+    ),
+    "participation.min_samples": Relevance(_optics, 'participation.clustering = "optics"'),
+    "participation.xi": Relevance(_optics, 'participation.clustering = "optics"'),
+    "participation.noise": Relevance(_optics, 'participation.clustering = "optics"'),
+    "participation.projection_above": Relevance(_gradient_features, "gradients as participation.features"),
+    "participation.allocation": Relevance(_strata, _STRATIFIED),
+    "participation.spread": Relevance(
+        lambda c: _strata(c) and c.participation.allocation == "neyman", 'participation.allocation = "neyman"'
+    ),
+    "participation.draw": Relevance(_strata, _STRATIFIED),
+    "participation.design": Relevance(_importance, "importance draws"),
+    "samples.wanted": Relevance(
+        lambda c: c.samples.rule in ("bernoulli", "exact"), 'samples.rule = "bernoulli" or "exact"'
+    ),
+    "samples.ratio": Relevance(lambda c: c.samples.rule == "ratio", 'samples.rule = "ratio"'),
+    "samples.size_estimate": Relevance(_estimated, 'samples.rule = "bernoulli"'),
+    "samples.asked": Relevance(_estimated, 'samples.rule = "bernoulli"'),
+    "samples.epsilon": Relevance(_private_sizes, "a private samples.size_estimate"),
+    "samples.threshold": Relevance(_private_sizes, "a private samples.size_estimate"),
+    "samples.clip": Relevance(
+        lambda c: _estimated(c) and c.samples.size_estimate == "randomised-response",
+        'samples.size_estimate = "randomised-response"',
+    ),
+    "samples.memoise": Relevance(_private_sizes, "a private samples.size_estimate"),
+    "local.lr_every": Relevance(lambda c: c.local.lr_schedule == "step", 'local.lr_schedule = "step"'),
+    "local.lr_factor": Relevance(lambda c: c.local.lr_schedule == "step", 'local.lr_schedule = "step"'),
+    "local.beta1": Relevance(lambda c: c.local.optimizer == "adam", 'local.optimizer = "adam"'),
+    "local.beta2": Relevance(lambda c: c.local.optimizer == "adam", 'local.optimizer = "adam"'),
+    "local.epsilon": Relevance(lambda c: c.local.optimizer == "adam", 'local.optimizer = "adam"'),
+    "topology.clients_per_mediator": Relevance(_mediators, 'topology.kind = "mediators"'),
+    "topology.mediator_epochs": Relevance(_mediators, 'topology.kind = "mediators"'),
+    "topology.reschedule": Relevance(_mediators, 'topology.kind = "mediators"'),
+    "topology.scheduling": Relevance(_mediators, 'topology.kind = "mediators"'),
+    "topology.target": Relevance(
+        lambda c: _mediators(c) and c.topology.scheduling != "random", 'topology.scheduling = "greedy" or "exchange"'
+    ),
+    "topology.placement": Relevance(_mediators, 'topology.kind = "mediators"'),
+    "topology.keep_optimizer": Relevance(
+        lambda c: _mediators(c) and c.local.optimizer == "adam", 'mediators with local.optimizer = "adam"'
+    ),
+    "rebalance.alpha": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
+    "rebalance.copies": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
+    "aggregation.beta1": Relevance(
+        lambda c: c.aggregation.optimizer != "sgd", 'aggregation.optimizer other than "sgd"'
+    ),
+    "aggregation.beta2": Relevance(
+        lambda c: c.aggregation.optimizer in ("adam", "yogi"), 'aggregation.optimizer = "adam" or "yogi"'
+    ),
+    "aggregation.tau": Relevance(_adaptive, "an adaptive aggregation.optimizer"),
+    "privacy.noise_multiplier": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
+    "privacy.delta": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
+}
+
+
+def contradiction(c: Config) -> str | None:
+    """The reason why the chosen values cannot go together, or None."""
+    for broken, reason in _contradictions(c):
+        if broken:
+            return reason
+    return None
+
+
+def _contradictions(c: Config) -> list[tuple[bool, str]]:
+    p, s, loc, agg = c.participation, c.samples, c.local, c.aggregation
+    one_step_merged = loc.optimizer == "sgd" and not _mediators(c)
+    return [
+        (
+            _drawn(c) and p.count is None and p.fraction is None,
+            f'participation.clients = "{p.clients}" needs to know how many: set participation.count or .fraction',
+        ),
+        (
+            p.count is not None and p.fraction is not None,
+            "participation.count and participation.fraction are both set: keep one of them",
+        ),
+        (
+            s.rule in ("bernoulli", "exact") and s.wanted is None,
+            f'samples.rule = "{s.rule}" needs samples.wanted, the number K of samples per round',
+        ),
+        (s.rule == "ratio" and s.ratio is None, 'samples.rule = "ratio" needs samples.ratio'),
+        (
+            loc.epochs is not None and loc.steps is not None,
+            "local.epochs and local.steps are both set: keep one of them",
+        ),
+        (
+            loc.engine == "merged" and not one_step_merged,
+            'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd" and a star',
+        ),
+        (
+            loc.engine == "merged" and (agg.exact or c.privacy.clip_norm is not None or c.logging.diagnostics),
+            'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, privacy.clip_norm and '
+            "logging.diagnostics need",
+        ),
+        (
+            agg.weights in ("stratified",) and not _strata(c),
+            'aggregation.weights = "stratified" needs participation.clients = "stratified"',
+        ),
+        (
+            _mediators(c) and agg.weights != "samples",
+            'topology.kind = "mediators" weights a mediator by its samples: set aggregation.weights = "samples"',
+        ),
+        (
+            _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",
+            'topology.reschedule = "static" needs the same clients in every round: set participation.clients = "all" '
+            'or topology.reschedule = "every-round"',
+        ),
+        (
+            c.privacy.clip_norm is not None and _mediators(c),
+            'privacy.clip_norm needs each client\'s own update, which topology.kind = "mediators" never forms',
+        ),
+        (
+            c.logging.diagnostics and _mediators(c),
+            'logging.diagnostics needs each client\'s own update, which topology.kind = "mediators" never forms',
+        ),
+        (
+            c.privacy.clip_norm is not None and agg.weights != "uniform",
+            'privacy.clip_norm bounds one client\'s share of the mean: set aggregation.weights = "uniform"',
+        ),
+    ]

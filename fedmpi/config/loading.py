@@ -1,0 +1,195 @@
+"""From preset, file and --set to a validated configuration, and back to TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from fedmpi.config.checks import RELEVANCE
+from fedmpi.config.parts import Config
+from fedmpi.config.presets import preset_table
+from fedmpi.errors import UserError
+
+Table = dict[str, Any]
+ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
+
+
+def load_config(path: Path | None, settings: Sequence[str] = ()) -> Config:
+    """The configuration of a TOML file (or of the defaults) with `--set` assignments on top.
+
+    Raises
+    ------
+    UserError
+        When the file cannot be read, a key is unknown or meaningless, a value is out of range or choices contradict.
+    """
+    layers = [(str(path), read_toml(path))] if path is not None else []
+    layers += [(f"--set {setting}", _parse_setting(setting)) for setting in settings]
+    return build_config(layers)
+
+
+def build_config(layers: Sequence[tuple[str, Table]]) -> Config:
+    """Merge named layers (later ones win) over their preset and validate the result."""
+    origins: dict[str, str] = {}
+    user: Table = {}
+    for origin, table in layers:
+        flat = _flatten(table, origin)
+        _drop_alternatives(user, flat)
+        user.update(flat)
+        origins.update(dict.fromkeys(flat, origin))
+    values: Table = {}
+    if user.get("preset") is not None:
+        values = _flatten(preset_table(str(user["preset"])), f"preset {user['preset']}")
+        _drop_alternatives(values, user)
+    values.update(user)
+    config = _validate(values, origins)
+    _refuse_meaningless(config, origins)
+    return _validate({key: value for key, value in values.items() if _relevant(config, key)}, origins)
+
+
+def read_toml(path: Path) -> Table:
+    """A TOML file as a table; unreadable or malformed files raise UserError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path} ({error.strerror}): check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def config_table(config: Config) -> Table:
+    """The complete configuration as nested tables: every key that means something under the chosen values."""
+    table: Table = {}
+    for name, value in config:
+        if isinstance(value, BaseModel):
+            part = {k: v for k, v in value.model_dump().items() if v is not None and _relevant(config, f"{name}.{k}")}
+            table[name] = part
+        elif value is not None:
+            table[name] = value
+    return table
+
+
+def config_toml(config: Config) -> str:
+    """The complete configuration as TOML text; loading it again gives the same configuration."""
+    return tomli_w.dumps(config_table(config))
+
+
+def key_descriptions() -> list[tuple[str, str, str]]:
+    """(key, default, description) of every key of the configuration, in order."""
+    rows: list[tuple[str, str, str]] = []
+    for name, field in Config.model_fields.items():
+        part = field.annotation
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            rows.append((f"[{name}]", "", (part.__doc__ or "").strip()))
+            for key, inner in part.model_fields.items():
+                rows.append((f"{name}.{key}", _shown(inner.default), " ".join((inner.description or "").split())))
+        else:
+            rows.append((name, _shown(field.default), " ".join((field.description or "").split())))
+    return rows
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return "unset"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _parse_setting(setting: str) -> Table:
+    key, separator, text = setting.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"--set {setting}: write part.key=value, for example --set local.lr=0.01")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table: Any = value
+    for name in reversed(key.strip().split(".")):
+        table = {name: table}
+    return dict(table)
+
+
+def _flatten(table: Table, origin: str) -> Table:
+    """Nested tables as {"part.key": value}; unknown keys are refused with the nearest valid one."""
+    flat: Table = {}
+    for name, value in table.items():
+        field = Config.model_fields.get(name)
+        if field is None:
+            raise UserError(_unknown(name, origin, _all_keys()))
+        part = field.annotation
+        if not (isinstance(part, type) and issubclass(part, BaseModel)):
+            flat[name] = value
+            continue
+        if not isinstance(value, dict):
+            raise UserError(f"{origin}: {name} is a table of keys, not a single value: write [{name}] or {name}.key")
+        open_ended = part.model_config.get("extra") == "allow"
+        for key, inner in value.items():
+            if key not in part.model_fields and not open_ended:
+                raise UserError(_unknown(f"{name}.{key}", origin, _all_keys()))
+            flat[f"{name}.{key}"] = inner
+    return flat
+
+
+def _all_keys() -> list[str]:
+    return [row[0].strip("[]") for row in key_descriptions()]
+
+
+def _unknown(key: str, origin: str, known: Iterable[str]) -> str:
+    candidates = list(known)
+    near = get_close_matches(key, candidates, n=1, cutoff=0.5)
+    if not near:
+        last = key.rsplit(".", 1)[-1]
+        by_name = {k.rsplit(".", 1)[-1]: k for k in candidates}
+        near = [by_name[m] for m in get_close_matches(last, by_name, n=1, cutoff=0.5)]
+    hint = f"; did you mean {near[0]}?" if near else "; `fedmpi show --help-fields` lists all keys"
+    return f"unknown key {key} in {origin}{hint}"
+
+
+def _drop_alternatives(older: Table, newer: Table) -> None:
+    for pair in ALTERNATIVES:
+        if any(key in newer for key in pair):
+            for key in pair:
+                older.pop(key, None)
+
+
+def _validate(values: Table, origins: dict[str, str]) -> Config:
+    nested: Table = {}
+    for key, value in values.items():
+        part, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(part, {})[name] = value
+        else:
+            nested[part] = value
+    try:
+        return Config.model_validate(nested)
+    except ValidationError as error:
+        raise UserError(_sentence(error, origins)) from error
+
+
+def _sentence(error: ValidationError, origins: dict[str, str]) -> str:
+    first = error.errors(include_url=False)[0]
+    location = [str(step) for step in first["loc"]]
+    key = ".".join(location[:2])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if not location:
+        return message
+    origin = origins.get(key)
+    where = f" (from {origin})" if origin else ""
+    return f"{key} = {first['input']!r}{where}: {message[0].lower()}{message[1:]}"
+
+
+def _relevant(config: Config, key: str) -> bool:
+    rule = RELEVANCE.get(key)
+    return rule is None or rule.holds(config)
+
+
+def _refuse_meaningless(config: Config, origins: dict[str, str]) -> None:
+    for key, origin in origins.items():
+        if not _relevant(config, key):
+            raise UserError(
+                f"{key} (from {origin}) means nothing here: it needs {RELEVANCE[key].condition}; remove it or change that"
+            )
