@@ -1,0 +1,105 @@
+"""Partitions: how the rows of a data set are given to clients, each by a stated law from a seeded stream.
+
+`PARTITIONS` names the laws; `partition` checks the options and draws.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import numpy as np
+
+from data_prep.partitions.common import Draw, Int64Array, Law, Option, OptionValue, Partition, Request
+from data_prep.partitions.registry import PARTITIONS
+from fedmpi.errors import UserError
+
+__all__ = ["PARTITIONS", "Draw", "Law", "Option", "Partition", "Request", "partition"]
+
+
+def partition(
+    name: str,
+    labels: Int64Array,
+    classes: int,
+    clients: int | None,
+    generator: np.random.Generator,
+    users: Int64Array | None = None,
+    **options: OptionValue | None,
+) -> Partition:
+    """Draw a partition.
+
+    Parameters
+    ----------
+    name : str
+        A key of `PARTITIONS`.
+    labels : int64 (n,)
+        Labels of the training rows, in 0 ... classes - 1.
+    classes : int
+        C.
+    clients : int or None
+        N; None lets the law decide, where it can (``Law.clients == "optional"``).
+    generator : np.random.Generator
+        The stream, e.g. ``Streams(seed).generator(Purpose.PARTITION)``.
+    users : int64 (n,) or None
+        Natural client of every row.
+    **options
+        Options of the law; those left out or None take their defaults.
+
+    Returns
+    -------
+    Partition
+
+    Raises
+    ------
+    UserError
+        Unknown law or option, a missing or impossible value, or too few samples.
+    """
+    law = PARTITIONS.get(name)
+    if law is None:
+        raise UserError(f"there is no partition {name!r}{_nearest(name, PARTITIONS)}; there are {', '.join(PARTITIONS)}")
+    if clients is None and law.clients == "required":
+        raise UserError(f"the partition {name} needs the number of clients: add --clients N")
+    if clients is not None and clients < 1:
+        raise UserError(f"--clients {clients} is impossible: ask for at least one client")
+    if law.needs_users and users is None:
+        raise UserError(f"the partition {name} needs a data set that names its users, and this one does not: choose another")
+    if len(labels) == 0:
+        raise UserError("the data set has no training sample to partition: check the files given by --raw")
+    complete = _complete(name, law, options)
+    draw = law.draw(Request(np.asarray(labels, np.int64), classes, clients, generator, users, complete))
+    return Partition(draw.rows, draw.offsets, name, complete, draw.users, draw.balanced_test, draw.notes)
+
+
+def _complete(name: str, law: Law, given: dict[str, OptionValue | None]) -> dict[str, OptionValue]:
+    known = {option.name: option for option in law.options}
+    for key, value in given.items():
+        if value is not None and key not in known:
+            accepted = ", ".join(_flag(option) for option in known) or "none"
+            raise UserError(f"the partition {name} has no option {_flag(key)}: its options are {accepted}")
+    values = {option.name: given.get(option.name) for option in law.options}
+    return {key: _checked(name, known[key], value) for key, value in values.items()}
+
+
+def _checked(name: str, option: Option, value: OptionValue | None) -> OptionValue:
+    if value is None:
+        value = option.default
+    if value is None:
+        raise UserError(f"the partition {name} needs {_flag(option.name)}: {option.help}")
+    try:
+        checked: OptionValue = option.kind(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{_flag(option.name)} {value!r} is not a {option.kind.__name__}: {option.help}") from None
+    if option.choices and checked not in option.choices:
+        raise UserError(f"{_flag(option.name)} {checked!r} is unknown: choose one of {', '.join(option.choices)}")
+    # "not >=" also refuses nan
+    if option.low is not None and not (float(checked) >= option.low and float(checked) < float("inf")):
+        raise UserError(f"{_flag(option.name)} {checked} is impossible: give a finite number of at least {option.low:g}")
+    return checked
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _nearest(name: str, names: dict[str, Law]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

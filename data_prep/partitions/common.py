@@ -1,0 +1,143 @@
+"""What every partition law shares: its result, its options, and how the command line may describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+OptionValue = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which training rows every client holds.
+
+    Parameters
+    ----------
+    rows : int64 (n_used,)
+        Rows of the data set, client after client; no row occurs twice.
+    offsets : int64 (N + 1,)
+        Client k holds ``rows[offsets[k] : offsets[k + 1]]``.
+    law : str
+        Name of the law that drew it.
+    options : dict
+        The law's options as used, defaults included.
+    users : int64 (N,) or None
+        The data set's user behind every client, where clients are users.
+    balanced_test : bool
+        The law asks for a test part with equal class totals.
+    notes : tuple of str
+        What the user ought to know about this draw, e.g. how many clients were filled up.
+    """
+
+    rows: Int64Array
+    offsets: Int64Array
+    law: str
+    options: dict[str, OptionValue]
+    users: Int64Array | None = None
+    balanced_test: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        """Number of clients N."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Int64Array:
+        """Samples of every client, int64 (N,)."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a law; ``--classes-per-client 2`` on the command line is ``classes_per_client=2`` here.
+
+    Parameters
+    ----------
+    name : str
+        Keyword, with underscores.
+    kind : type
+        bool, int, float or str.
+    default : value or None
+        None means that the user must give it.
+    help : str
+        One line, with unit or meaning.
+    choices : tuple of str
+        The values allowed, for str.
+    low : float or None
+        The smallest value allowed, for numbers.
+    """
+
+    name: str
+    kind: type
+    default: OptionValue | None
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a law is asked to partition: n rows into N clients.
+
+    Parameters
+    ----------
+    labels : int64 (n,)
+        Labels of the training rows.
+    classes : int
+        C.
+    clients : int or None
+        N; None lets the law decide, where it can.
+    generator : np.random.Generator
+        The stream of the partition.
+    users : int64 (n,) or None
+        Natural client of every row.
+    options : mapping
+        The law's options, checked and complete.
+    """
+
+    labels: Int64Array
+    classes: int
+    clients: int | None
+    generator: np.random.Generator
+    users: Int64Array | None
+    options: Mapping[str, OptionValue]
+
+    def number(self, name: str) -> float:
+        """A float option."""
+        return float(self.options[name])
+
+    def integer(self, name: str) -> int:
+        """An int option."""
+        return int(self.options[name])
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a law gives back, before it becomes a `Partition`."""
+
+    rows: Int64Array
+    offsets: Int64Array
+    users: Int64Array | None = None
+    balanced_test: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Law:
+    """One entry of the registry: the function, its options, and one sentence stating the law.
+
+    `clients` says what ``--clients`` means to it: "required", or "optional" where the law can count the clients itself.
+    """
+
+    draw: Callable[[Request], Draw]
+    sentence: str
+    options: tuple[Option, ...] = ()
+    clients: str = "required"
+    needs_users: bool = False
+    drops: bool = field(default=False)

@@ -1,0 +1,76 @@
+"""A data set as read from its official files, before any partition: what every reader hands to the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RawDataset:
+    """One data set as read from its official files; n training rows, C classes.
+
+    Parameters
+    ----------
+    name : str
+        The data set's name on the command line, e.g. ``"mnist"``.
+    task : {"image", "text", "vector"}
+        What a row of features is.
+    classes : int
+        C; labels lie in 0 ... C-1.
+    class_names : tuple of str
+        C names, in label order.
+    feature_shape : tuple of int
+        Shape of one row as stored and as models see it: (channels, height, width) for images (a grey image of 28 x 28
+        is (1, 28, 28)), (length,) for tokens and vectors.
+    dtype : {"uint8", "float32", "int32"}
+        The smallest dtype that holds the features faithfully.
+    mean, std : tuple of float
+        Normalisation, one value a channel, of x / 255 (uint8) or x (float32); empty for text.
+    labels : int64 (n,)
+        Labels of the training rows.
+    users : int64 (n,) or None
+        The natural client of every training row, 0 ... U-1, where the data set names one.
+    user_names : tuple of str or None
+        U names of the users.
+    read : callable
+        ``read(rows)`` gives the features (r, \\*feature_shape) of the given training rows (int64, in any order); its
+        memory is bounded by the rows asked for.
+    test_x, test_y : arrays (t, \\*feature_shape) and int64 (t,)
+        The test part.
+    skipped : int
+        Training and test rows of the official files that could not be read.
+    licence, citation : str
+        Terms of use and what to cite.
+    vocabulary : tuple of str
+        The words of the token ids, for text.
+    extras : dict of arrays
+        Further arrays stored once beside the shards, e.g. pretrained word vectors.
+    """
+
+    name: str
+    task: Literal["image", "text", "vector"]
+    classes: int
+    class_names: tuple[str, ...]
+    feature_shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32", "int32"]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    labels: Int64Array
+    users: Int64Array | None
+    user_names: tuple[str, ...] | None
+    read: Callable[[Int64Array], AnyArray]
+    test_x: AnyArray
+    test_y: Int64Array
+    skipped: int
+    licence: str
+    citation: str
+    vocabulary: tuple[str, ...] = ()
+    extras: dict[str, AnyArray] = field(default_factory=dict)
