@@ -1,0 +1,1 @@
+"""Which clients take part: draws, strata, allocation, availability (pure functions over arrays)."""

@@ -1,0 +1,231 @@
+"""Which clients take part in a round: the cohort, and the draws that need no strata (all, uniform, weighted by size).
+
+Pure functions over arrays; a cohort carries the first-order inclusion probabilities of the design that drew it, so that
+the aggregation weights can be unbiased. Stratified and importance draws live in `draws.py` and return the same type.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import UserError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class StrataSummary:
+    """The strata a cohort was drawn from, H of them.
+
+    Attributes
+    ----------
+    sizes : int64 (H,)
+        N_h, the clients in each stratum.
+    draws : int64 (H,)
+        m_h, the clients allocated to each stratum this round.
+    spread : float64 (H,)
+        S_h, the spread of the clustering features within each stratum (zeros where the allocation does not use it).
+    """
+
+    sizes: IntArray
+    draws: IntArray
+    spread: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The participants of one round.
+
+    Attributes
+    ----------
+    clients : int64 (m,)
+        Indices of the participants, sorted and unique.
+    multiplicity : int64 (m,)
+        How often each was drawn (1 unless drawn with replacement).
+    inclusion : float64 (m,)
+        First-order inclusion probability of each participant under the design that drew it, given who was available;
+        for draws with replacement the expected number of draws, which may exceed 1.
+    stratum : int64 (m,), optional
+        Stratum of each participant, an index into `strata`.
+    strata : StrataSummary, optional
+        The strata of a stratified draw.
+    """
+
+    clients: IntArray
+    multiplicity: IntArray
+    inclusion: FloatArray
+    stratum: IntArray | None = None
+    strata: StrataSummary | None = None
+
+    @property
+    def draws(self) -> int:
+        """Number of draws, the multiplicities summed (K of the papers)."""
+        return int(self.multiplicity.sum())
+
+
+def cohort_size(clients: int, count: int | None = None, fraction: float | None = None) -> int:
+    """The number of participants wanted per round, from a count or from a fraction of the clients.
+
+    Parameters
+    ----------
+    clients : int
+        N, the number of clients.
+    count, fraction : int or float, optional
+        Exactly one of the two. A fraction is rounded half up and gives at least one client.
+
+    Raises
+    ------
+    UserError
+        If neither or both are given, or the wanted number lies outside 1 … N.
+    """
+    if (count is None) == (fraction is None):
+        raise UserError("give exactly one of participation.count and participation.fraction")
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise UserError(f"participation.fraction must lie in (0, 1], not {fraction}")
+        return max(1, math.floor(fraction * clients + 0.5))
+    assert count is not None
+    if not 1 <= count <= clients:
+        raise UserError(f"participation.count = {count}, but the shards hold {clients} clients: choose 1 to {clients}")
+    return count
+
+
+def everyone(available: IntArray | int) -> Cohort:
+    """Every available client, once.
+
+    Parameters
+    ----------
+    available : int64 (a,) or int
+        The available clients, sorted; or N for all of 0 … N−1.
+    """
+    clients = _indices(available)
+    return Cohort(clients, np.ones_like(clients), np.ones(clients.size))
+
+
+def uniform(generator: np.random.Generator, available: IntArray | int, count: int) -> Cohort:
+    """Simple random sampling without replacement: every available client has inclusion probability count / a.
+
+    Parameters
+    ----------
+    generator : Generator
+        The stream (COHORT, round).
+    available : int64 (a,) or int
+        The clients that may be drawn, sorted; or N for all of 0 … N−1.
+    count : int
+        Clients to draw; where fewer are available all of them take part.
+    """
+    if count < 0:
+        raise ValueError(f"cannot draw {count} clients")
+    population = available if isinstance(available, int) else available.size
+    if count >= population:
+        return everyone(available)
+    chosen = np.sort(generator.choice(population, count, replace=False, shuffle=False))
+    clients = chosen.astype(np.int64) if isinstance(available, int) else available[chosen]
+    return Cohort(clients, np.ones(count, np.int64), np.full(count, count / population))
+
+
+def weighted(
+    generator: np.random.Generator,
+    sizes: IntArray,
+    available: IntArray | None,
+    count: int,
+    replace: bool = True,
+) -> Cohort:
+    """Clients drawn in proportion to their sizes n_k.
+
+    With replacement this is Scheme I of Li et al. 2020 ("On the Convergence of FedAvg on Non-IID Data"): `count`
+    independent draws with probability n_k / n, a client drawn twice counting twice; `inclusion` is the expected count
+    count · n_k / n. Without replacement it is systematic sampling in random order with inclusion probabilities
+    `size_proportional_inclusion`, exact because all arithmetic is on integers.
+
+    Parameters
+    ----------
+    generator : Generator
+        The stream (COHORT, round).
+    sizes : int64 (N,)
+        Samples of every client; clients without samples are never drawn.
+    available : int64 (a,), optional
+        The clients that may be drawn, sorted; None for all.
+    count : int
+        Number of draws.
+    replace : bool
+        Whether a client can be drawn more than once.
+
+    Raises
+    ------
+    UserError
+        If no available client holds a sample.
+    """
+    if count < 0:
+        raise ValueError(f"cannot draw {count} clients")
+    candidates = np.arange(sizes.size) if available is None else available
+    weights = sizes[candidates]
+    if candidates.size == 0 or count == 0:
+        return everyone(np.zeros(0, np.int64))
+    total = int(weights.sum())
+    if total == 0:
+        raise UserError("weighted participation needs an available client with at least one sample: none has any")
+    if not replace:
+        return _without_replacement(generator, weights, candidates, count)
+    positions = generator.integers(0, total, count)
+    drawn = np.searchsorted(np.cumsum(weights), positions, side="right")
+    chosen, multiplicity = np.unique(drawn, return_counts=True)
+    return Cohort(candidates[chosen], multiplicity.astype(np.int64), count * (weights[chosen] / total))
+
+
+def size_proportional_inclusion(sizes: IntArray, count: int) -> FloatArray:
+    """Inclusion probabilities proportional to size that sum to `count`, none above 1.
+
+    A client whose share exceeds 1 is certain to be drawn (probability exactly 1) and the rest of the draws is divided
+    among the others by size, again and again until no share exceeds 1. Exact proportionality therefore ends where
+    clients are certain: `(inclusion == 1).sum()` says how many are.
+
+    Parameters
+    ----------
+    sizes : int64 (a,)
+        Samples of every candidate.
+    count : int
+        Draws; at least as many as there are candidates with samples makes all of these certain.
+
+    Returns
+    -------
+    float64 (a,)
+    """
+    certain, rest, total = _certain(sizes, count)
+    return np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
+
+
+def _certain(sizes: IntArray, count: int) -> tuple[NDArray[np.bool_], int, int]:
+    """Who is drawn for certain, the draws left for the others, and the others' total size."""
+    if count >= np.count_nonzero(sizes):
+        return sizes > 0, 0, 0
+    certain = np.zeros(sizes.size, bool)
+    while True:
+        rest, total = count - int(certain.sum()), int(sizes[~certain].sum())
+        exceeding = ~certain & (rest * sizes >= total)
+        if rest == 0 or not exceeding.any():
+            return certain, rest, total
+        certain |= exceeding
+
+
+def _without_replacement(generator: np.random.Generator, sizes: IntArray, candidates: IntArray, count: int) -> Cohort:
+    certain, rest, total = _certain(sizes, count)
+    if rest * total >= 2**63:
+        raise UserError("participation: count times the number of samples must stay below 2**63 when drawing by size")
+    chosen = np.flatnonzero(certain)
+    if rest:
+        order = generator.permutation(np.flatnonzero(~certain))
+        ticks = int(generator.integers(0, total)) + total * np.arange(rest)
+        systematic = np.searchsorted(rest * np.cumsum(sizes[order]), ticks, side="right")
+        chosen = np.sort(np.concatenate([chosen, order[systematic]]))
+    inclusion = np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
+    return Cohort(candidates[chosen], np.ones(chosen.size, np.int64), inclusion[chosen])
+
+
+def _indices(available: IntArray | int) -> IntArray:
+    return np.arange(available, dtype=np.int64) if isinstance(available, int) else available
