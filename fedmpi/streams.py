@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a stream is used for; streams of two purposes never overlap. Values are part of the reproducibility contract."""
+    """What a stream is used for; streams of two purposes never overlap. The values are part of what makes runs repeat."""
 
     MODEL_INIT = 0
     COHORT = 1

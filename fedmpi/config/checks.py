@@ -164,12 +164,12 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         ),
         (
             loc.engine == "merged" and not one_step_merged,
-            'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd" and a star',
+            'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
         ),
         (
             loc.engine == "merged" and (agg.exact or c.privacy.clip_norm is not None or c.logging.diagnostics),
-            'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, privacy.clip_norm and '
-            "logging.diagnostics need",
+            'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, '
+            "privacy.clip_norm and logging.diagnostics need",
         ),
         (
             agg.weights in ("stratified",) and not _strata(c),

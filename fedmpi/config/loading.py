@@ -190,6 +190,5 @@ def _relevant(config: Config, key: str) -> bool:
 def _refuse_meaningless(config: Config, origins: dict[str, str]) -> None:
     for key, origin in origins.items():
         if not _relevant(config, key):
-            raise UserError(
-                f"{key} (from {origin}) means nothing here: it needs {RELEVANCE[key].condition}; remove it or change that"
-            )
+            condition = RELEVANCE[key].condition
+            raise UserError(f"{key} (from {origin}) means nothing here: it needs {condition}: remove it or change that")

@@ -60,7 +60,8 @@ class ParticipationPart(Part):
     features: Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"] = (
         "compressed-gradient"
     )
-    """What the strata are made from: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient, label shares."""
+    """What the strata are made from: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
+    label shares."""
     levels: Annotated[int, Field(ge=2, le=255)] = 9
     """d', the number of values a compressed gradient keeps (FedSTaS, IS())."""
     restore: bool = True
@@ -88,14 +89,16 @@ class ParticipationPart(Part):
     draw: Literal["uniform", "importance"] = "importance"
     """Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient."""
     design: Literal["systematic", "sequential"] = "systematic"
-    """Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the paper's words)."""
+    """Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
+    paper's words)."""
 
 
 class SamplesPart(Part):
     """Which of the participants' data is used."""
 
     rule: Literal["all", "bernoulli", "ratio", "exact"] = "all"
-    """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the pooled samples."""
+    """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
+    pooled samples."""
     wanted: Count | None = None
     """K, the number of samples wanted per round."""
     ratio: Probability | None = None
@@ -107,7 +110,7 @@ class SamplesPart(Part):
     threshold: Annotated[int, Field(ge=3)] = 300
     """M: answers lie in 1 … M − 1; larger clients are clipped."""
     clip: bool = True
-    """Clip sizes at M − 1 (paper) or answer unclipped as the published code does (no ε guarantee for larger clients)."""
+    """Clip sizes at M − 1 (paper) or answer unclipped as the published code does (larger clients have no ε guarantee)."""
     asked: Literal["all", "participants"] = "all"
     """Who is asked for its size."""
     memoise: bool = False
@@ -180,7 +183,9 @@ class RebalancePart(Part):
 class AggregationPart(Part):
     """How updates become the next global model."""
 
-    weights: Literal["samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal"] = "samples"
+    weights: Literal["samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal"] = (
+        "samples"
+    )
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K; stratified: N_h/N · mean (FedSTaS);
     normalised: n_k/π_k, normalised (FedSSO); unbiased: Horvitz–Thompson; literal: (N/K) ρ_k (FedSSO, Eq 3)."""
     optimizer: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "sgd"

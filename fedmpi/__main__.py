@@ -1,0 +1,5 @@
+"""`python -m fedmpi`: the same as the fedmpi command."""
+
+from fedmpi.cli import main
+
+main()

@@ -1,0 +1,136 @@
+"""The commands: train, presets, show, inspect, estimate.
+
+Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
+saving.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
+from fedmpi.errors import UserError
+from fedmpi.guard import run_guarded
+
+app = typer.Typer(
+    name="fedmpi",
+    help="A parallel simulator for sampling strategies in federated learning.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration file.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=VALUE", help="Override one key.")]
+
+
+def main() -> None:
+    """Entry point of the console script: run a command; any failure ends all ranks of the job."""
+    run_guarded(_run)
+
+
+def _run() -> int:
+    code = app(standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+@app.command()
+def train(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run that RUN holds, if any.")] = False,
+) -> int:
+    """Train: one process, or many under mpiexec or srun.
+
+    Example: mpiexec -n 3 fedmpi train --set preset=fedavg --set rounds=20 --out runs/first
+    """
+    from fedmpi.experiment import Experiment
+    from fedmpi.recorder import Recorder
+    from fedmpi.simulation import Simulation
+
+    loaded = _load(config, settings)
+    if resume and out is None:
+        raise UserError("--resume needs --out RUN, the folder of the run to continue")
+    experiment = Experiment.connect(loaded)
+    folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    recorder = Recorder(folder, loaded, resume) if experiment.cluster.is_server else None
+    experiment.announce()
+    code = Simulation(experiment, recorder).run()
+    experiment.close()
+    return code
+
+
+@app.command("presets")
+def list_presets() -> None:
+    """List every published system, with its paper, parts and a runnable example.
+
+    Example: fedmpi presets
+    """
+    table = Table(show_lines=True)
+    for column in ("preset", "what it is", "paper", "example"):
+        table.add_column(column, overflow="fold")
+    for preset in presets():
+        table.add_row(preset.name, preset.title, preset.paper, preset.example)
+    Console().print(table)
+
+
+@app.command()
+def show(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    help_fields: Annotated[bool, typer.Option("--help-fields", help="Explain every key instead.")] = False,
+) -> None:
+    """Print the complete configuration after preset, file and --set, as TOML.
+
+    Example: fedmpi show --set preset=fedsampling --set samples.epsilon=1
+    """
+    if help_fields:
+        for key, default, description in key_descriptions():
+            if key.startswith("["):
+                print(f"\n{key}  {description}")
+            else:
+                print(f"{key} (default: {default})\n    {description}")
+        return
+    print(config_toml(_load(config, settings)), end="")
+
+
+@app.command()
+def inspect(
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help='A folder of shards, or "digits".')],
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw clients and sizes.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
+) -> None:
+    """Show clients, sizes, class balance and heterogeneity of a folder of shards.
+
+    Example: fedmpi inspect digits
+    """
+    from fedmpi.inspection import inspect_folder
+
+    inspection = inspect_folder(shards, verify=verify)
+    inspection.render(Console())
+    if plot is not None:
+        inspection.plot(plot)
+        print(f"drawn to {plot}")
+
+
+def _load(config: Path | None, settings: list[str] | None) -> Config:
+    if config is None and not settings:
+        raise UserError("nothing to run: give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")
+    return load_config(config, settings or [])
+
+
+def _run_name(path: Path | None, config: Config) -> str:
+    return path.stem if path is not None else config.preset or "run"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Signals that ask a run to save and stop: SIGTERM, SIGUSR1 (batch systems) and SIGINT."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+STOPPED_AFTER_SAVING = 75
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Interrupt:
+    """Remembers that a signal arrived; the round loop asks all ranks once per round and stops together."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous = {number: signal.signal(number, self._remember) for number in SIGNALS}
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+    def restore(self) -> None:
+        """Put the earlier handlers back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,62 @@
+"""Evaluation of the global model on the test set: loss, accuracy, macro-F1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean cross-entropy, share of right answers and unweighted mean of the classes' F1 on the test set."""
+
+    test_loss: float
+    test_accuracy: float
+    test_macro_f1: float
+
+
+def evaluate(module: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: int) -> Evaluation:
+    """Evaluate a module in evaluation mode.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Returns logits (b, C).
+    x, y : Tensor
+        Test features (n, …) and labels (n,), on the module's device.
+    classes : int
+        C.
+    batch_size : int
+        Samples evaluated at once.
+    """
+    was_training = module.training
+    module.eval()
+    loss, confusion = 0.0, torch.zeros(classes * classes, dtype=torch.int64)
+    with torch.inference_mode():
+        for start in range(0, len(y), batch_size):
+            labels = y[start : start + batch_size]
+            logits = module(x[start : start + batch_size])
+            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            pairs = labels * classes + logits.argmax(1)
+            confusion += torch.bincount(pairs, minlength=classes * classes).cpu()
+    module.train(was_training)
+    counts = confusion.view(classes, classes).numpy()
+    return Evaluation(loss / len(y), float(np.trace(counts) / len(y)), macro_f1(counts))
+
+
+def macro_f1(confusion: np.ndarray) -> float:
+    """Unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN).
+
+    Parameters
+    ----------
+    confusion : int (C, C)
+        Rows are true classes, columns predicted ones. Classes that occur in neither are left out.
+    """
+    true_positive = np.diag(confusion).astype(np.float64)
+    involved = confusion.sum(0) + confusion.sum(1)
+    present = involved > 0
+    return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else 0.0

@@ -1,0 +1,82 @@
+"""The plan of a round: what the server decides and every rank is told, as small typed arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round as decided by the server.
+
+    Attributes
+    ----------
+    round : int
+        t, counted from 0.
+    lr : float
+        Local learning rate of the round.
+    clients : int64 (m,)
+        Participants, sorted.
+    coefficients : float64 (m,)
+        Raw factor of each participant's update in the sum; times the samples it used where `per_sample`.
+    per_sample, normalise : bool
+        Whether coefficients count per sample used, and whether the sum is divided by its total weight.
+    probability : float
+        Probability p with which a sample of a participant is used (1 = all of them).
+    mediators : int64 (m,) or (0,)
+        Mediator of each participant; empty in a star.
+    facts : dict
+        What the record says about the decision (rank 0 only, not sent).
+    """
+
+    round: int
+    lr: float
+    clients: Ints
+    coefficients: Floats
+    per_sample: bool
+    normalise: bool
+    probability: float = 1.0
+    mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def arrays(self) -> list[np.ndarray]:
+        """The plan as arrays to broadcast."""
+        whole = np.array([self.round, self.per_sample, self.normalise], np.int64)
+        real = np.array([self.lr, self.probability], np.float64)
+        return [whole, real, self.clients, self.coefficients, self.mediators]
+
+    @classmethod
+    def from_arrays(cls, arrays: list[np.ndarray]) -> Plan:
+        """The plan as another rank receives it."""
+        whole, real, clients, coefficients, mediators = arrays
+        return cls(
+            round=int(whole[0]),
+            lr=float(real[0]),
+            clients=clients,
+            coefficients=coefficients,
+            per_sample=bool(whole[1]),
+            normalise=bool(whole[2]),
+            probability=float(real[1]),
+            mediators=mediators,
+        )
+
+
+def learning_rate(schedule: str, lr: float, round: int, rounds: int, every: int = 1, factor: float = 1.0) -> float:
+    """The local learning rate of a round.
+
+    constant; inverse: η/(1 + t) (FedSSO, section 4); cosine: η/2 (1 + cos(π t/T)); step: η · factor^⌊t/every⌋.
+    """
+    if schedule == "inverse":
+        return lr / (1 + round)
+    if schedule == "cosine":
+        return lr * 0.5 * (1 + float(np.cos(np.pi * round / rounds)))
+    if schedule == "step":
+        return lr * factor ** (round // every)
+    return lr

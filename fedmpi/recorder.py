@@ -1,0 +1,148 @@
+"""The folder of a run, written by rank 0 alone: configuration, records, summary, log, TensorBoard events, model.
+
+Records are appended as one JSON line a round; every other file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint, write_whole
+from fedmpi.config import Config, config_toml
+from fedmpi.errors import UserError
+
+log = logging.getLogger("fedmpi")
+Record = dict[str, Any]
+
+
+class Recorder:
+    """Writes a run's folder.
+
+    Parameters
+    ----------
+    folder : Path
+        RUN; created when it does not exist.
+    config : Config
+        Written as RUN/config.toml.
+    resume : bool
+        Continue the run that the folder holds, if it holds one.
+
+    Raises
+    ------
+    UserError
+        When the folder cannot be written, holds another run (without `resume`) or a run of another configuration.
+    """
+
+    def __init__(self, folder: Path, config: Config, resume: bool):
+        self.folder = folder
+        self.config = config
+        self._claim(resume)
+        self._handler = logging.FileHandler(folder / "run.log")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(self._handler)
+        log.setLevel(logging.INFO)
+        self._events = SummaryWriter(str(folder)) if config.logging.tensorboard else None
+        self._best: Record = {}
+        self._last: Record = {}
+        self._target_round: int | None = None
+        self._bytes = 0
+        self._started = time.perf_counter()
+        self._seconds_before = 0.0
+
+    def _claim(self, resume: bool) -> None:
+        text = config_toml(self.config)
+        path = self.folder / "config.toml"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not resume:
+                raise UserError(
+                    f"{self.folder} holds a run already: add --resume to continue it, or choose another --out"
+                )
+            if path.exists() and path.read_text() != text:
+                raise UserError(
+                    f"{path} differs from the configuration given: resume with the same one, or choose another --out"
+                )
+            write_whole(path, text.encode())
+        except OSError as error:
+            raise UserError(
+                f"cannot write the run folder {self.folder} ({error.strerror}): choose another --out"
+            ) from error
+
+    def resume(self) -> Checkpoint | None:
+        """The newest checkpoint, with the records after it removed; None when the run starts at round 0."""
+        checkpoint = newest_checkpoint(self.folder / "checkpoints")
+        settled = checkpoint.header["settled"] if checkpoint else 0
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines[:settled] if line.endswith(b"\n")]
+        write_whole(path, b"".join(kept))
+        for line in kept:
+            self._remember(json.loads(line))
+        if checkpoint:
+            self._seconds_before = float(checkpoint.header["seconds"])
+            log.info("resumed at round %d", checkpoint.next_round)
+        return checkpoint
+
+    def write(self, record: Record) -> None:
+        """Append one round's record to metrics.jsonl and TensorBoard."""
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+        self._remember(record)
+        if self._events is not None:
+            for key, value in record.items():
+                if isinstance(value, (int, float)) and key != "round":
+                    self._events.add_scalar(key, value, record["round"])
+
+    def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
+        """Save a checkpoint from which the run goes on at `next_round`."""
+        seconds = self._seconds_before + time.perf_counter() - self._started
+        checkpoint = Checkpoint(next_round, tensors, {**header, "seconds": seconds})
+        save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.checkpoint.keep)
+
+    def finish(self, model: dict[str, Tensor], facts: Record) -> Record:
+        """Write the final model and the summary; returns the summary."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
+        write_whole(self.folder / "model.safetensors", save(tensors))
+        summary: Record = {
+            "final": {k: v for k, v in self._last.items() if k.startswith("test_") or k in ("round", "train_loss")},
+            "best_test_accuracy": self._best.get("test_accuracy"),
+            "best_round": self._best.get("round"),
+            "wall_seconds": self._seconds_before + time.perf_counter() - self._started,
+            "bytes_total": self._bytes,
+            **facts,
+        }
+        if self.config.evaluation.target_accuracy is not None:
+            summary["target_accuracy"] = self.config.evaluation.target_accuracy
+            summary["rounds_to_target"] = None if self._target_round is None else self._target_round + 1
+        write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        return summary
+
+    def close(self) -> None:
+        """Flush and close the log and the events."""
+        if self._events is not None:
+            self._events.close()
+        log.removeHandler(self._handler)
+        self._handler.close()
+
+    def _remember(self, record: Record) -> None:
+        self._last = {**self._last, **record} if "test_accuracy" not in record else record
+        self._bytes += sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS)
+        accuracy = record.get("test_accuracy")
+        if accuracy is None:
+            return
+        if accuracy > self._best.get("test_accuracy", -1.0):
+            self._best = record
+        target = self.config.evaluation.target_accuracy
+        if target is not None and accuracy >= target and self._target_round is None:
+            self._target_round = int(record["round"])
+
+
+LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")

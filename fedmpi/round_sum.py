@@ -1,0 +1,112 @@
+"""The fused sum of a round: update ⊕ weight total ⊕ metric sums in one flat buffer, one reduction.
+
+Metrics travel as fixed-point limbs beside the update, so that counts stay exact whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.exact import (
+    Accumulator,
+    FixedPointSum,
+    FloatSum,
+    decode_metrics,
+    encode_metrics,
+    metric_slots,
+)
+from fedmpi.cluster import Cluster
+from fedmpi.local.work import WorkReport
+
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop")
+
+
+@dataclass(frozen=True)
+class RoundTotals:
+    """The sums of a round over all ranks.
+
+    Attributes
+    ----------
+    update : Tensor float32 (d,)
+        Σ c_k Δ_k.
+    sums : dict
+        The metric sums by name (`SUMS`).
+    busy, load : float64 (ranks,)
+        Seconds every rank spent on local work, and of these on loading data.
+    """
+
+    update: Tensor
+    sums: dict[str, float]
+    busy: np.ndarray
+    load: np.ndarray
+
+    @property
+    def stop(self) -> bool:
+        """Whether any rank was asked to stop."""
+        return self.sums["stop"] > 0
+
+    def phase_seconds(self) -> dict[str, float]:
+        """The slowest rank's seconds of loading and training."""
+        return {"load": float(self.load.max()), "train": float((self.busy - self.load).max())}
+
+
+class RoundSum:
+    """This rank's share of the round's sum.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Sums the buffer over the ranks.
+    model : Tensor (d,)
+        Gives length and device of the update.
+    exact : bool
+        Order-independent 64-bit fixed-point sums instead of float32.
+    """
+
+    def __init__(self, cluster: Cluster, model: Tensor, exact: bool):
+        self.cluster = cluster
+        self.device = model.device
+        self.values = model.numel()
+        self.metrics = len(SUMS) + 2 * cluster.size
+        dtype = np.dtype(np.int64 if exact else np.float32)
+        self.buffer = cluster.sum_buffer(self.values + metric_slots(self.metrics, dtype), dtype)
+        head = self.buffer[: self.values]
+        self.updates: Accumulator = FixedPointSum(head) if exact else FloatSum(head, self.device)
+
+    def open(self) -> None:
+        """Start a round with empty sums."""
+        self.buffer[:] = 0
+        self.updates.reset()
+
+    def close(self, report: WorkReport, busy_seconds: float, stop: bool) -> None:
+        """Put this rank's metrics beside its update."""
+        self.updates.flush()
+        sums = [
+            report.weight,
+            report.clients,
+            report.samples,
+            report.steps,
+            report.loss_sum,
+            report.loss_count,
+            float(stop),
+        ]
+        ranks = np.zeros((2, self.cluster.size))
+        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds
+        metrics = np.concatenate([sums, ranks.ravel()])
+        self.buffer[self.values :] = encode_metrics(metrics, self.buffer.dtype)
+
+    def reduce(self) -> RoundTotals:
+        """The sums over all ranks; every rank receives the same bits."""
+        total = self.cluster.reduce()
+        metrics = decode_metrics(total[self.values :], self.metrics)
+        ranks = metrics[len(SUMS) :].reshape(2, -1)
+        update = self.updates.to_update(total[: self.values])
+        return RoundTotals(update, dict(zip(SUMS, metrics.tolist(), strict=False)), ranks[0], ranks[1])
+
+    def release(self) -> None:
+        """Let go of the buffer's memory before the cluster closes."""
+        self.updates = FloatSum(np.zeros(0, np.float32), torch.device("cpu"))

@@ -1,0 +1,94 @@
+"""The configuration refuses what it cannot do, in one clear sentence, and survives a round trip through TOML."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
+from fedmpi.errors import UserError
+
+
+def from_settings(*settings: str):
+    return load_config(None, settings)
+
+
+@pytest.mark.parametrize("preset", [preset.name for preset in presets()])
+def test_every_preset_is_valid_and_names_its_paper(preset: str):
+    config = from_settings(f"preset={preset}")
+    assert config.preset == preset
+    described = next(p for p in presets() if p.name == preset)
+    assert described.paper and described.title and described.example.startswith("fedmpi train")
+
+
+@pytest.mark.parametrize("preset", [preset.name for preset in presets()])
+def test_the_complete_configuration_can_be_loaded_again(preset: str):
+    config = from_settings(f"preset={preset}", "seed=7", "model.hidden=[32]")
+    again = build_config([("config.toml", tomllib.loads(config_toml(config)))])
+    assert again == config
+    assert config_toml(again) == config_toml(config)
+
+
+def test_the_file_overrides_the_preset_and_settings_override_the_file(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "fedavg"\nrounds = 7\n[local]\nlr = 0.5\nbatch_size = 3\n')
+    config = load_config(path, ["local.lr=0.25"])
+    assert (config.rounds, config.local.lr, config.local.batch_size) == (7, 0.25, 3)
+    assert config.participation.fraction == 0.1
+
+
+def test_a_count_replaces_the_fraction_of_the_preset():
+    config = from_settings("preset=fedavg", "participation.count=4")
+    assert config.participation.count == 4
+    assert config.participation.fraction is None
+
+
+def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
+    config = from_settings("preset=fedsampling", "samples.rule=all")
+    assert config.samples.wanted is None
+    assert "wanted" not in config_toml(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["preset=fedavgg"], "did you mean fedavg?"),
+        (["preset=fedavg", "participation.cuont=3"], "did you mean participation.count?"),
+        (["preset=fedavg", "rouns=3"], "did you mean rounds?"),
+        (["preset=fedavg", "local.lr=-1"], "greater than 0"),
+        (["preset=fedavg", "local.lr=fast"], "valid number"),
+        (["preset=fedavg", "local=3"], "table of keys"),
+        (["preset=fedavg", "noequals"], "write part.key=value"),
+        (["participation.clients=stratified"], "set participation.count or .fraction"),
+        (["preset=fedavg", "samples.ratio=0.1"], 'needs samples.rule = "ratio"'),
+        (["preset=fedavg", "samples.rule=bernoulli"], "needs samples.wanted"),
+        (["preset=fedavg", "local.optimizer=adam", "local.engine=merged"], 'needs local.optimizer = "sgd"'),
+        (["preset=fedavg", "aggregation.weights=stratified"], 'needs participation.clients = "stratified"'),
+        (["preset=fedavg", "topology.placement=mediator"], 'needs topology.kind = "mediators"'),
+    ],
+)
+def test_wrong_input_gets_one_sentence(settings: list[str], message: str):
+    with pytest.raises(UserError) as caught:
+        from_settings(*settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_keys_that_exclude_each_other_are_refused(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "fedavg"\n[participation]\ncount = 3\nfraction = 0.2\n')
+    with pytest.raises(UserError, match="keep one of them"):
+        load_config(path)
+
+
+def test_a_missing_and_a_malformed_file_are_named(tmp_path: Path):
+    with pytest.raises(UserError, match="nowhere.toml"):
+        load_config(tmp_path / "nowhere.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = = 3\n")
+    with pytest.raises(UserError, match=r"broken.toml is not valid TOML.*line 1"):
+        load_config(broken)
+
+
+def test_every_key_is_described():
+    assert all(description for _, _, description in key_descriptions())
