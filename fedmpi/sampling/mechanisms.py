@@ -1,0 +1,252 @@
+"""How a client answers the size query under ε-local differential privacy, and how the server decodes the answers.
+
+k-ary randomised response (FedSampling, Eq 1, 2, 21), Duchi's and the piecewise mechanism (Wang et al. 2019, "Collecting
+and Analyzing Multidimensional Data with Local Differential Privacy", Algorithms 1 and 2) on sizes rescaled from
+[1, M − 1] to [−1, 1]. Each knows its own likelihoods and variance in closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import UserError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class Mechanism(Protocol):
+    """A way to answer the size query; sizes lie in 1 … M − 1 (see `clip_sizes`)."""
+
+    @property
+    def epsilon(self) -> float:
+        """ε of one answer; infinite for the exact answer."""
+
+    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+        """Every client's answer, float64 (N,), drawn in client order."""
+
+    def total(self, answers: FloatArray) -> float:
+        """The unbiased estimate of Σ sizes from the answers."""
+
+    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+        """Probability (or density) of every answer given every size, float64 (sizes, answers)."""
+
+    def variance(self, sizes: IntArray) -> FloatArray:
+        """What each client contributes to the variance of `total`, float64 (N,)."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The true size, without privacy."""
+
+    @property
+    def epsilon(self) -> float:
+        return math.inf
+
+    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+        return sizes.astype(np.float64)
+
+    def total(self, answers: FloatArray) -> float:
+        return float(answers.sum())
+
+    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+        equal: FloatArray = (sizes[:, None] == answers).astype(np.float64)
+        return equal
+
+    def variance(self, sizes: IntArray) -> FloatArray:
+        return np.zeros(sizes.size)
+
+
+@dataclass(frozen=True)
+class RandomisedResponse:
+    """The true size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1).
+
+    Parameters
+    ----------
+    epsilon : float
+        ε > 0 of one answer.
+    threshold : int
+        M ≥ 3.
+    """
+
+    epsilon: float
+    threshold: int
+
+    @property
+    def truth_probability(self) -> float:
+        """α = (e^ε − 1) / (e^ε + M − 2) (Eq 21), written so that a large ε does not overflow."""
+        return -math.expm1(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
+
+    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+        truthful = generator.random(sizes.size) < self.truth_probability
+        fake = generator.integers(1, self.threshold, sizes.size)
+        return np.where(truthful, sizes, fake).astype(np.float64)
+
+    def total(self, answers: FloatArray) -> float:
+        """Ñ = (R − (1 − α) M N / 2) / α (Eq 2), R the sum of the N answers."""
+        alpha = self.truth_probability
+        return (float(answers.sum()) - (1 - alpha) * self.threshold * answers.size / 2) / alpha
+
+    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+        """Eq 17 and 18: α + (1 − α)/(M − 1) for the true size, (1 − α)/(M − 1) for every other."""
+        alpha, others = self.truth_probability, self.threshold - 1
+        possible = (answers >= 1) & (answers <= others) & (answers == np.floor(answers))
+        likelihood: FloatArray = (alpha * (sizes[:, None] == answers) + (1 - alpha) / others) * possible
+        return likelihood
+
+    def variance(self, sizes: IntArray) -> FloatArray:
+        """Var(r)/α² with E[r] = αn + (1 − α)M/2 (Eq 5) and E[r²] = αn² + (1 − α)M(2M − 1)/6."""
+        alpha, m, n = self.truth_probability, self.threshold, sizes.astype(np.float64)
+        mean = alpha * n + (1 - alpha) * m / 2
+        return (alpha * n**2 + (1 - alpha) * m * (2 * m - 1) / 6 - mean**2) / alpha**2
+
+
+@dataclass(frozen=True)
+class Duchi:
+    """One of two values ±(e^ε + 1)/(e^ε − 1), the rescaled size in the mean (Duchi et al. 2018).
+
+    Parameters
+    ----------
+    epsilon : float
+        ε > 0 of one answer.
+    threshold : int
+        M ≥ 3.
+    """
+
+    epsilon: float
+    threshold: int
+
+    @property
+    def magnitude(self) -> float:
+        """(e^ε + 1)/(e^ε − 1) = 1/tanh(ε/2)."""
+        return 1 / math.tanh(self.epsilon / 2)
+
+    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+        upper = generator.random(sizes.size) < self._upper_probability(sizes)
+        return np.where(upper, self.magnitude, -self.magnitude)
+
+    def total(self, answers: FloatArray) -> float:
+        return restored_total(answers, self.threshold)
+
+    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+        upper = self._upper_probability(sizes)[:, None]
+        return np.where(answers == self.magnitude, upper, np.where(answers == -self.magnitude, 1 - upper, 0.0))
+
+    def variance(self, sizes: IntArray) -> FloatArray:
+        """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4)."""
+        return (self.magnitude**2 - rescaled(sizes, self.threshold) ** 2) * (self.threshold / 2 - 1) ** 2
+
+    def _upper_probability(self, sizes: IntArray) -> FloatArray:
+        return 0.5 + rescaled(sizes, self.threshold) / (2 * self.magnitude)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A number in [−C, C], denser in a window around the rescaled size (Wang et al. 2019, Algorithm 2).
+
+    Parameters
+    ----------
+    epsilon : float
+        ε > 0 of one answer.
+    threshold : int
+        M ≥ 3.
+    """
+
+    epsilon: float
+    threshold: int
+
+    @property
+    def bound(self) -> float:
+        """C = (e^{ε/2} + 1)/(e^{ε/2} − 1)."""
+        return 1 / math.tanh(self.epsilon / 4)
+
+    @property
+    def window_probability(self) -> float:
+        """The chance to answer inside the window, e^{ε/2}/(e^{ε/2} + 1)."""
+        return 1 / (1 + math.exp(-self.epsilon / 2))
+
+    def window(self, sizes: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Ends l and r = l + C − 1 of each size's window."""
+        c = self.bound
+        left = (c + 1) / 2 * rescaled(sizes, self.threshold) - (c - 1) / 2
+        return left, left + c - 1
+
+    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+        left, right = self.window(sizes)
+        inside = generator.random(sizes.size) < self.window_probability
+        place = generator.random(sizes.size)
+        outside = -self.bound + place * (self.bound + 1)  # the rest of [−C, C] has length C + 1, whatever the size
+        outside = np.where(outside < left, outside, outside + (right - left))
+        return np.where(inside, left + place * (right - left), outside)
+
+    def total(self, answers: FloatArray) -> float:
+        return restored_total(answers, self.threshold)
+
+    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+        """Density p = (e^ε − e^{ε/2})/(2e^{ε/2} + 2) inside the window, p/e^ε outside."""
+        left, right = self.window(sizes)
+        inside = (answers >= left[:, None]) & (answers <= right[:, None])
+        density = math.exp(self.epsilon / 2) * math.tanh(self.epsilon / 4) / 2
+        return density * np.where(inside, 1.0, math.exp(-self.epsilon)) * (np.abs(answers) <= self.bound)
+
+    def variance(self, sizes: IntArray) -> FloatArray:
+        """t²/(e^{ε/2} − 1) + (e^{ε/2} + 3)/(3(e^{ε/2} − 1)²) on [−1, 1] (their Lemma 1), in squared samples."""
+        s = math.exp(self.epsilon / 2)
+        t = rescaled(sizes, self.threshold)
+        return (t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)) * (self.threshold / 2 - 1) ** 2
+
+
+MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
+    "randomised-response": RandomisedResponse,
+    "duchi": Duchi,
+    "piecewise": Piecewise,
+}
+
+
+def build(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
+    """The mechanism of a configuration.
+
+    Parameters
+    ----------
+    mechanism : str
+        "exact", "randomised-response", "duchi" or "piecewise".
+    epsilon : float
+        ε > 0 of one answer (not used by "exact").
+    threshold : int
+        M ≥ 3: answers speak of sizes 1 … M − 1 (not used by "exact").
+
+    Raises
+    ------
+    UserError
+        If the name is unknown, ε is not a positive number or M is below 3.
+    """
+    if mechanism == "exact":
+        return Exact()
+    if mechanism not in MECHANISMS:
+        raise UserError(f"samples.size_estimate = {mechanism!r} is unknown: choose exact, {', '.join(MECHANISMS)}")
+    if not 0 < epsilon <= 500:
+        raise UserError(f"samples.epsilon must lie in (0, 500], not {epsilon}; without privacy: size_estimate = exact")
+    if threshold < 3:
+        raise UserError(f"samples.threshold (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
+    return MECHANISMS[mechanism](epsilon, threshold)
+
+
+def clip_sizes(sizes: IntArray, threshold: int) -> IntArray:
+    """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1))."""
+    return np.clip(sizes, 1, threshold - 1)
+
+
+def rescaled(sizes: IntArray, threshold: int) -> FloatArray:
+    """Sizes 1 … M − 1 on [−1, 1]."""
+    return (sizes.astype(np.float64) - threshold / 2) / (threshold / 2 - 1)
+
+
+def restored_total(answers: FloatArray, threshold: int) -> float:
+    """Σ of answers on [−1, 1], back in samples: N·M/2 + (M/2 − 1)·Σ answers."""
+    return answers.size * threshold / 2 + (threshold / 2 - 1) * float(answers.sum())

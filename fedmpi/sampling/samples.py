@@ -1,0 +1,233 @@
+"""Which rows of the participants are used in a round: Bernoulli(p) per sample, a fixed ratio, or exactly K of all.
+
+The samples of a cohort lie on one axis, client after client in index order; rules return sorted positions on it.
+Streams belong to fixed blocks of that axis, so that drawing a part gives the same rows as drawing the whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.streams import Purpose, Streams
+
+IntArray = NDArray[np.int64]
+
+BERNOULLI_BLOCK = 2**16
+RATIO_BLOCK = 2**10
+
+
+def offsets_of(sizes: IntArray) -> IntArray:
+    """Where each participant's samples begin on the cohort's axis.
+
+    Parameters
+    ----------
+    sizes : int64 (m,)
+        Samples of each participant.
+
+    Returns
+    -------
+    int64 (m + 1,)
+        Starts, and the total as the last value.
+    """
+    offsets = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def bernoulli_rows(
+    streams: Streams, round: int, sizes: IntArray, probability: float, start: int = 0, stop: int | None = None
+) -> IntArray:
+    """Every sample independently with the same probability (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
+
+    The gaps between sampled positions are geometric, drawn block by block from the stream (SAMPLES, round, block):
+    unsampled samples cost nothing.
+
+    Parameters
+    ----------
+    streams : Streams
+        The run's streams.
+    round : int
+        The round.
+    sizes : int64 (m,)
+        Samples of each participant, in index order.
+    probability : float
+        p, between 0 and 1.
+    start, stop : int
+        The part [start, stop) of the cohort's axis that is wanted; the whole by default.
+
+    Returns
+    -------
+    int64 (r,)
+        Sorted positions on the cohort's axis: those of the whole that lie in [start, stop).
+    """
+    _check_fraction("probability", probability)
+    start, stop = _part(int(sizes.sum()), start, stop)
+    if probability == 0 or start == stop:
+        return np.zeros(0, np.int64)
+    if probability == 1:
+        return np.arange(start, stop)
+    blocks = range(start // BERNOULLI_BLOCK, (stop - 1) // BERNOULLI_BLOCK + 1)
+    drawn = [
+        block * BERNOULLI_BLOCK + _kept(streams.generator(Purpose.SAMPLES, round, block), probability)
+        for block in blocks
+    ]
+    return _restrict(np.concatenate(drawn), start, stop)
+
+
+def ratio_rows(
+    streams: Streams, round: int, sizes: IntArray, ratio: float, start: int = 0, stop: int | None = None
+) -> IntArray:
+    """A fixed share of every participant's samples (FedSampling §3.3, the naive method).
+
+    A client of n samples keeps r·n distinct ones, chosen uniformly; r·n is rounded down or up at random so that its
+    mean is exact. Hence every sample is used with probability exactly r, and a client with r·n < 1 sometimes with none.
+    Streams are (SAMPLES, round, b) for the b-th 1024 participants.
+
+    Parameters
+    ----------
+    streams, round, sizes, start, stop
+        As for `bernoulli_rows`.
+    ratio : float
+        r, between 0 and 1.
+
+    Returns
+    -------
+    int64 (r,)
+        Sorted positions on the cohort's axis.
+    """
+    _check_fraction("ratio", ratio)
+    offsets = offsets_of(sizes)
+    start, stop = _part(int(offsets[-1]), start, stop)
+    if start == stop:
+        return np.zeros(0, np.int64)
+    first, last = np.searchsorted(offsets, [start, stop - 1], side="right") - 1
+    drawn = []
+    for block in range(first // RATIO_BLOCK, last // RATIO_BLOCK + 1):
+        members = slice(block * RATIO_BLOCK, (block + 1) * RATIO_BLOCK)
+        generator = streams.generator(Purpose.SAMPLES, round, block)
+        counts = _round_at_random(generator, sizes[members], ratio)
+        drawn.append(offsets[members.start] + _distinct(generator, sizes[members], counts))
+    return _restrict(np.concatenate(drawn), start, stop)
+
+
+def exact_rows(
+    streams: Streams, round: int, sizes: IntArray, count: int, start: int = 0, stop: int | None = None
+) -> IntArray:
+    """Exactly `count` distinct samples, uniformly from the pool: the batch of centralised training.
+
+    Parameters
+    ----------
+    streams, round, sizes, start, stop
+        As for `bernoulli_rows`.
+    count : int
+        K; a pool that is smaller is used whole.
+
+    Returns
+    -------
+    int64 (r,)
+        Sorted positions on the cohort's axis.
+    """
+    if count < 0:
+        raise ValueError(f"cannot draw {count} samples")
+    total = int(sizes.sum())
+    start, stop = _part(total, start, stop)
+    generator = streams.generator(Purpose.SAMPLES, round)
+    drawn = _distinct(generator, np.array([total]), np.array([min(count, total)]))
+    return _restrict(drawn, start, stop)
+
+
+def used_counts(positions: IntArray, offsets: IntArray) -> IntArray:
+    """How many of each participant's rows are used, int64 (m,): sorted `positions` between successive `offsets`."""
+    counts: IntArray = np.diff(np.searchsorted(positions, offsets))
+    return counts
+
+
+def split(positions: IntArray, offsets: IntArray) -> tuple[IntArray, list[IntArray]]:
+    """Positions on the cohort's axis as local rows of the participants that have any.
+
+    Parameters
+    ----------
+    positions : int64 (r,)
+        Sorted positions.
+    offsets : int64 (m + 1,)
+        From `offsets_of`.
+
+    Returns
+    -------
+    members : int64 (q,)
+        Places in the cohort (0 … m−1) of the participants with at least one row.
+    rows : list of int64 arrays
+        The sorted local rows of each, views of one array.
+    """
+    counts = used_counts(positions, offsets)
+    members = np.flatnonzero(counts)
+    local = positions - np.repeat(offsets[members], counts[members])
+    ends = np.cumsum(counts[members]).tolist()
+    return members, [local[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _kept(generator: np.random.Generator, probability: float) -> IntArray:
+    """Sorted positions 0 … BERNOULLI_BLOCK − 1, each kept independently."""
+    expected = probability * BERNOULLI_BLOCK
+    draws = int(expected + 4 * np.sqrt(expected)) + 8
+    parts, last = [], -1
+    while last < BERNOULLI_BLOCK:
+        gaps = np.minimum(generator.geometric(probability, draws), BERNOULLI_BLOCK + 1)
+        parts.append(last + np.cumsum(gaps))
+        last = int(parts[-1][-1])
+    kept = np.concatenate(parts)
+    return kept[: np.searchsorted(kept, BERNOULLI_BLOCK)]
+
+
+def _distinct(generator: np.random.Generator, sizes: IntArray, counts: IntArray) -> IntArray:
+    """Simple random samples without replacement of many clients at once, as sorted positions on their common axis.
+
+    Draws with replacement, drops repeats and tops up: by symmetry every set of the right size is equally likely. Where
+    more than half is wanted, what is left out is drawn instead, so that the cost stays proportional to the rows drawn.
+    """
+    offsets = offsets_of(sizes)
+    inverted = 2 * counts > sizes
+    targets = np.where(inverted, sizes - counts, counts)
+    drawn = np.zeros(0, np.int64)
+    missing = targets
+    while missing.any():
+        local = generator.integers(0, np.repeat(sizes, missing))
+        drawn = np.union1d(drawn, np.repeat(offsets[:-1], missing) + local)
+        missing = targets - used_counts(drawn, offsets)
+    if not inverted.any():
+        return drawn
+    candidates = _ranges(offsets[:-1][inverted], sizes[inverted])
+    from_inverted = inverted[np.searchsorted(offsets, drawn, side="right") - 1]
+    kept = np.setdiff1d(candidates, drawn[from_inverted], assume_unique=True)
+    return np.sort(np.concatenate([drawn[~from_inverted], kept]))
+
+
+def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
+    """The concatenation of start, start + 1, …, start + length − 1 of every pair."""
+    return np.arange(lengths.sum()) + np.repeat(starts - offsets_of(lengths)[:-1], lengths)
+
+
+def _round_at_random(generator: np.random.Generator, sizes: IntArray, ratio: float) -> IntArray:
+    """ratio · sizes, each rounded down or up with the probability that keeps its mean."""
+    wanted = ratio * sizes
+    counts: IntArray = np.floor(wanted).astype(np.int64)
+    counts += generator.random(sizes.size) < wanted - counts
+    return counts
+
+
+def _part(total: int, start: int, stop: int | None) -> tuple[int, int]:
+    stop = total if stop is None else stop
+    if not 0 <= start <= stop <= total:
+        raise ValueError(f"[{start}, {stop}) is no part of the cohort's {total} samples")
+    return start, stop
+
+
+def _restrict(positions: IntArray, start: int, stop: int) -> IntArray:
+    a, b = np.searchsorted(positions, [start, stop])
+    return positions[a:b]
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"the {name} must lie in [0, 1], not {value}")

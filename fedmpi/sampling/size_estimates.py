@@ -1,0 +1,184 @@
+"""What the server learns of the total size: the estimate Ñ from one round of answers, and p = K/Ñ with its warnings.
+
+FedSampling (Eq 2) with the floor of the authors' published code: every client holds at least one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import UserError
+from fedmpi.sampling.mechanisms import Exact, build, clip_sizes
+from fedmpi.streams import Purpose, Streams
+
+IntArray = NDArray[np.int64]
+
+CLIPPING_WORTH_A_WARNING = 0.05
+
+
+@dataclass(frozen=True)
+class SizeEstimate:
+    """The server's estimate of the total size of the clients asked.
+
+    Attributes
+    ----------
+    total : float
+        Ñ, floored at the number of clients asked.
+    raw : float
+        Ñ before the floor; may be negative.
+    true_total : int
+        The sum of the true sizes: known to the simulation, not to the server.
+    asked : int
+        Number of clients asked.
+    clipped_fraction : float
+        Share of the clients asked whose size lies above M − 1.
+    floored : bool
+        Whether the floor was needed.
+    epsilon : float
+        ε of one answer; infinite for exact sizes.
+    unprotected : int
+        Clients whose true answer gives them away: all with exact sizes, those above M − 1 when they do not clip.
+    standard_deviation : float
+        Of `raw`, in samples, by the mechanism's closed form for the true sizes.
+    """
+
+    total: float
+    raw: float
+    true_total: int
+    asked: int
+    clipped_fraction: float
+    floored: bool
+    epsilon: float
+    unprotected: int
+    standard_deviation: float
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """A reason why data-level sampling does not do what was asked, and the setting to change.
+
+    Attributes
+    ----------
+    kind : str
+        "probability" or "clipping"; a run warns once per kind.
+    message : str
+        One sentence for the log.
+    """
+
+    kind: str
+    message: str
+
+
+def answer_stream(streams: Streams, round: int, memoise: bool) -> np.random.Generator:
+    """The generator of a round's answers; with `memoise` that of round 0 always, so that every answer is permanent."""
+    return streams.generator(Purpose.SIZE_ANSWER, 0 if memoise else round)
+
+
+def estimate(
+    mechanism: str,
+    sizes: IntArray,
+    epsilon: float,
+    threshold: int,
+    generator: np.random.Generator,
+    clip: bool = True,
+    asked: IntArray | None = None,
+) -> SizeEstimate:
+    """Ask the clients for their sizes and estimate the total.
+
+    Answers are drawn for all clients in index order, so that a client's answer does not depend on who else is asked.
+
+    Parameters
+    ----------
+    mechanism : str
+        "exact", "randomised-response", "duchi" or "piecewise".
+    sizes : int64 (N,)
+        True sizes of all clients.
+    epsilon : float
+        ε of one answer.
+    threshold : int
+        M: sizes are clipped to 1 … M − 1.
+    generator : Generator
+        From `answer_stream`.
+    clip : bool
+        False lets randomised response tell sizes above M − 1 as they are, as the authors' published code does; those
+        clients then have no privacy.
+    asked : int64 (a,), optional
+        The clients asked (`asked = participants`); None for all.
+
+    Raises
+    ------
+    UserError
+        If the settings are out of range, or `clip` is off for a mechanism that cannot answer without clipping.
+    """
+    if not clip and mechanism in ("duchi", "piecewise"):
+        raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
+    law = build(mechanism, epsilon, threshold)
+    exact = isinstance(law, Exact)
+    told = clip_sizes(sizes, threshold) if clip and not exact else sizes
+    answers = law.answer(told, generator)
+    if asked is not None:
+        sizes, told, answers = sizes[asked], told[asked], answers[asked]
+    above = 0 if exact else int(np.count_nonzero(sizes >= threshold))
+    raw = law.total(answers)
+    return SizeEstimate(
+        total=max(raw, float(sizes.size)),
+        raw=raw,
+        true_total=int(sizes.sum()),
+        asked=sizes.size,
+        clipped_fraction=above / max(sizes.size, 1),
+        floored=raw < sizes.size,
+        epsilon=law.epsilon,
+        unprotected=sizes.size if exact else 0 if clip else above,
+        standard_deviation=math.sqrt(float(law.variance(told).sum())),
+    )
+
+
+def sampling_probability(wanted: int, total: float) -> float:
+    """p = min(1, K/Ñ) (FedSampling, Eq 8, capped).
+
+    Parameters
+    ----------
+    wanted : int
+        K, the samples wanted per round.
+    total : float
+        Ñ > 0.
+    """
+    return min(1.0, wanted / total) if total > 0 else 1.0
+
+
+def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tuple[Saturation, ...]:
+    """Why this round's data-level sampling is off or biased; empty when all is well.
+
+    Parameters
+    ----------
+    size_estimate : SizeEstimate
+        This round's estimate.
+    wanted : int
+        K, the samples wanted per round.
+    threshold : int
+        M.
+    """
+    found = []
+    if wanted >= size_estimate.total:
+        found.append(
+            Saturation(
+                "probability",
+                f"the sampling probability is 1: samples.wanted = {wanted} is not below the estimated total of "
+                f"{size_estimate.total:.0f}, so every sample is used; lower samples.wanted"
+                + ("" if math.isinf(size_estimate.epsilon) else f" or raise samples.threshold (now {threshold})"),
+            )
+        )
+    if size_estimate.clipped_fraction > CLIPPING_WORTH_A_WARNING:
+        consequence = "answer without privacy" if size_estimate.unprotected else "are counted as if they held that many"
+        found.append(
+            Saturation(
+                "clipping",
+                f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} samples "
+                f"and {consequence}; raise samples.threshold",
+            )
+        )
+    return tuple(found)
