@@ -1,0 +1,119 @@
+"""Recurrent text classifiers: an LSTM as FedSSO uses for Sentiment140, a bidirectional one with FedSampling's head."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.models.text_layers import embedding, pooled_head, text_shape
+
+if TYPE_CHECKING:
+    from fedmpi.data.schema import DataDescription
+
+
+class LSTMClassifier(nn.Module):
+    """Word vectors, LSTM layers, the hidden state at the last word that is no padding, dropout, the logits."""
+
+    def __init__(self, words: nn.Module, dimension: int, units: int, layers: int, dropout: float, classes: int):
+        super().__init__()
+        self.words = words
+        self.lstm = nn.LSTM(dimension, units, layers, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(units, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """From (n, L) token ids to (n, C) logits."""
+        states, _ = self.lstm(self.words(tokens))
+        positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        last = ((tokens != 0) * positions).amax(1).sub(1).clamp(min=0)
+        final = states.gather(1, last.long()[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)
+        logits: Tensor = self.output(self.dropout(final))
+        return logits
+
+
+def lstm(
+    description: DataDescription,
+    *,
+    dimension: int = 100,
+    units: int = 128,
+    layers: int = 1,
+    dropout: float = 0.0,
+    vectors: str | None = None,
+    frozen: bool = False,
+) -> nn.Module:
+    """An LSTM classifier for tweets (FedSSO §4.1 names "an LSTM classifier" for Sentiment140 and no sizes).
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids, 0 = padding.
+    dimension, units, layers : int
+        Size of a word vector, of the state, and the number of stacked layers; ours, since the paper gives none.
+    dropout : float
+        Before the dense layer.
+    vectors, frozen : str, bool
+        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+
+    Raises
+    ------
+    UserError
+        The data are no texts.
+    """
+    _, vocabulary = text_shape(description, "lstm")
+    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    return LSTMClassifier(words, dimension, units, layers, dropout, description.classes)
+
+
+class BidirectionalLSTM(nn.Module):
+    """The states of an LSTM in both directions, side by side at every word."""
+
+    def __init__(self, dimension: int, units: int):
+        super().__init__()
+        self.lstm = nn.LSTM(dimension, units, batch_first=True, bidirectional=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """From (n, L, E) to (n, L, 2 · units)."""
+        states: Tensor = self.lstm(words)[0]
+        return states
+
+
+def bilstm(
+    description: DataDescription,
+    *,
+    dimension: int = 300,
+    units: int = 200,
+    dropout: float = 0.2,
+    hidden: Sequence[int] = (256, 256),
+    vectors: str | None = None,
+    frozen: bool = False,
+) -> nn.Sequential:
+    """Bidirectional LSTM with FedSampling's head (the option 'BiLSTM' of the authors' code).
+
+    Theirs passes one vector where the pooling expects one a word and cannot run; here every word's states are pooled.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids.
+    dimension, units : int
+        Size of a word vector and of the state in each direction.
+    dropout : float
+        After the LSTM and again inside the pooling.
+    hidden : sequence of int
+        Units of the dense ReLU layers.
+    vectors, frozen : str, bool
+        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+
+    Raises
+    ------
+    UserError
+        The data are no texts.
+    """
+    _, vocabulary = text_shape(description, "bilstm")
+    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, states=BidirectionalLSTM(dimension, units))
+    return nn.Sequential(layers | pooled_head(2 * units, hidden, description.classes, dropout))

@@ -1,0 +1,110 @@
+"""Convolutional text classifiers: Kim's (2014) and FedSampling's (Qi et al., authors' model 'CNN')."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from fedmpi.errors import UserError
+from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_head, text_shape
+
+if TYPE_CHECKING:
+    from fedmpi.data.schema import DataDescription
+
+
+def text_cnn(
+    description: DataDescription,
+    *,
+    dimension: int = 64,
+    filters: int = 64,
+    widths: Sequence[int] = (3, 4, 5),
+    dropout: float = 0.0,
+    vectors: str | None = None,
+    frozen: bool = False,
+) -> nn.Sequential:
+    """Kim's Text-CNN (arXiv 1408.5882): word vectors, filters of several widths, max over time, dropout, dense.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids.
+    dimension : int
+        E, size of a word vector.
+    filters : int
+        Filters of each width.
+    widths : sequence of int
+        Words under a filter; none may exceed L.
+    dropout : float
+        Before the dense layer; Kim uses 0.5.
+    vectors, frozen : str, bool
+        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+
+    Raises
+    ------
+    UserError
+        The data are no texts, or shorter than a filter.
+    """
+    length, vocabulary = text_shape(description, "text-cnn")
+    if not widths or max(widths) > length:
+        raise UserError(f"model.widths = {list(widths)}: give at least one width, none above the text length {length}")
+    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, features=MaxOverTime(dimension, filters, widths))
+    if dropout:
+        layers["dropout"] = nn.Dropout(dropout)
+    layers["output"] = nn.Linear(filters * len(widths), description.classes)
+    return nn.Sequential(layers)
+
+
+class SameConvolution(nn.Module):
+    """A convolution over the words that keeps their number; no activation follows (as in the authors' code)."""
+
+    def __init__(self, dimension: int, filters: int, width: int):
+        super().__init__()
+        self.convolution = nn.Conv1d(dimension, filters, width, padding="same")
+
+    def forward(self, words: Tensor) -> Tensor:
+        """From (n, L, E) to (n, L, filters)."""
+        output: Tensor = self.convolution(words.transpose(1, 2))
+        return output.transpose(1, 2)
+
+
+def fedsampling_text_cnn(
+    description: DataDescription,
+    *,
+    dimension: int = 300,
+    filters: int = 400,
+    width: int = 3,
+    dropout: float = 0.2,
+    hidden: Sequence[int] = (256, 256),
+    vectors: str | None = None,
+    frozen: bool = False,
+) -> nn.Sequential:
+    """FedSampling's text model (§4.1; authors' code): Conv1d without activation, attentive pooling, dense layers.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids; the paper cuts titles to L = 30.
+    dimension, filters, width : int
+        Word vectors of 300 values, 400 filters over 3 words.
+    dropout : float
+        After the convolution and again inside the pooling.
+    hidden : sequence of int
+        Units of the dense ReLU layers.
+    vectors, frozen : str, bool
+        Word vectors to start from (.npy, vocabulary × E); the paper keeps GloVe's as they are (`frozen = true`).
+
+    Raises
+    ------
+    UserError
+        The data are no texts.
+    """
+    _, vocabulary = text_shape(description, "fedsampling-text-cnn")
+    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        words=words, convolution=SameConvolution(dimension, filters, width)
+    )
+    return nn.Sequential(layers | pooled_head(filters, hidden, description.classes, dropout))

@@ -1,0 +1,163 @@
+"""Building blocks of the text models: word vectors, convolutions with max over time, attentive pooling, the dense head.
+
+Token 0 is the padding of a text. Sources: Kim 2014 (arXiv 1408.5882) for max over time; Qi et al., FedSampling, for
+attentive pooling and the head of two dense layers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmpi.data.schema import DataDescription
+
+INITIAL_SPREAD = 0.1
+"""Standard deviation of fresh word vectors: with 1, plain SGD at the learning rates of the papers oscillates."""
+
+
+class FrozenEmbedding(nn.Module):
+    """Word vectors that are never trained and never travel: a constant of the model, not a part of its weights.
+
+    Parameters
+    ----------
+    vectors : Tensor (V, E), float32
+    """
+
+    vectors: Tensor
+
+    def __init__(self, vectors: Tensor):
+        super().__init__()
+        self.register_buffer("vectors", vectors, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.embedding(tokens, self.vectors)
+
+
+def embedding(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
+    """The word vectors of a model and their dimension E.
+
+    Parameters
+    ----------
+    vocabulary : int
+        V, the number of token ids.
+    dimension : int
+        E of fresh vectors; ignored when `vectors` is given.
+    vectors : str or None
+        A .npy file of shape (V, E), e.g. GloVe vectors in the order of the vocabulary.
+    frozen : bool
+        Keep the given vectors as they are.
+
+    Raises
+    ------
+    UserError
+        The file is missing or has the wrong shape; `frozen` without `vectors`.
+    """
+    if vectors is None:
+        if frozen:
+            raise UserError("model.frozen = true needs model.vectors: the .npy file of the word vectors to keep")
+        table = nn.Embedding(vocabulary, dimension)
+        nn.init.normal_(table.weight, std=INITIAL_SPREAD)
+        return table, dimension
+    values = _read_vectors(Path(vectors), vocabulary)
+    if frozen:
+        return FrozenEmbedding(values), values.shape[1]
+    table = nn.Embedding(*values.shape, _weight=values)
+    return table, values.shape[1]
+
+
+def _read_vectors(path: Path, vocabulary: int) -> Tensor:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.vectors: {path} cannot be read as a .npy array of word vectors ({error})") from error
+    if values.ndim != 2 or values.shape[0] != vocabulary:
+        raise UserError(
+            f"model.vectors: {path} has shape {values.shape}, but the vocabulary of the data needs "
+            f"({vocabulary}, dimension)"
+        )
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+class MaxOverTime(nn.Module):
+    """Convolutions of several widths over the words, ReLU, then the maximum over all positions (Kim 2014, Eq 2–3).
+
+    Parameters
+    ----------
+    dimension : int
+        E, the size of a word vector.
+    filters : int
+        F, the filters of each width.
+    widths : sequence of int
+        Words under each filter.
+    """
+
+    def __init__(self, dimension: int, filters: int, widths: Sequence[int]):
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv1d(dimension, filters, width) for width in widths)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """From (n, L, E) to (n, len(widths) · F)."""
+        channels_first = words.transpose(1, 2)
+        maxima = [convolution(channels_first).max(2).values for convolution in self.convolutions]
+        return torch.cat(maxima, 1).relu()
+
+
+class AttentivePooling(nn.Module):
+    """A softmax over the positions weighs their vectors (FedSampling's text models); dropout comes first.
+
+    Parameters
+    ----------
+    dimension : int
+        Size of the vector at each position.
+    dropout : float
+    """
+
+    def __init__(self, dimension: int, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.score = nn.Linear(dimension, 1, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """From (n, L, E) to (n, E)."""
+        words = self.dropout(words)
+        attention = self.score(words).softmax(1)
+        pooled: Tensor = (attention * words).sum(1)
+        return pooled
+
+
+def pooled_head(dimension: int, hidden: Sequence[int], classes: int, dropout: float) -> OrderedDict[str, nn.Module]:
+    """Dropout, attentive pooling, dense layers with ReLU, the logits, as in FedSampling's models."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        dropout=nn.Dropout(dropout), pooling=AttentivePooling(dimension, dropout)
+    )
+    width = dimension
+    for number, units in enumerate(hidden, 1):
+        layers[f"dense{number}"] = nn.Linear(width, units)
+        layers[f"relu{number}"] = nn.ReLU()
+        width = units
+    layers["output"] = nn.Linear(width, classes)
+    return layers
+
+
+def text_shape(description: DataDescription, model: str) -> tuple[int, int]:
+    """The length of a text and the vocabulary of the data.
+
+    Raises
+    ------
+    UserError
+        The data are no texts.
+    """
+    if description.task != "text":
+        raise UserError(
+            f"model.name = {model!r} reads texts, but the data are of task {description.task!r}: choose another model"
+        )
+    return int(description.feature_shape[0]), int(description.vocabulary)
