@@ -1,6 +1,7 @@
 """ResNet-18 with group norm for small images (He et al. 2016; Wu & He 2018).
 
-Batch norm's running statistics mix badly over clients of different distributions (Hsieh et al. 2020); group norm has none.
+Batch norm's running statistics mix badly over clients of different distributions (Hsieh et al. 2020); group norm
+has none.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def embedding(vocabulary: int, dimension: int, vectors: str | None, frozen: bool
     values = _read_vectors(Path(vectors), vocabulary)
     if frozen:
         return FrozenEmbedding(values), values.shape[1]
-    table = nn.Embedding(*values.shape, _weight=values)
+    table = nn.Embedding(values.shape[0], values.shape[1], _weight=values)
     return table, values.shape[1]
 
 

@@ -7,6 +7,7 @@ import gzip
 import os
 import re
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,7 @@ def news_titles(count: int, length: int) -> tuple[Tensor, Tensor, int]:
     if not path.exists():
         pytest.skip(f"no MIND news at {path}; set FEDMPI_DATA")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = [
-            row for row, _ in zip(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), range(count), strict=False)
-        ]
+        rows = list(islice(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), count))
     words = [re.findall(r"\w+", row[3].lower())[:length] for row in rows]
     ids = {word: number for number, (word, _) in enumerate(Counter(sum(words, [])).most_common(), 1)}
     topics = sorted({row[1] for row in rows})
