@@ -55,13 +55,17 @@ def partition(
     """
     law = PARTITIONS.get(name)
     if law is None:
-        raise UserError(f"there is no partition {name!r}{_nearest(name, PARTITIONS)}; there are {', '.join(PARTITIONS)}")
+        raise UserError(
+            f"there is no partition {name!r}{_nearest(name, PARTITIONS)}; there are {', '.join(PARTITIONS)}"
+        )
     if clients is None and law.clients == "required":
         raise UserError(f"the partition {name} needs the number of clients: add --clients N")
     if clients is not None and clients < 1:
         raise UserError(f"--clients {clients} is impossible: ask for at least one client")
     if law.needs_users and users is None:
-        raise UserError(f"the partition {name} needs a data set that names its users, and this one does not: choose another")
+        raise UserError(
+            f"the partition {name} needs a data set that names its users, and this one does not: choose another"
+        )
     if len(labels) == 0:
         raise UserError("the data set has no training sample to partition: check the files given by --raw")
     complete = _complete(name, law, options)
@@ -92,7 +96,7 @@ def _checked(name: str, option: Option, value: OptionValue | None) -> OptionValu
         raise UserError(f"{_flag(option.name)} {checked!r} is unknown: choose one of {', '.join(option.choices)}")
     # "not >=" also refuses nan
     if option.low is not None and not (float(checked) >= option.low and float(checked) < float("inf")):
-        raise UserError(f"{_flag(option.name)} {checked} is impossible: give a finite number of at least {option.low:g}")
+        raise UserError(f"{_flag(option.name)} {checked} is impossible: give a number of at least {option.low:g}")
     return checked
 
 

@@ -1,0 +1,206 @@
+"""Which rows go to which client: the vectorised draws shared by data_prep's partitions and the embedded digits.
+
+Pure functions over arrays; no loop over clients. Every function returns rows, client after client, and offsets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmpi.errors import UserError
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Rows = tuple[Int64Array, Int64Array]
+
+REDRAWS = 10
+_NEGLIGIBLE = 1e-12
+
+
+def even_sizes(total: int, clients: int) -> Int64Array:
+    """Sizes that differ by at most one and sum to `total`, int64 (N,); the first clients get the odd samples."""
+    sizes = np.full(clients, total // clients, np.int64)
+    sizes[: total % clients] += 1
+    return sizes
+
+
+def offsets_of(sizes: Int64Array) -> Int64Array:
+    """Running totals of sizes, int64 (N + 1,)."""
+    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+
+
+def group_by_owner(owner: npt.NDArray[np.integer], clients: int, generator: np.random.Generator) -> Rows:
+    """Rows of every client in random order, from the owner of each row (n,); a negative owner drops the row."""
+    shuffled = generator.permutation(len(owner))
+    shuffled = shuffled[owner[shuffled] >= 0]
+    rows = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    return rows.astype(np.int64, copy=False), offsets_of(np.bincount(owner[rows], minlength=clients))
+
+
+def iid(rows: int, sizes: Int64Array, generator: np.random.Generator) -> Rows:
+    """A uniformly random choice of sum(sizes) of the rows, cut into clients of the given sizes."""
+    offsets = offsets_of(sizes)
+    return generator.permutation(rows)[: offsets[-1]].astype(np.int64, copy=False), offsets
+
+
+def level_down(values: Int64Array, removed: int, floor: int = 0) -> Int64Array:
+    """Take `removed` units from the largest values, levelling them, none below `floor`.
+
+    Parameters
+    ----------
+    values : int64 (N,)
+    removed : int
+        At most ``sum(max(values - floor, 0))``.
+
+    Returns
+    -------
+    int64 (N,)
+        Units taken from each.
+    """
+    low, high = floor, int(values.max(initial=floor))
+    while low < high:
+        level = (low + high + 1) // 2
+        low, high = (level, high) if np.maximum(values - level, 0).sum() >= removed else (low, level - 1)
+    taken = np.maximum(values - low, 0)
+    surplus = int(taken.sum()) - removed
+    if surplus < 0:
+        raise ValueError(f"cannot take {removed} from values that hold {removed + surplus} above {floor}")
+    taken[np.flatnonzero(taken)[:surplus]] -= 1
+    return taken
+
+
+def fill_empty(owner: npt.NDArray[np.int32], clients: int, generator: np.random.Generator) -> int:
+    """Give one random row of the largest clients to every client without rows, in place; returns how many were empty.
+
+    The largest clients give, levelled to a common size, so that no client ends below one row.
+    """
+    sizes = np.bincount(owner, minlength=clients)
+    empty = np.flatnonzero(sizes == 0)
+    if len(empty) == 0:
+        return 0
+    given = level_down(sizes, len(empty), floor=1)
+    rows, offsets = group_by_owner(owner, clients, generator)
+    donors = np.flatnonzero(given)
+    counts = given[donors]
+    within = np.arange(len(empty)) - np.repeat(np.cumsum(counts) - counts, counts)
+    owner[rows[np.repeat(offsets[donors], counts) + within]] = generator.permutation(empty)
+    return len(empty)
+
+
+def dirichlet_by_class(
+    labels: Int64Array,
+    classes: int,
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    fill: bool = True,
+    redraws: int = REDRAWS,
+) -> tuple[Int64Array, Int64Array, int]:
+    """For every class, the shares of the clients ~ Dir(alpha, ..., alpha), independently (Yurochkin et al. 2019).
+
+    A draw that leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client
+    gets one random sample of the largest clients.
+
+    Returns
+    -------
+    rows, offsets : int64 (n,), int64 (N + 1,)
+    filled : int
+        Clients that were empty in the last draw and were filled.
+
+    Raises
+    ------
+    UserError
+        Fewer samples than clients, with `fill`.
+    """
+    if fill:
+        _enough(len(labels), clients)
+    # Below this many samples a client, repeating the whole draw has no chance worth its time.
+    attempts = 1 + redraws if fill and len(labels) >= 2 * clients else 1
+    owner = np.zeros(len(labels), np.int32)
+    for _ in range(attempts):
+        owner = _dirichlet_owner(labels, classes, clients, alpha, generator)
+        if len(np.unique(owner)) == clients:
+            break
+    filled = fill_empty(owner, clients, generator) if fill else 0
+    return *group_by_owner(owner, clients, generator), filled
+
+
+def _dirichlet_owner(
+    labels: Int64Array, classes: int, clients: int, alpha: float, generator: np.random.Generator
+) -> npt.NDArray[np.int32]:
+    owner = np.zeros(len(labels), np.int32)
+    by_class = np.argsort(labels, kind="stable")
+    bounds = offsets_of(np.bincount(labels, minlength=classes))
+    for label in range(classes):
+        members = generator.permutation(by_class[bounds[label] : bounds[label + 1]])
+        shares = np.cumsum(generator.dirichlet(np.full(clients, alpha)))
+        cuts = np.floor(shares / shares[-1] * len(members)).astype(np.int64)
+        owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+    return owner
+
+
+def dirichlet_by_client(
+    labels: Int64Array, classes: int, sizes: Int64Array, alpha: float, generator: np.random.Generator
+) -> Rows:
+    """Every client's class mix ~ Dir(alpha, ..., alpha), sizes as given; `fill_by_mix` says what if classes run out."""
+    mixes = generator.dirichlet(np.full(classes, alpha), size=len(sizes))
+    counts = fill_by_mix(sizes, np.bincount(labels, minlength=classes), mixes, generator)
+    return take_counts(labels, counts, generator)
+
+
+def fill_by_mix(
+    sizes: Int64Array, stock: Int64Array, mixes: FloatArray, generator: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Class counts of clients that draw their samples from their own class mixes, out of a finite stock.
+
+    All clients ask at once: client k asks for ``sizes[k]`` samples, multinomial from ``mixes[k]``. A class asked for
+    beyond its stock is given to a uniformly random choice of the requests; who got nothing asks again, from its mix
+    restricted to the classes left (from the remaining stock's mix where its own has no mass there). Every pass
+    exhausts a class or ends, so there are at most C + 1 passes.
+
+    Parameters
+    ----------
+    sizes : int64 (N,)
+    stock : int64 (C,)
+        Samples of every class; ``sum(sizes) <= sum(stock)``.
+    mixes : float64 (N, C)
+        Rows sum to one.
+
+    Returns
+    -------
+    int64 (N, C)
+        Row sums are `sizes`, column sums at most `stock`.
+    """
+    if sizes.sum() > stock.sum():
+        raise ValueError(f"{sizes.sum()} samples asked for, {stock.sum()} in stock")
+    counts = np.zeros(mixes.shape, np.int64)
+    left, wanting = stock.astype(np.int64), sizes.astype(np.int64)
+    while (active := np.flatnonzero(wanting)).size:
+        mass = mixes[active] * (left > 0)
+        mass[mass.sum(axis=1) <= _NEGLIGIBLE] = left
+        asked = generator.multinomial(wanting[active], mass / mass.sum(axis=1, keepdims=True))
+        for label in np.flatnonzero(asked.sum(axis=0) > left):
+            asked[:, label] = generator.multivariate_hypergeometric(asked[:, label], left[label], method="marginals")
+        counts[active] += asked
+        left -= asked.sum(axis=0)
+        wanting[active] -= asked.sum(axis=1)
+    return counts
+
+
+def take_counts(labels: Int64Array, counts: Int64Array, generator: np.random.Generator) -> Rows:
+    """Random rows for every client with the class counts (N, C) asked for; rows of the surplus stock are left out."""
+    clients, classes = counts.shape
+    owner = np.full(len(labels), -1, np.int64)
+    by_class = np.argsort(labels, kind="stable")
+    bounds = offsets_of(np.bincount(labels, minlength=classes))
+    for label in range(classes):
+        members = generator.permutation(by_class[bounds[label] : bounds[label + 1]])
+        owners = np.repeat(np.arange(clients), counts[:, label])
+        owner[members[: len(owners)]] = owners
+    return group_by_owner(owner, clients, generator)
+
+
+def _enough(samples: int, clients: int) -> None:
+    if samples < clients:
+        raise UserError(f"{samples} samples cannot give {clients} clients one each: ask for at most {samples} clients")

@@ -1,0 +1,224 @@
+"""The shard store: every client of a prepared folder, or of the embedded digits, as arrays mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
+from fedmpi.data.shardfile import Section, ShardData, check_checksum, check_size, open_part, open_train, read_arrays
+from fedmpi.errors import UserError
+
+AnyArray = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+Samples = tuple[AnyArray, AnyArray]
+
+_CLIENTS_AT_ONCE = 1 << 17  # bounds the memory of whole-population passes
+
+
+class ShardStore:
+    """The clients of one data set; reading is lazy, sharing is by the operating system's page cache.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        What the folder holds.
+    shards : sequence of ShardData
+        Training shards in client order.
+    parts : dict of (Section, Section) or arrays
+        ``"test"`` and, where there is one, ``"val"``: features and labels.
+    folder : Path or None
+        Where it lies; None for the embedded digits.
+
+    Attributes
+    ----------
+    sizes : int64 (N,)
+        Samples of every client.
+    offsets : int64 (N + 1,)
+        Global sample positions, client after client.
+    shard_starts : int64 (shards + 1,)
+        First client of every shard, then N.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        shards: Sequence[ShardData],
+        parts: Mapping[str, tuple[Section | AnyArray, Section | AnyArray]],
+        folder: Path | None = None,
+    ):
+        self.manifest = manifest
+        self.folder = folder
+        self.name = manifest.dataset
+        self.description: DataDescription = manifest.description
+        self.sizes: Int64Array = np.concatenate([np.diff(shard.offsets) for shard in shards])
+        self.offsets: Int64Array = np.concatenate(([0], np.cumsum(self.sizes)))
+        self.shard_starts: Int64Array = np.cumsum([0] + [len(shard.offsets) - 1 for shard in shards])
+        self._shards = shards
+        self._parts = dict(parts)
+        self._sample_starts = self.offsets[self.shard_starts]
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.sizes)
+
+    @property
+    def samples(self) -> int:
+        """Training samples of all clients."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def client_ids(self) -> AnyArray:
+        """Names of the clients as stored (N,), int64 or str."""
+        return np.concatenate([shard.client_ids for shard in self._shards])
+
+    @cached_property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The words of the token ids; empty unless the data set is text."""
+        if self.folder is None or self.manifest.words is None:
+            return ()
+        return tuple((self.folder / self.manifest.words.name).read_text(encoding="utf-8").split("\n")[:-1])
+
+    @cached_property
+    def extras(self) -> dict[str, AnyArray]:
+        """Further arrays stored beside the shards, e.g. word vectors; empty where there are none."""
+        if self.folder is None or self.manifest.extras is None:
+            return {}
+        return read_arrays(self.folder / self.manifest.extras.name, self.manifest.extras)
+
+    def class_counts(self, clients: Int64Array | None = None) -> Int64Array:
+        """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
+        if clients is None:
+            return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
+        wanted = np.asarray(clients, np.int64)
+        counts = np.empty((len(wanted), self.description.classes), np.int64)
+        home = self._home(wanted, self.shard_starts)
+        for shard in np.unique(home):
+            mine = home == shard
+            counts[mine] = self._shards[shard].class_counts[wanted[mine] - self.shard_starts[shard]]
+        return counts
+
+    def client(self, client: int) -> Samples:
+        """Features and labels of one client: read-only views of the mapped shard, in the stored dtypes."""
+        shard = int(np.searchsorted(self.shard_starts, client, side="right")) - 1
+        data = self._shards[shard]
+        local = client - self.shard_starts[shard]
+        rows = slice(data.offsets[local], data.offsets[local + 1])
+        return data.x[rows], data.y[rows]
+
+    def rows(self, positions: Int64Array) -> Samples:
+        """Features and labels at global sample positions (r,), copied, in the stored dtypes.
+
+        Parameters
+        ----------
+        positions : int64 (r,)
+            In 0 ... samples - 1; sorted positions read fastest.
+        """
+        if len(self._shards) == 1:
+            return _take(self._shards[0], positions)
+        home = self._home(positions, self._sample_starts)
+        touched = np.unique(home)
+        if len(touched) == 1:
+            return _take(self._shards[touched[0]], positions - self._sample_starts[touched[0]])
+        description = self.description
+        x = np.empty((len(positions), *description.feature_shape), description.dtype)
+        y = np.empty(len(positions), np.int64)
+        for shard in touched:
+            mine = np.flatnonzero(home == shard)
+            x[mine], y[mine] = _take(self._shards[shard], positions[mine] - self._sample_starts[shard])
+        return x, y
+
+    def span(self, start: int, stop: int) -> list[Samples]:
+        """Views of the global sample positions start ... stop - 1, one pair a shard."""
+        pieces = []
+        for shard, data in enumerate(self._shards):
+            low, high = np.clip((start, stop), *self._sample_starts[shard : shard + 2]) - self._sample_starts[shard]
+            if low < high:
+                pieces.append((data.x[low:high], data.y[low:high]))
+        return pieces
+
+    def test(self) -> Samples:
+        """Features and labels of the test part, in the stored dtypes."""
+        return self._part("test")
+
+    def validation(self) -> Samples | None:
+        """Features and labels of the validation part, where the folder has one."""
+        return self._part("val") if "val" in self._parts else None
+
+    def blocks(self) -> list[Int64Array]:
+        """All clients in blocks, for passes over a large population in bounded memory."""
+        return [
+            np.arange(start, min(start + _CLIENTS_AT_ONCE, self.clients))
+            for start in range(0, self.clients, _CLIENTS_AT_ONCE)
+        ]
+
+    def _part(self, name: str) -> Samples:
+        x, y = (part.map() if isinstance(part, Section) else part for part in self._parts[name])
+        return x, y
+
+    @staticmethod
+    def _home(items: Int64Array, starts: Int64Array) -> Int64Array:
+        return np.searchsorted(starts, items, side="right") - 1
+
+
+def _take(shard: ShardData, rows: Int64Array) -> Samples:
+    return shard.x.take(rows, axis=0), shard.y.take(rows)
+
+
+def open_store(where: str | Path, digits_options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
+    """Open the data that ``data.shards`` names.
+
+    Parameters
+    ----------
+    where : str or Path
+        A folder written by data_prep, or ``"digits"``, or ``"digits:clients=50,partition=iid"`` (see
+        `fedmpi.data.embedded.DigitsOptions`). A folder of that name is reached as ``"./digits"``.
+    digits_options : mapping, optional
+        Options of the embedded digits, over those in `where`.
+    verify : bool
+        Also compare every file's sha256 with the manifest (reads everything once).
+
+    Raises
+    ------
+    UserError
+        The folder or a file in it is missing, damaged or of another schema, or an option of the digits is wrong.
+    """
+    from fedmpi.data.embedded import is_digits, open_digits  # needs ShardStore
+
+    if is_digits(where):
+        return open_digits(str(where), digits_options or {})
+    if digits_options:
+        raise UserError(f"options of the embedded digits make no sense for the shard folder {where}: remove them")
+    return open_folder(Path(where), verify)
+
+
+def open_folder(folder: Path, verify: bool = False) -> ShardStore:
+    """Open a shard folder; see `open_store`."""
+    manifest = read_manifest(folder)
+    shape, dtype, classes = manifest.description.feature_shape, manifest.description.dtype, manifest.description.classes
+    shards = [open_train(folder / file.name, file, shape, dtype, classes) for file in manifest.train]
+    named: dict[str, ShardFile | None] = {"test": manifest.test, "val": manifest.val}
+    parts = {
+        name: open_part(folder / file.name, file, shape, dtype) for name, file in named.items() if file is not None
+    }
+    for file in manifest.files():
+        check_size(folder / file.name, file)
+        if verify:
+            check_checksum(folder / file.name, file)
+    store = ShardStore(manifest, shards, parts, folder)
+    _check_empty(store, folder)
+    return store
+
+
+def _check_empty(store: ShardStore, folder: Path) -> None:
+    empty = np.flatnonzero(store.sizes == 0)
+    if len(empty) != store.manifest.empty_clients:
+        first = f", the first is client {empty[0]}" if len(empty) else ""
+        said = f"the manifest says {store.manifest.empty_clients}"
+        raise UserError(f"{len(empty)} clients of {folder} hold no sample{first}, but {said}: {REPREPARE}")

@@ -1,0 +1,171 @@
+"""What engines read: the samples of clients as torch tensors, normalised, on the device of the work.
+
+A client that was read whole once stays as normalised tensors within a memory budget, so that later rounds only take views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.shards import ShardStore
+
+Int64Array = npt.NDArray[np.int64]
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+RESIDENT_BYTES = 1 << 30
+
+
+class Normaliser:
+    """Stored features to model input: (x / 255 - mean) / std for uint8, (x - mean) / std for float32, int32 unchanged.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Mean and standard deviation per channel (first axis of `feature_shape`), or one for all.
+    device : torch.device
+        Where the result lies; features travel there in their stored, small dtype.
+    """
+
+    def __init__(self, description: DataDescription, device: torch.device):
+        self.device = device
+        self.output = torch.int32 if description.dtype == "int32" else torch.float32
+        self._scale: torch.Tensor | None = None
+        if description.dtype == "int32" or (description.dtype == "float32" and not description.mean):
+            return
+        mean = np.asarray(description.mean or 0.0, np.float64)
+        std = np.asarray(description.std or 1.0, np.float64)
+        unit = 255.0 if description.dtype == "uint8" else 1.0
+        shape = (-1,) + (1,) * (len(description.feature_shape) - 1)  # broadcasts over what follows the channel
+        self._scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
+        self._shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
+
+    def __call__(self, x: npt.NDArray[np.generic], out: torch.Tensor | None = None) -> torch.Tensor:
+        """Normalise (r, \\*feature_shape) into `out` or a new tensor."""
+        stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"])).to(self.device, non_blocking=True)
+        if out is None:
+            out = torch.empty(stored.shape, dtype=self.output, device=self.device)
+        out.copy_(stored)
+        return out if self._scale is None else out.mul_(self._scale).add_(self._shift)
+
+
+class ClientData:
+    """Samples of the clients of a store, ready for a model.
+
+    Tensors returned may share memory with later calls: treat them as read-only.
+
+    Parameters
+    ----------
+    store : ShardStore
+        Where the samples lie.
+    device : torch.device or str
+        Where the tensors shall lie.
+    resident_bytes : int
+        Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing.
+
+    Attributes
+    ----------
+    sizes : int64 (N,)
+        Samples of every client.
+    description : DataDescription
+    """
+
+    def __init__(self, store: ShardStore, device: torch.device | str = "cpu", resident_bytes: int = RESIDENT_BYTES):
+        self.store = store
+        self.device = torch.device(device)
+        self.description = store.description
+        self.sizes: Int64Array = store.sizes
+        self.normalise = Normaliser(store.description, self.device)
+        self._kept: dict[int, Tensors] = {}
+        self._budget = resident_bytes
+
+    def load(self, client: int, rows: Int64Array | None = None) -> Tensors:
+        """Samples of one client.
+
+        Parameters
+        ----------
+        client : int
+            Index in the store.
+        rows : int64 (r,) or None
+            Local rows in 0 ... sizes[client] - 1, in the order wanted; None for all.
+
+        Returns
+        -------
+        x : float32 or int32 (r, \\*feature_shape)
+        y : int64 (r,)
+        """
+        client = int(client)
+        kept = self._kept.get(client)
+        if kept is not None:
+            return kept if rows is None else self._pick(kept, rows)
+        x, y = self.store.client(client)
+        if rows is not None:
+            return self._tensors(x.take(rows, axis=0), y.take(rows))
+        tensors = self._tensors(x, y)
+        self._keep(client, tensors)
+        return tensors
+
+    def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
+        """Samples of several clients, concatenated client after client, in one gather.
+
+        Parameters
+        ----------
+        clients : int64 (m,)
+            Indices in the store.
+        rows_of : m entries, int64 (r,) or None
+            Local rows of each client; None for all.
+
+        Returns
+        -------
+        x : float32 or int32 (sum of r, \\*feature_shape)
+        y : int64 (sum of r,)
+        """
+        return self._gather(self.positions(np.asarray(clients, np.int64), rows_of))
+
+    def positions(self, clients: Int64Array, rows_of: Sequence[Int64Array | None]) -> Int64Array:
+        """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
+        given = [rows for rows in rows_of if rows is not None]
+        counts = self.store.sizes[clients].copy()
+        partial = np.fromiter((rows is not None for rows in rows_of), bool, len(clients))
+        counts[partial] = np.fromiter(map(len, given), np.int64, len(given))
+        starts = np.cumsum(counts) - counts
+        local = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+        if given:
+            local[np.repeat(partial, counts)] = np.concatenate(given)
+        return local + np.repeat(self.store.offsets[clients], counts)
+
+    def test(self, start: int = 0, stop: int | None = None) -> Tensors:
+        """Rows start ... stop - 1 of the test part (all by default), normalised."""
+        x, y = self.store.test()
+        return self._tensors(x[start:stop], y[start:stop])
+
+    def validation(self) -> Tensors | None:
+        """The validation part, normalised, where the store has one."""
+        part = self.store.validation()
+        return None if part is None else self._tensors(*part)
+
+    def _gather(self, positions: Int64Array) -> Tensors:
+        if len(positions) < 2 or (np.diff(positions) >= 0).all():
+            return self._tensors(*self.store.rows(positions))
+        order = np.argsort(positions, kind="stable")  # files are read front to back
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        x, y = self.store.rows(positions[order])
+        return self._tensors(x.take(inverse, axis=0), y.take(inverse))
+
+    def _tensors(self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> Tensors:
+        return self.normalise(x), torch.from_numpy(y.astype(np.int64)).to(self.device)
+
+    def _pick(self, kept: Tensors, rows: Int64Array) -> Tensors:
+        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
+        return kept[0].index_select(0, index), kept[1].index_select(0, index)
+
+    def _keep(self, client: int, tensors: Tensors) -> None:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if size <= self._budget:
+            self._kept[client] = tensors
+            self._budget -= size
