@@ -1,0 +1,125 @@
+"""From feature vectors to strata: k-means as in FedSTS and FedSTaS (FedSTaS, Algorithm 1), OPTICS as in FedSSO
+(Algorithm 1, line 2; Ankerst et al. 1999), and what becomes of the clients that OPTICS calls noise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.cluster import OPTICS, KMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import pairwise_distances
+from threadpoolctl import threadpool_limits
+
+from fedmpi.errors import UserError
+
+Labels = NDArray[np.int64]
+Matrix = NDArray[np.floating]
+Noise = Literal["singletons", "stratum", "drop"]
+
+DROPPED = -1
+DISTANCES_UP_TO = 12_000  # clients whose distances to each other are computed at once (float32: 576 MB)
+
+
+def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: int = 1) -> Labels:
+    """Strata by k-means whose first centres are randomly chosen clients (FedSTaS, Algorithm 1).
+
+    A cluster that runs empty is given the client farthest from its centre (scikit-learn's rule). With fewer distinct
+    vectors than `strata`, fewer strata result.
+
+    Parameters
+    ----------
+    matrix : ndarray of float, shape (N, width)
+        One feature vector per client.
+    strata : int
+        H; more than N means N.
+    generator : numpy.random.Generator
+        Purpose.CLUSTERING.
+    starts : int
+        Random starts, of which the one with the least squared error counts; the paper makes one.
+
+    Returns
+    -------
+    ndarray of int64, shape (N,)
+        Stratum of each client: 0 … H − 1 without gaps, numbered in order of their first clients.
+    """
+    if len(matrix) == 0:
+        return np.empty(0, np.int64)
+    model = KMeans(min(strata, len(matrix)), init="random", n_init=starts, random_state=int(generator.integers(2**32)))
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than strata: see the docstring
+        return _numbered(model.fit_predict(matrix))
+
+
+def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise = "stratum") -> Labels:
+    """Strata by OPTICS with the ξ method on Euclidean distances (FedSSO, Algorithm 1, line 2; §4.1: 2 and 0.25).
+
+    Noise here means "alone of its kind", not "malicious": with two classes per client it is the clients whose pair of
+    labels nobody else holds.
+
+    Parameters
+    ----------
+    matrix : ndarray of float, shape (N, width)
+        One feature vector per client.
+    min_samples : int
+        Neighbours, the client itself included, that make a core client.
+    xi : float
+        Steepness of the reachability plot that bounds a cluster.
+    noise : str
+        Clients in no cluster become strata of their own ("singletons"), one common stratum ("stratum"), or are left out
+        of the run ("drop").
+
+    Returns
+    -------
+    ndarray of int64, shape (N,)
+        Stratum of each client, numbered without gaps; −1 for dropped clients.
+
+    Raises
+    ------
+    UserError
+        If `noise` is "drop" and OPTICS finds no cluster at all.
+    """
+    if len(matrix) < min_samples:
+        found = np.full(len(matrix), DROPPED)
+    else:
+        with threadpool_limits(1), warnings.catch_warnings():
+            # coinciding clients have reachability 0, whose ratios the ξ method divides by
+            warnings.simplefilter("ignore", RuntimeWarning)
+            if len(matrix) <= DISTANCES_UP_TO:
+                model = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric="precomputed")
+                found = model.fit_predict(_distances(matrix))
+            else:
+                model = OPTICS(min_samples=min_samples, xi=xi, cluster_method="xi", metric="euclidean")
+                found = model.fit_predict(matrix)
+    return _without_noise(found, noise)
+
+
+def _distances(matrix: Matrix) -> Matrix:
+    """Euclidean distances (N, N) with an exactly zero diagonal."""
+    distances = pairwise_distances(matrix)
+    return np.asarray(np.maximum(distances, distances.T))
+
+
+def _without_noise(found: NDArray[np.integer], noise: Noise) -> Labels:
+    alone = found == DROPPED
+    labels = np.asarray(found, np.int64).copy()
+    if noise == "drop":
+        if alone.all() and len(alone):
+            raise UserError(
+                f'OPTICS finds no cluster among {len(alone)} clients and participation.noise = "drop" would drop them '
+                'all: use noise = "stratum", a smaller xi, or probe = "full"'
+            )
+        labels[~alone] = _numbered(labels[~alone])
+        return labels
+    first_free = labels.max(initial=-1) + 1
+    labels[alone] = first_free + (np.arange(alone.sum()) if noise == "singletons" else 0)
+    return _numbered(labels)
+
+
+def _numbered(labels: NDArray[np.integer]) -> Labels:
+    """The same partition with its parts numbered 0, 1, … in order of their first members."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse].astype(np.int64)

@@ -1,0 +1,193 @@
+"""What strata are made from: one feature vector per client, gathered block by block from the clients' probe gradients.
+
+FedSSO clusters one-step model changes (Algorithm 1, lines 1-2), FedSTS and FedSTaS compressed gradients (FedSTaS,
+Algorithm 1); above a stated size a Johnson-Lindenstrauss projection of them is clustered instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
+
+from fedmpi.errors import UserError
+from fedmpi.participation.compression import compress, norms, restore
+from fedmpi.streams import Purpose, Streams
+
+Kind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
+
+PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered as they are: 80 MB
+DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
+
+
+@dataclass(frozen=True)
+class Features:
+    """Feature vectors of clients.
+
+    Attributes
+    ----------
+    clients : ndarray of int64, shape (k,)
+        Sorted indices of the clients.
+    matrix : ndarray of float32, shape (k, width)
+        One feature vector per client.
+    norms : ndarray of float64, shape (k,), or None
+        Euclidean norm of the vector each client sent, ‖IS(G_k)‖ or ‖G_k‖, before any projection; None for label
+        histograms, which know no gradient.
+    """
+
+    clients: NDArray[np.int64]
+    matrix: NDArray[np.float32]
+    norms: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """How gradients become features: the same on every rank.
+
+    Attributes
+    ----------
+    kind : str
+        "one-step-change", "full-gradient" or "compressed-gradient".
+    levels : int
+        d' of the compression.
+    restored : bool
+        Cluster the restored vectors Z_k (paper) or the d' sorted centres (the authors' code).
+    scale : float
+        Factor on the gradients: −η for one-step changes, 1 otherwise.
+    width : int
+        Length of a feature vector.
+    projection : SparseRandomProjection or None
+        The random projection, when there is one.
+    description : str
+        What was chosen and why, for the run's log.
+    """
+
+    kind: Kind
+    levels: int
+    restored: bool
+    scale: float
+    width: int
+    projection: Any
+    description: str
+
+
+def plan_features(
+    kind: Kind,
+    clients: int,
+    size: int,
+    streams: Streams,
+    *,
+    levels: int = 9,
+    restored: bool = True,
+    lr: float = 1.0,
+    project_above: int = PROJECT_ABOVE,
+) -> FeaturePlan:
+    """Decide how the gradients of all clients become features.
+
+    A projection is used when clients × width exceeds `project_above` and would really shorten the vectors. It is a very
+    sparse one (Li, Hastie and Church 2006) of the length that keeps all squared distances between `clients` points
+    within 25 % (Johnson-Lindenstrauss lemma, Dasgupta and Gupta 2003), and the same in all rounds, so that features of
+    different rounds can stand side by side.
+
+    Parameters
+    ----------
+    kind : str
+        Which features; label histograms need no plan (see `label_histogram`).
+    clients, size : int
+        N and d.
+    streams : Streams
+        The run's streams; Purpose.PROJECTION is used.
+    levels, restored
+        See `FeaturePlan`.
+    lr : float
+        η of the one step of "one-step-change".
+    project_above : int
+        Feature values that are clustered as they are.
+    """
+    compressed = kind == "compressed-gradient"
+    width = levels if compressed and not restored else size
+    name = f"{kind} features of {clients} clients × {width} values"
+    scale = -lr if kind == "one-step-change" else 1.0
+    shorter = int(johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
+    if clients * width <= project_above or shorter >= width:
+        return FeaturePlan(kind, levels, restored, scale, width, None, f"{name}, not projected")
+    seed = streams.seed64(Purpose.PROJECTION) % 2**32
+    projection = SparseRandomProjection(shorter, dense_output=True, random_state=seed)
+    projection.fit(np.zeros((1, width), np.float32))
+    note = f"{name}, more than {project_above}: sparse random projection to {shorter} values"
+    return FeaturePlan(kind, levels, restored, scale, shorter, projection, note)
+
+
+def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[NDArray[np.int64], ArrayLike]]) -> Features:
+    """Features of the clients whose gradients stream by.
+
+    Only one block of gradients and the features themselves are in memory at any time.
+
+    Parameters
+    ----------
+    plan : FeaturePlan
+        From `plan_features`.
+    blocks : iterable of (clients int64 (k,), gradients float32 (k, d))
+        In any order; gradients are arrays or CPU tensors.
+    """
+    clients, rows, lengths = [], [], []
+    for members, gradients in blocks:
+        clients.append(np.asarray(members, np.int64))
+        vectors, length = _vectors(plan, np.asarray(gradients, np.float32))
+        rows.append(vectors)
+        lengths.append(length)
+    if not clients:
+        return Features(np.empty(0, np.int64), np.empty((0, plan.width), np.float32), np.empty(0))
+    return _sorted(np.concatenate(clients), np.concatenate(rows), np.concatenate(lengths))
+
+
+def label_histogram(clients: NDArray[np.int64], class_counts: NDArray[np.int64]) -> Features:
+    """Share of each class in each client's data, (k, C); a client without samples has all zeros."""
+    total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
+    return _sorted(np.asarray(clients, np.int64), (class_counts / total).astype(np.float32), None)
+
+
+def merge(parts: Sequence[Features]) -> Features:
+    """Features of several ranks as one, sorted by client. A client may occur once only."""
+    with_norms = [part.norms for part in parts if part.norms is not None]
+    if with_norms and len(with_norms) != len(parts):
+        raise ValueError("either all parts carry norms or none")
+    lengths = np.concatenate(with_norms) if with_norms else None
+    clients = np.concatenate([part.clients for part in parts])
+    if len(np.unique(clients)) != len(clients):
+        raise ValueError("a client occurs in two parts")
+    return _sorted(clients, np.concatenate([part.matrix for part in parts]), lengths)
+
+
+def refreshed(old: Features, new: Features) -> Features:
+    """`old` with the rows of the clients in `new` replaced: participants' gradients are fresh, the others' stale."""
+    stale = ~np.isin(old.clients, new.clients)
+    lengths = None if old.norms is None else old.norms[stale]
+    return merge([Features(old.clients[stale], old.matrix[stale], lengths), new])
+
+
+def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Feature vectors (k, width) and norms (k,) of one block of gradients."""
+    if plan.kind == "compressed-gradient":
+        squeezed = compress(gradients, plan.levels)
+        length = norms(squeezed)
+        vectors = restore(squeezed) if plan.restored else squeezed.centres
+    else:
+        vectors = gradients * np.float32(plan.scale)
+        if not np.isfinite(vectors).all():
+            raise UserError("a client's probe gradient is not finite: lower the learning rate or check its data")
+        length = np.sqrt(np.einsum("kd,kd->k", gradients, gradients, dtype=np.float64))
+    if plan.projection is not None:
+        vectors = plan.projection.transform(vectors)
+    return np.ascontiguousarray(vectors, np.float32), length
+
+
+def _sorted(clients: NDArray[np.int64], matrix: NDArray[np.float32], lengths: NDArray[np.float64] | None) -> Features:
+    order = np.argsort(clients, kind="stable")
+    if np.array_equal(order, np.arange(len(order))):
+        return Features(clients, matrix, lengths)
+    return Features(clients[order], matrix[order], None if lengths is None else lengths[order])

@@ -1,0 +1,156 @@
+"""Stratified participation: a round's cohort from strata, allocation and a draw inside every stratum (FedSSO,
+Algorithm 1, lines 4-8; FedSTaS, Algorithm 2), with the true first-order inclusion probability of every participant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.participation.allocation import Rule, allocate
+from fedmpi.participation.clients import Cohort, StrataSummary
+from fedmpi.participation.draws import Design, draw_by_norm, draw_uniformly, inclusion_by_norm
+from fedmpi.streams import Purpose, Streams
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Draw = Literal["uniform", "importance"]
+
+
+@dataclass(frozen=True, eq=False)
+class Strata:
+    """A partition of the clients.
+
+    Attributes
+    ----------
+    labels : ndarray of int64, shape (N,)
+        Stratum of each client, −1 for clients left out.
+    sizes : ndarray of int64, shape (H,)
+        N_h.
+    spreads : ndarray of float64, shape (H,)
+        S_h; zeros where the allocation does not use it.
+    norms : ndarray of float64, shape (N,), or None
+        Norm of each client's (compressed) gradient; None where no importance draw uses it.
+    """
+
+    labels: Ints
+    sizes: Ints
+    spreads: Floats
+    norms: Floats | None
+
+
+def make_strata(labels: Ints, spreads: Floats | None = None, norms: Floats | None = None) -> Strata:
+    """Strata from labels 0 … H − 1 (−1: left out), which must have no gaps."""
+    sizes = np.bincount(labels[labels >= 0]).astype(np.int64)
+    if (sizes == 0).any():
+        raise ValueError("stratum labels must be numbered without gaps")
+    spreads = np.zeros(len(sizes)) if spreads is None else np.asarray(spreads, np.float64)
+    if len(spreads) != len(sizes) or (norms is not None and len(norms) != len(labels)):
+        raise ValueError("labels, spreads and norms do not describe the same strata")
+    return Strata(labels, sizes, spreads, norms)
+
+
+def stratified(
+    strata: Strata,
+    available: Ints | int,
+    count: int,
+    streams: Streams,
+    round: int,
+    *,
+    allocation: Rule = "proportional",
+    draw: Draw = "uniform",
+    design: Design = "systematic",
+    over_selection: float = 1.0,
+) -> Cohort:
+    """Draw a round's participants stratum by stratum.
+
+    Quotas m_h follow from all clients of a stratum, participants come from its available ones: the rest of a cluster
+    stands in for those who are away (FedSSO, §2.2). Only what a stratum cannot supply at all goes to other strata.
+
+    Parameters
+    ----------
+    strata : Strata
+        The partition.
+    available : ndarray of int64 (a,) or int
+        Clients that may be drawn, sorted; or N for all of 0 … N−1.
+    count : int
+        m, participants wanted.
+    streams, round
+        Purpose.ALLOCATION and Purpose.STRATUM_DRAW of the round are used.
+    allocation, draw, design : str
+        See `allocation.allocate` and `draws.draw_by_norm`.
+    over_selection : float
+        >= 1: ⌈m_h · over_selection⌉ clients are asked in every stratum, of which the server takes the first m_h to
+        arrive (`system_model.first_to_arrive`).
+
+    Returns
+    -------
+    Cohort
+        Its `inclusion` is the probability, over allocation and draw and given who is available, of counting among the
+        m_h that are taken, if arrival within a stratum is independent of the draw. `strata.draws` is m_h.
+    """
+    if draw == "importance" and strata.norms is None:
+        raise ValueError("importance draws need the norms of the clients' gradients")
+    if over_selection < 1:
+        raise ValueError(f"over-selection must be at least 1, not {over_selection}")
+    candidates = np.arange(available, dtype=np.int64) if isinstance(available, int) else available
+    candidates = candidates[strata.labels[candidates] >= 0]
+    members = _by_stratum(candidates, strata.labels[candidates], len(strata.sizes))
+    split = allocate(
+        allocation,
+        strata.sizes,
+        strata.spreads,
+        count,
+        streams.generator(Purpose.ALLOCATION, round),
+        np.array([len(part) for part in members], np.int64),
+    )
+    generator = streams.generator(Purpose.STRATUM_DRAW, round)
+    clients, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
+    for present, draws, expected in zip(members, split.draws, split.expected, strict=True):
+        if draws == 0:
+            continue
+        asked = _asked(int(draws), over_selection, len(present))
+        norms = strata.norms[present] if draw == "importance" and strata.norms is not None else None
+        if norms is None:
+            chosen = draw_uniformly(len(present), asked, generator)
+            clients.append(present[chosen])
+            inclusion.append(np.full(asked, expected / len(present)))
+        else:
+            chosen = draw_by_norm(norms, asked, generator, design)
+            clients.append(present[chosen])
+            inclusion.append(_expected_inclusion(norms, float(expected), over_selection, design)[chosen])
+    return _cohort(np.concatenate(clients), np.concatenate(inclusion), strata, split.draws)
+
+
+def _cohort(clients: Ints, inclusion: Floats, strata: Strata, draws: Ints) -> Cohort:
+    order = np.argsort(clients)
+    clients = clients[order]
+    summary = StrataSummary(strata.sizes, draws, strata.spreads)
+    return Cohort(clients, np.ones(len(clients), np.int64), inclusion[order], strata.labels[clients], summary)
+
+
+def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:
+    """The candidates of each stratum, sorted."""
+    order = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=strata))[:-1]
+    return list(np.split(candidates[order], ends))
+
+
+def _asked(draws: int, over_selection: float, present: int) -> int:
+    return min(present, math.ceil(draws * over_selection - 1e-9))
+
+
+def _expected_inclusion(norms: Floats, expected: float, over_selection: float, design: Design) -> Floats:
+    """Inclusion probabilities under importance draws, over the random rounding of m_h: it is ⌊E m_h⌋ or ⌈E m_h⌉."""
+    fewer = math.floor(expected + 1e-12)
+    chance_of_more = max(expected - fewer, 0.0)
+    total = np.zeros(len(norms))
+    for draws, chance in ((fewer, 1.0 - chance_of_more), (fewer + 1, chance_of_more)):
+        if draws > 0 and chance > 1e-12:
+            asked = _asked(draws, over_selection, len(norms))
+            total += chance * (draws / asked) * inclusion_by_norm(norms, asked, design)
+    return total

@@ -1,0 +1,206 @@
+"""The devices and the network as a virtual clock: how fast each client computes and communicates, who gives up, whose
+update arrives in time, and how long a round takes. Seconds are counted, nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import UserError
+from fedmpi.participation.clients import Cohort, StrataSummary
+from fedmpi.streams import Purpose, Streams
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Law = Literal["constant", "lognormal", "classes"]
+
+SPEED, UPLOAD, DOWNLOAD = 0, 1, 2  # sub-streams of Purpose.DEVICE
+DROP_OUT = 1  # sub-stream of Purpose.AVAILABILITY
+
+
+@dataclass(frozen=True)
+class RateLaw:
+    """How a rate (samples per second, bytes per second) is distributed over the clients.
+
+    Attributes
+    ----------
+    law : str
+        "constant": `median` for all; "lognormal": `median` · exp(`sigma` · normal); "classes": kinds of devices with
+        `rates`, to which clients belong with probabilities `shares`.
+    median : float
+        The rate (constant) or its median (lognormal).
+    sigma : float
+        Standard deviation of the logarithm.
+    rates, shares : tuple of float
+        Rate of each kind of device, and the kinds' probabilities, which sum to 1.
+
+    Raises
+    ------
+    UserError
+        If a rate is not positive, sigma negative, or the shares do not fit.
+    """
+
+    law: Law = "constant"
+    median: float = 1.0
+    sigma: float = 0.0
+    rates: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        rates = self.rates if self.law == "classes" else (self.median,)
+        if not rates or not all(0 < rate < float("inf") for rate in rates):
+            raise UserError(f"system: rates must be positive numbers, not {list(rates)}")
+        if self.sigma < 0:
+            raise UserError(f"system: sigma = {self.sigma} must not be negative")
+        if self.law == "classes" and (
+            len(self.shares) != len(self.rates) or min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6
+        ):
+            raise UserError("system: classes of devices need as many shares as rates, and shares that sum to 1")
+
+    def draw(self, clients: int, generator: np.random.Generator) -> Floats:
+        """The rate of each client, float64 (N,)."""
+        if self.law == "constant":
+            return np.full(clients, self.median)
+        if self.law == "lognormal":
+            return np.asarray(self.median * np.exp(self.sigma * generator.standard_normal(clients)))
+        kind = np.searchsorted(np.cumsum(self.shares), generator.random(clients), side="right")
+        return np.asarray(self.rates, np.float64)[np.minimum(kind, len(self.rates) - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Devices:
+    """The clients' devices.
+
+    Attributes
+    ----------
+    speed : ndarray of float64, shape (N,)
+        Samples trained per second, for a model whose sample costs 1.
+    upload, download : ndarray of float64, shape (N,)
+        Bytes per second from and to the client.
+    """
+
+    speed: Floats
+    upload: Floats
+    download: Floats
+
+
+def draw_devices(streams: Streams, clients: int, speed: RateLaw, upload: RateLaw, download: RateLaw) -> Devices:
+    """Give every client a device, once per run.
+
+    Each rate has one stream of Purpose.DEVICE whose k-th number belongs to client k: a client keeps its device when
+    clients are added behind it.
+    """
+    return Devices(
+        speed.draw(clients, streams.generator(Purpose.DEVICE, client=SPEED)),
+        upload.draw(clients, streams.generator(Purpose.DEVICE, client=UPLOAD)),
+        download.draw(clients, streams.generator(Purpose.DEVICE, client=DOWNLOAD)),
+    )
+
+
+def participant_seconds(
+    devices: Devices, clients: Ints, samples: Ints, bytes_down: int, bytes_up: int, cost: float = 1.0
+) -> Floats:
+    """Virtual seconds until each participant's update has arrived, float64 (m,).
+
+    samples · cost / speed + bytes_down / download + bytes_up / upload.
+
+    Parameters
+    ----------
+    devices : Devices
+        All clients' devices.
+    clients : ndarray of int64, shape (m,)
+        The participants.
+    samples : ndarray of int64, shape (m,)
+        Samples each one passes through the model: local steps × batch size.
+    bytes_down, bytes_up : int
+        Bytes a participant receives and sends.
+    cost : float
+        Cost of one sample in units of `Devices.speed`.
+    """
+    compute = samples * cost / devices.speed[clients]
+    return np.asarray(compute + bytes_down / devices.download[clients] + bytes_up / devices.upload[clients])
+
+
+def first_to_arrive(cohort: Cohort, seconds: Floats, count: int) -> tuple[Cohort, float]:
+    """Over-selection: the server takes the first updates to arrive and closes the round.
+
+    Parameters
+    ----------
+    cohort : Cohort
+        Those who were asked, m or more.
+    seconds : ndarray of float64
+        When each one's update arrives; infinite for one that never does.
+    count : int
+        m, the updates wanted. In a stratified cohort the first m_h = `strata.draws[h]` of each stratum are taken
+        (FedSSO, §3.4.2), and `count` is not used.
+
+    Returns
+    -------
+    cohort : Cohort
+        Those who were taken; where too few arrive, all who do. Inclusion probabilities of a cohort without strata
+        shrink by m / asked, which is exact if arrival is independent of the draw; stratified ones already count that.
+    seconds : float
+        Length of the round: when the last update taken arrived. 0 for an empty cohort.
+    """
+    order = np.lexsort((cohort.clients, seconds))
+    order = order[np.isfinite(seconds[order])]
+    if cohort.stratum is None or cohort.strata is None:
+        taken = order[:count]
+        shrink = min(count / max(len(cohort.clients), 1), 1.0)
+    else:
+        place = _place_in_stratum(cohort.stratum[order], len(cohort.strata.draws))
+        taken = order[place < cohort.strata.draws[cohort.stratum[order]]]
+        shrink = 1.0
+    keep = np.zeros(len(cohort.clients), bool)
+    keep[taken] = True
+    return restricted(cohort, keep, shrink), round_seconds(seconds[keep])
+
+
+def round_seconds(seconds: Floats) -> float:
+    """Length of a round: its slowest participant. 0 for an empty cohort."""
+    return float(seconds.max(initial=0.0))
+
+
+def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_out: float) -> Cohort:
+    """The cohort without those who drop out after training, each with probability `drop_out`, independently.
+
+    Inclusion probabilities shrink by 1 − drop_out, so that Horvitz-Thompson weights stay unbiased.
+
+    Parameters
+    ----------
+    streams, round
+        The k-th number of a sub-stream of Purpose.AVAILABILITY decides for client k.
+    cohort : Cohort
+        Those who trained.
+    clients : int
+        N.
+    drop_out : float
+        Probability in [0, 1).
+    """
+    if drop_out == 0:
+        return cohort
+    chance = streams.generator(Purpose.AVAILABILITY, round, DROP_OUT).random(clients)[cohort.clients]
+    return restricted(cohort, chance >= drop_out, 1.0 - drop_out)
+
+
+def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: float = 1.0) -> Cohort:
+    """The participants marked in `keep` (m,), inclusion probabilities times `shrink`, m_h counted anew."""
+    stratum = None if cohort.stratum is None else cohort.stratum[keep]
+    strata = cohort.strata
+    if strata is not None and stratum is not None:
+        draws = np.bincount(stratum, minlength=len(strata.sizes)).astype(np.int64)
+        strata = StrataSummary(strata.sizes, draws, strata.spread)
+    return Cohort(cohort.clients[keep], cohort.multiplicity[keep], cohort.inclusion[keep] * shrink, stratum, strata)
+
+
+def _place_in_stratum(stratum: Ints, strata: int) -> Ints:
+    """0, 1, 2, … for the first, second, third of its stratum in the given order."""
+    by_stratum = np.argsort(stratum, kind="stable")
+    sizes = np.bincount(stratum, minlength=strata)
+    place = np.empty(len(stratum), np.int64)
+    place[by_stratum] = np.arange(len(stratum)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return place
