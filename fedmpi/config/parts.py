@@ -110,7 +110,7 @@ class SamplesPart(Part):
     threshold: Annotated[int, Field(ge=3)] = 300
     """M: answers lie in 1 … M − 1; larger clients are clipped."""
     clip: bool = True
-    """Clip sizes at M − 1 (paper) or answer unclipped as the published code does (larger clients have no ε guarantee)."""
+    """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
     asked: Literal["all", "participants"] = "all"
     """Who is asked for its size."""
     memoise: bool = False

@@ -1,0 +1,204 @@
+"""An experiment: the parts of a configuration, assembled on one rank of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedmpi
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.checkpoint import Checkpoint
+from fedmpi.cluster import Cluster
+from fedmpi.config import Config
+from fedmpi.data.ownership import ownership
+from fedmpi.data.shards import open_store
+from fedmpi.data.source import ClientData
+from fedmpi.local.engines import choose_engine
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.plan import Plan
+from fedmpi.planner import Planner
+from fedmpi.round_sum import RoundTotals
+from fedmpi.streams import Purpose, Streams
+from fedmpi.traffic import round_traffic
+from fedmpi.training import Trainer
+
+log = logging.getLogger("fedmpi")
+
+
+@dataclass
+class Experiment:
+    """All that a rank needs for its share of a run.
+
+    Attributes
+    ----------
+    config : Config
+    cluster : Cluster
+    data : ClientData
+        Every client's samples; a rank reads those it owns.
+    model : FlatModel
+        The network, its parameters views of one flat vector.
+    planner : Planner
+        Used by rank 0.
+    trainer : Trainer
+        The local work of this rank's clients.
+    server_optimizer : ServerOptimizer
+        Takes the same step on every rank.
+    """
+
+    config: Config
+    cluster: Cluster
+    data: ClientData
+    model: FlatModel
+    planner: Planner
+    trainer: Trainer
+    server_optimizer: ServerOptimizer
+
+    @classmethod
+    def connect(cls, config: Config) -> Experiment:
+        """Join the job's other ranks and assemble the parts of this one.
+
+        Raises
+        ------
+        UserError
+            When the data, the model or the launcher do not fit.
+        """
+        cluster = Cluster.connect(reduction=config.cluster.reduction)
+        device = prepare_device(config, cluster)
+        streams = Streams(config.seed)
+        store = open_store(config.data.shards, verify=config.data.verify and cluster.is_server)
+        data = ClientData(store, device)
+        module = build(config.model.name, config.model.options, data.description, streams.seed64(Purpose.MODEL_INIT))
+        model = FlatModel(module.to(device))
+        engine = choose_engine(config, model, data, streams, cluster.rank)
+        server = config.aggregation
+        return cls(
+            config=config,
+            cluster=cluster,
+            data=data,
+            model=model,
+            planner=Planner(config, data.sizes, streams),
+            trainer=Trainer(config, engine, data.sizes, owned_clients(config, cluster, store), streams),
+            server_optimizer=ServerOptimizer(
+                server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
+            ),
+        )
+
+    def observe(self, t: int, model: Tensor) -> None:
+        """What all ranks measure together before the server plans round t."""
+
+    def aggregate(self, plan: Plan, totals: RoundTotals) -> Tensor:
+        """The round's mean update Δ from the sums of all ranks."""
+        weight = totals.sums["weight"]
+        if plan.normalise and weight > 0:
+            return totals.update.div_(weight)
+        return totals.update
+
+    def record(self, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
+        """The round's record, without what evaluation adds."""
+        sums = totals.sums
+        traffic = round_traffic(self.config, self.model.size, plan)
+        record = {
+            "round": plan.round,
+            "lr": plan.lr,
+            "train_loss": sums["loss_sum"] / sums["loss_count"] if sums["loss_count"] else None,
+            "samples": round(sums["samples"]),
+            "steps": round(sums["steps"]),
+            **plan.facts,
+            **traffic.record(),
+            "busy_seconds": totals.busy.tolist(),
+        }
+        return {key: value for key, value in record.items() if value is not None}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a checkpoint must hold besides the model: tensors by name and a header."""
+        return {f"server.{name}": value for name, value in self.server_optimizer.state().items()}, {}
+
+    def share_checkpoint(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
+        """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
+        names = ["model", *(f"server.{name}" for name in ("m", "v"))]
+        arrays = None
+        if self.cluster.is_server:
+            saved = checkpoint.tensors if checkpoint else {}
+            first = np.array([checkpoint.next_round if checkpoint else 0], np.int64)
+            arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
+        received = self.cluster.broadcast(arrays)
+        device = self.model.initial.device
+        tensors = {
+            name: torch.tensor(array, device=device) for name, array in zip(names, received[1:], strict=True) if array.size
+        }
+        moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
+        self.server_optimizer.load(moments)
+        return int(received[0][0]), tensors.get("model")
+
+    def test_set(self) -> tuple[Tensor, Tensor]:
+        """Test features and labels on this rank's device."""
+        return self.data.test()
+
+    def announce(self) -> None:
+        """Say in the run log what runs where, and why this engine."""
+        log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, self.cluster.mpi)
+        log.info("%d ranks on %d nodes, device %s", self.cluster.size, self.cluster.nodes, self.model.initial.device)
+        log.info("%d clients, %d samples, model of %d values", len(self.data.sizes), self.data.sizes.sum(), self.model.size)
+        log.info("engine: %s", self.trainer.engine.description)
+
+    def facts(self) -> dict[str, Any]:
+        """What the summary says about where and with what the run was made."""
+        return {
+            "ranks": self.cluster.size,
+            "clients": len(self.data.sizes),
+            "parameters": self.model.trainable,
+            "engine": self.trainer.engine.description,
+            "versions": {
+                "fedmpi": fedmpi.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "mpi": self.cluster.mpi,
+            },
+            "git_commit": git_commit(),
+        }
+
+    def close(self) -> None:
+        """Free what belongs to MPI."""
+        self.cluster.close()
+
+
+def prepare_device(config: Config, cluster: Cluster) -> torch.device:
+    """This rank's device and its number of threads; exact sums need the same arithmetic everywhere: one thread."""
+    if config.aggregation.exact:
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(config.cluster.threads or threads_for_rank(cluster.node_size))
+    return choose_device(config.cluster.device, cluster.node_rank)
+
+
+def owned_clients(config: Config, cluster: Cluster, store: Any) -> tuple[int, int]:
+    """The contiguous range of clients that this rank owns; rank 0 of several owns some only if it trains."""
+    serving_only = cluster.is_server and cluster.size > 1 and config.server.trains != "always"
+    trains_on_server = cluster.size == 1 or config.server.trains == "always"
+    workers = cluster.size if trains_on_server else cluster.size - 1
+    boundaries = ownership(store.sizes, store.shard_starts, workers)
+    if serving_only:
+        return 0, 0
+    worker = cluster.rank if trains_on_server else cluster.rank - 1
+    if cluster.is_server and workers > store.clients:
+        log.warning("%d workers for %d clients: %d stay idle", workers, store.clients, workers - store.clients)
+    return int(boundaries[worker]), int(boundaries[worker + 1])
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that fedmpi runs from, or None for an installed copy."""
+    folder = Path(fedmpi.__file__).resolve().parent.parent
+    if not (folder / ".git").exists():
+        return None
+    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None

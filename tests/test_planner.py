@@ -1,0 +1,75 @@
+"""Plans follow the published rules and depend on seed and round alone."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from fedmpi.config import load_config
+from fedmpi.plan import Plan, learning_rate
+from fedmpi.planner import Planner
+from fedmpi.streams import Streams
+
+SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
+
+
+def planner(*settings: str, sizes: np.ndarray = SIZES) -> Planner:
+    config = load_config(None, settings)
+    return Planner(config, sizes, Streams(config.seed))
+
+
+def test_fedavg_weights_participants_by_their_size():
+    plan = planner("preset=fedavg", "participation.count=3").plan(2)
+    weights = plan.coefficients * SIZES[plan.clients]
+    assert plan.per_sample and plan.normalise
+    assert np.allclose(weights / weights.sum(), SIZES[plan.clients] / SIZES[plan.clients].sum())
+
+
+def test_the_weighted_preset_counts_a_client_drawn_twice_twice():
+    plan = planner("preset=fedavg-weighted", "participation.count=8").plan(0)
+    assert not plan.per_sample
+    assert np.isclose(plan.coefficients.sum(), 1)
+    assert np.allclose(plan.coefficients * 8, np.rint(plan.coefficients * 8))
+    assert len(plan.clients) < 8
+
+
+def test_fedsampling_uses_all_clients_and_divides_by_the_samples_wanted():
+    plan = planner("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=exact").plan(0)
+    assert np.array_equal(plan.clients, np.arange(8))
+    assert np.allclose(plan.coefficients, 1 / 25)
+    assert plan.per_sample and not plan.normalise
+    assert plan.probability == 25 / SIZES.sum()
+    assert plan.facts["size_true"] == SIZES.sum()
+
+
+def test_a_saturated_sampling_probability_is_said_once(caplog: pytest.LogCaptureFixture):
+    saturated = planner("preset=fedsampling", "samples.wanted=1000", "samples.size_estimate=exact")
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        plans = [saturated.plan(t) for t in range(3)]
+    assert [plan.probability for plan in plans] == [1.0, 1.0, 1.0]
+    assert len(caplog.records) == 1
+    assert "samples.wanted" in caplog.text
+
+
+def test_a_plan_survives_the_way_to_another_rank():
+    plan = planner("preset=fedavg", "participation.count=3").plan(5)
+    received = Plan.from_arrays(plan.arrays())
+    assert (received.round, received.lr, received.probability) == (5, plan.lr, plan.probability)
+    assert np.array_equal(received.clients, plan.clients)
+    assert np.array_equal(received.coefficients, plan.coefficients)
+    assert (received.per_sample, received.normalise) == (plan.per_sample, plan.normalise)
+
+
+def test_cohorts_differ_between_rounds_and_repeat_for_a_seed():
+    first, second = planner("preset=fedavg", "participation.count=4"), planner("preset=fedavg", "participation.count=4")
+    cohorts = [first.plan(t).clients.tolist() for t in range(10)]
+    assert cohorts == [second.plan(t).clients.tolist() for t in range(10)]
+    assert len({tuple(c) for c in cohorts}) > 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "round", "expected"),
+    [("constant", 7, 0.1), ("inverse", 4, 0.02), ("cosine", 0, 0.1), ("cosine", 10, 0.05), ("step", 7, 0.001)],
+)
+def test_learning_rate_schedules(schedule: str, round: int, expected: float):
+    assert learning_rate(schedule, 0.1, round, rounds=20, every=3, factor=0.1) == pytest.approx(expected)
