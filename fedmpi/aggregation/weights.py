@@ -1,7 +1,8 @@
 """How much each participant's update counts: one coefficient c_k per participant, and whether the sum is normalised.
 
 The server's update is Σ c_k Δ_k, divided by Σ c_k over those who returned when the kind is normalised. Coefficients are
-scaled so that their sum is about 1, which keeps fixed-point sums in range.
+scaled so that their sum is about 1, which keeps fixed-point sums in range; those of a normalised kind are multiples of
+2**-40 or of a power of two, so that Σ c_k has the same bits however the participants are spread over ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ FloatArray = NDArray[np.float64]
 
 KINDS = ("samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal")
 POPULATIONS = ("samples", "clients")
+GRID_BITS = 40
 
 
 def is_normalised(kind: str) -> bool:
@@ -77,21 +79,33 @@ def coefficients(
     sending = np.where(used > 0, cohort.multiplicity, 0)
     match kind:
         case "samples":
-            return cohort.multiplicity * used / max(int(sizes[cohort.clients].sum()), 1)
+            return cohort.multiplicity * used * _power_of_two_share(int(sizes[cohort.clients].sum()))
         case "uniform":
-            return sending / max(cohort.draws, 1)
+            return sending * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
         case "gradient-sum":
             if not wanted:
                 raise ValueError("the gradient sum needs the number of samples wanted, K")
             return cohort.multiplicity * used / wanted
         case "stratified":
-            return sending * _stratum_weights(cohort)
-        case "normalised" | "unbiased":
+            return sending * _on_grid(_stratum_weights(cohort))
+        case "normalised":
+            return sending * _on_grid(_population_weights(cohort, sizes, population) / cohort.inclusion)
+        case "unbiased":
             return sending * _population_weights(cohort, sizes, population) / cohort.inclusion
         case "literal":
             expansion = sizes.size / max(cohort.draws, 1)
             return sending * expansion * _population_weights(cohort, sizes, population)
     raise ValueError(f"unknown kind of weights {kind!r}: one of {', '.join(KINDS)}")
+
+
+def _power_of_two_share(total: int) -> float:
+    """The power of two just below 1 / total: products with counts, and their sums, are then exact."""
+    return 0.5 ** total.bit_length()
+
+
+def _on_grid(values: FloatArray) -> FloatArray:
+    """Multiples of 2**-40, whose float64 sum does not depend on the order in which ranks add them."""
+    return np.rint(values * 2.0**GRID_BITS) / 2.0**GRID_BITS
 
 
 def _population_weights(cohort: Cohort, sizes: IntArray, population: str) -> FloatArray:

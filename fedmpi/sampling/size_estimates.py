@@ -177,8 +177,8 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
         found.append(
             Saturation(
                 "clipping",
-                f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} samples "
-                f"and {consequence}; raise samples.threshold",
+                f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
+                f"samples and {consequence}; raise samples.threshold",
             )
         )
     return tuple(found)

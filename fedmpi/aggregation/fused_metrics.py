@@ -1,0 +1,80 @@
+"""Metric sums that ride behind the update in the round's one reduction, exact whatever the order of the ranks.
+
+A metric is a fixed-point number with 40 fractional bits, kept as a whole part and a fraction: two int64 values in an
+int64 buffer, nine limbs of 12 bits in a float32 one, where sums of limbs over up to 4096 ranks stay below 2**24.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FRACTION_BITS = 40
+LIMB_BITS = 12
+WHOLE_LIMBS = 5
+FRACTION_LIMBS = 4
+MOST_RANKS = 2 ** (24 - LIMB_BITS)
+LARGEST = 2.0**50
+
+Reducible = NDArray[np.float32] | NDArray[np.int64]
+
+
+def metric_slots(count: int, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> int:
+    """How many values of the buffer's type `count` metrics take: 2 each as int64, 9 each as float32."""
+    return count * (2 if dtype == np.int64 else WHOLE_LIMBS + FRACTION_LIMBS)
+
+
+def encode_metrics(values: NDArray[np.float64], dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> Reducible:
+    """Metrics in a form whose elementwise sum over up to 4096 ranks is exact.
+
+    Parameters
+    ----------
+    values : float64 (k,)
+        Counts or sums, of either sign, below 2**50 in magnitude; fractions are kept to 2**-41.
+    dtype : numpy dtype
+        int64 or float32, that of the buffer that is reduced.
+
+    Returns
+    -------
+    int64 (2 k,) or float32 (9 k,)
+
+    Raises
+    ------
+    OverflowError
+        If a value is not finite or too large.
+    """
+    values = np.asarray(values, np.float64)
+    if not np.all(np.abs(values) < LARGEST):
+        raise OverflowError(f"a metric is not finite or not below 2**50 in magnitude: {values}")
+    whole = np.floor(values)
+    fraction = np.rint((values - whole) * 2.0**FRACTION_BITS).astype(np.int64)
+    parts = np.stack([whole.astype(np.int64), fraction], axis=1)
+    if dtype == np.int64:
+        return parts.ravel()
+    limbs = np.concatenate([_limbs(parts[:, 0], WHOLE_LIMBS), _limbs(parts[:, 1], FRACTION_LIMBS)], axis=1)
+    return limbs.astype(np.float32).ravel()
+
+
+def decode_metrics(reduced: Reducible, count: int) -> NDArray[np.float64]:
+    """The summed metrics from the summed `encode_metrics`, float64 (count,)."""
+    table = reduced.reshape(count, -1).astype(np.int64)
+    if reduced.dtype == np.int64:
+        whole, fraction = table.T
+    else:
+        whole, fraction = _joined(table[:, :WHOLE_LIMBS]), _joined(table[:, WHOLE_LIMBS:])
+    carried = whole + (fraction >> FRACTION_BITS)
+    rest = fraction & (2**FRACTION_BITS - 1)
+    sums: NDArray[np.float64] = carried + rest / 2.0**FRACTION_BITS
+    return sums
+
+
+def _limbs(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Base-4096 digits, lowest first; the last one keeps the sign."""
+    limbs = values[:, None] >> (LIMB_BITS * np.arange(count))
+    limbs[:, :-1] &= 2**LIMB_BITS - 1
+    return limbs
+
+
+def _joined(limbs: NDArray[np.int64]) -> NDArray[np.int64]:
+    joined: NDArray[np.int64] = (limbs << (LIMB_BITS * np.arange(limbs.shape[1]))).sum(axis=1)
+    return joined

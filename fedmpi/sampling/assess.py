@@ -1,0 +1,212 @@
+"""What each size-estimation mechanism would do for given clients: bias, standard deviation and saturation risk.
+
+Everything follows from the mechanisms' closed forms and a normal approximation of the sum of the answers; nothing is
+simulated. It answers which M and ε to choose before a run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from fedmpi.errors import UserError
+from fedmpi.sampling.mechanisms import MECHANISMS, build, clip_sizes
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """One mechanism on the user's own clients.
+
+    Attributes
+    ----------
+    mechanism : str
+        Its name in the configuration.
+    epsilon, threshold : float, int
+        ε of one answer, and M.
+    clients, samples : int
+        N and the true total n.
+    clipped_fraction : float
+        Share of the clients above M − 1.
+    bias : float
+        E[Ñ] − n before the floor, in samples: what clipping hides.
+    standard_deviation : float
+        Of Ñ before the floor, in samples.
+    relative_error : float
+        Root mean square error of Ñ before the floor, divided by n.
+    floor_probability : float
+        Chance that Ñ falls below N and is floored.
+    saturation_probability : float
+        Chance that p = K/Ñ is capped at 1, so that every sample is used.
+    drawn_low, drawn_high : float
+        5 % and 95 % quantiles of the expected number of samples drawn, n·min(1, K/Ñ); K is wanted.
+    """
+
+    mechanism: str
+    epsilon: float
+    threshold: int
+    clients: int
+    samples: int
+    clipped_fraction: float
+    bias: float
+    standard_deviation: float
+    relative_error: float
+    floor_probability: float
+    saturation_probability: float
+    drawn_low: float
+    drawn_high: float
+
+
+def assess(sizes: IntArray, epsilon: float, threshold: int, wanted: int) -> list[Assessment]:
+    """Every private mechanism on given clients.
+
+    Parameters
+    ----------
+    sizes : int64 (N,)
+        True sizes of the clients asked.
+    epsilon : float
+        ε of one answer.
+    threshold : int
+        M.
+    wanted : int
+        K, the samples wanted per round.
+
+    Returns
+    -------
+    list of Assessment
+        Smallest relative error first.
+
+    Raises
+    ------
+    UserError
+        If there are no clients, or a setting is out of range.
+    """
+    if sizes.size == 0 or sizes.sum() == 0:
+        raise UserError("there is nothing to estimate: no client holds a sample")
+    distinct, counts = np.unique(sizes, return_counts=True)
+    found = [_assess_one(name, distinct, counts.astype(np.int64), epsilon, threshold, wanted) for name in MECHANISMS]
+    return sorted(found, key=lambda one: one.relative_error)
+
+
+def _assess_one(
+    mechanism: str, distinct: IntArray, counts: IntArray, epsilon: float, threshold: int, wanted: int
+) -> Assessment:
+    told = clip_sizes(distinct, threshold)
+    clients, samples = int(counts.sum()), int(counts @ distinct)
+    bias = float(counts @ told - samples)
+    deviation = math.sqrt(float(counts @ build(mechanism, epsilon, threshold).variance(told)))
+    mean = samples + bias
+
+    def below(value: float) -> float:
+        return 0.5 * (1 + math.erf((value - mean) / (deviation * math.sqrt(2))))
+
+    def drawn(deviations: float) -> float:
+        return samples * min(1.0, wanted / max(mean + deviations * deviation, clients))
+
+    return Assessment(
+        mechanism=mechanism,
+        epsilon=epsilon,
+        threshold=threshold,
+        clients=clients,
+        samples=samples,
+        clipped_fraction=float(counts[distinct >= threshold].sum() / clients),
+        bias=bias,
+        standard_deviation=deviation,
+        relative_error=math.hypot(bias, deviation) / samples,
+        floor_probability=below(clients),
+        saturation_probability=below(wanted) if wanted >= clients else 0.0,
+        drawn_low=drawn(1.645),
+        drawn_high=drawn(-1.645),
+    )
+
+
+def render(assessments: list[Assessment], wanted: int, console: Console) -> None:
+    """Print the assessments as a table, with one line of advice.
+
+    Parameters
+    ----------
+    assessments : list of Assessment
+        From `assess`.
+    wanted : int
+        K.
+    console : rich.console.Console
+        Where to print.
+    """
+    best = assessments[0]
+    table = Table(
+        title=f"{best.clients:,} clients, {best.samples:,} samples: ε = {best.epsilon:g}, M = {best.threshold}, K = {wanted}",
+        caption=f"clipped clients: {best.clipped_fraction:.1%}",
+    )
+    for heading in ("mechanism", "bias", "std", "error / n", "P(floor)", "P(p = 1)", "samples drawn, 5 % … 95 %"):
+        table.add_column(heading, justify="left" if heading == "mechanism" else "right")
+    for one in assessments:
+        table.add_row(
+            one.mechanism,
+            f"{one.bias:+,.0f}",
+            f"{one.standard_deviation:,.0f}",
+            f"{one.relative_error:.3g}",
+            f"{one.floor_probability:.1%}",
+            f"{one.saturation_probability:.1%}",
+            f"{one.drawn_low:,.0f} … {one.drawn_high:,.0f}",
+        )
+    console.print(table)
+    console.print(advice(assessments))
+
+
+def advice(assessments: list[Assessment]) -> str:
+    """One sentence on what to choose: the mechanism, and the threshold when it is what goes wrong."""
+    best = assessments[0]
+    if abs(best.bias) > best.standard_deviation:
+        return f"Clipping is the larger error: raise samples.threshold above {best.threshold}."
+    if best.relative_error > 0.5:
+        return (
+            "Noise drowns the total with every mechanism: raise samples.epsilon, lower samples.threshold towards the "
+            "largest client, or ask more clients."
+        )
+    return f'Set samples.size_estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
+
+
+def plot(sizes: IntArray, epsilon: float, threshold: int, wanted: int, path: Path) -> None:
+    """Draw the relative error of every mechanism against M and against ε, around the given values.
+
+    Parameters
+    ----------
+    sizes, epsilon, threshold, wanted
+        As for `assess`.
+    path : Path
+        The picture; its suffix chooses the format.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is not installed, or a setting is out of range.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("a plot needs matplotlib: pip install 'fedmpi[report]'") from None
+    thresholds = np.unique(np.geomspace(3, max(4 * threshold, 12), 60).astype(int)).tolist()
+    epsilons = np.geomspace(epsilon / 8, min(epsilon * 8, 500), 60).tolist()
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, values, chosen, label in (
+        (left, thresholds, threshold, "threshold M"),
+        (right, epsilons, epsilon, "ε of one answer"),
+    ):
+        runs = [
+            assess(sizes, epsilon, v, wanted) if axes is left else assess(sizes, v, threshold, wanted) for v in values
+        ]
+        for name in MECHANISMS:
+            axes.plot(values, [next(a.relative_error for a in run if a.mechanism == name) for run in runs], label=name)
+        axes.axvline(chosen, color="grey", linestyle=":")
+        axes.set(xlabel=label, xscale="log", yscale="log")
+    left.set_ylabel("error of the total / n")
+    left.legend()
+    figure.savefig(path)

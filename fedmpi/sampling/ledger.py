@@ -1,0 +1,81 @@
+"""The privacy ledger of the size queries: the ε each client has spent so far, by basic composition.
+
+ε adds up over the answers of a client (Dwork and Roth 2014, Theorem 3.16). A memoised answer is drawn once and repeated,
+which reveals nothing new: it is paid for once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """The ledger after a round.
+
+    Attributes
+    ----------
+    epsilon_round : float
+        The largest ε a client spent in this round (0 when all answers were repeats).
+    epsilon_max, epsilon_mean : float
+        The largest ε a client has spent so far, and the mean over all clients.
+    """
+
+    epsilon_round: float
+    epsilon_max: float
+    epsilon_mean: float
+
+
+class PrivacyLedger:
+    """What every client has spent on answering the size query.
+
+    Parameters
+    ----------
+    clients : int
+        N.
+    epsilon : float
+        ε of one answer; infinite for exact sizes.
+    memoise : bool
+        Whether a client repeats its first answer.
+    """
+
+    def __init__(self, clients: int, epsilon: float, memoise: bool = False):
+        self.epsilon = epsilon
+        self.memoise = memoise
+        self._answers = np.zeros(clients, np.int64)
+
+    def record(self, asked: IntArray | None) -> LedgerEntry:
+        """Enter one query.
+
+        Parameters
+        ----------
+        asked : int64 (a,), optional
+            The clients asked, unique; None for all.
+        """
+        everyone = slice(None) if asked is None else asked
+        before = self._answers[everyone]
+        fresh = bool(before.size) and not (self.memoise and before.min() > 0)
+        self._answers[everyone] = 1 if self.memoise else before + 1
+        spent = self.spent()
+        return LedgerEntry(self.epsilon if fresh else 0.0, float(spent.max()), float(spent.mean()))
+
+    def spent(self) -> FloatArray:
+        """ε spent so far by every client, float64 (N,)."""
+        if math.isinf(self.epsilon):
+            return np.where(self._answers > 0, math.inf, 0.0)
+        return self._answers * self.epsilon
+
+    def state(self) -> dict[str, IntArray]:
+        """The ledger as arrays, for a checkpoint."""
+        return {"answers": self._answers.copy()}
+
+    def load(self, state: dict[str, IntArray]) -> None:
+        """Take over the ledger of a checkpoint."""
+        self._answers = state["answers"].copy()
