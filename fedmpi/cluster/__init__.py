@@ -1,0 +1,22 @@
+"""All that touches MPI: the ranks, typed collectives, sums, relays, polite waiting, and the end of a job."""
+
+from fedmpi.cluster.counters import BytesMoved
+from fedmpi.cluster.ending import abort_job, agree_on_end, world_rank
+from fedmpi.cluster.launcher import Launch, LauncherMismatch, read_launch, start_mpi
+from fedmpi.cluster.relay import Group
+from fedmpi.cluster.resources import choose_device
+from fedmpi.cluster.world import Cluster
+
+__all__ = [
+    "BytesMoved",
+    "Cluster",
+    "Group",
+    "Launch",
+    "LauncherMismatch",
+    "abort_job",
+    "agree_on_end",
+    "choose_device",
+    "read_launch",
+    "start_mpi",
+    "world_rank",
+]

@@ -1,0 +1,106 @@
+"""Which way of summing pays: memory shared by the ranks of a node, or MPI's Allreduce."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Literal
+
+import numpy as np
+
+from fedmpi.cluster.communicators import Communicators, maximum
+from fedmpi.cluster.counters import BytesMoved
+from fedmpi.cluster.sums import AllreduceSum, Sum
+from fedmpi.cluster.window import WindowSum, bytes_on_node
+
+log = logging.getLogger(__name__)
+
+Reduction = Literal["auto", "window", "allreduce"]
+
+# Measured with MPICH: shared memory wins from 70,000 float32 on where every rank has a core; with more ranks than cores
+# the barriers can cost more than Allreduce, which pays from about a million bytes on.
+WINDOW_FROM_BYTES = 128 << 10
+WINDOW_FROM_BYTES_CROWDED = 1 << 20
+SHARED_MEMORY = "/dev/shm"
+SPARE_SHARED_MEMORY = 8 << 20
+
+
+def choose_reduction(wanted: Reduction, nbytes: int, ranks_on_node: int, cores: int) -> tuple[Reduction, str]:
+    """Decide between the window and Allreduce.
+
+    Parameters
+    ----------
+    wanted : {"auto", "window", "allreduce"}
+        What the user asked for.
+    nbytes : int
+        Length of the buffer.
+    ranks_on_node : int
+        The largest number of ranks that share a node.
+    cores : int
+        The smallest number of cores that the ranks of a node have.
+
+    Returns
+    -------
+    reduction : {"window", "allreduce"}
+    reason : str
+        Why, in words for the log.
+    """
+    if wanted != "auto":
+        return wanted, "as asked for"
+    if ranks_on_node == 1:
+        return "allreduce", "no two ranks share a node"
+    least = WINDOW_FROM_BYTES_CROWDED if ranks_on_node > cores else WINDOW_FROM_BYTES
+    where = f"{ranks_on_node} ranks on the {cores} cores of a node"
+    if nbytes < least:
+        return "allreduce", f"with {where} shared memory pays from {least >> 10} KiB on"
+    return "window", f"shared memory pays with {where}"
+
+
+def build_sum(comms: Communicators, wanted: Reduction, count: int, dtype: np.dtype, moved: BytesMoved) -> Sum:
+    """A buffer that is summed over the ranks; all ranks build it together and the choice is logged.
+
+    Raises
+    ------
+    RuntimeError
+        If the ranks ask for buffers of different length or type (on every rank).
+    """
+    for value in (count, dtype.num):
+        if maximum(comms.world, value) != -maximum(comms.world, -value):
+            raise RuntimeError(f"the ranks ask for different sum buffers (here {count} values of {dtype})")
+    nbytes = count * dtype.itemsize
+    way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores)
+    shared = _share_memory(comms, count, dtype, moved) if way == "window" else None
+    if isinstance(shared, str):
+        way, reason = "allreduce", f"instead of shared memory: {shared}"
+    if comms.world.rank == 0:
+        level = logging.WARNING if isinstance(shared, str) else logging.INFO
+        log.log(level, "sums of %d %s (%.1f MB) go through the %s: %s", count, dtype, nbytes / 1e6, way, reason)
+    return shared if isinstance(shared, WindowSum) else AllreduceSum(comms.world, count, dtype, moved)
+
+
+def shared_memory_lacks(nbytes: int) -> bool:
+    """Whether this node's shared memory lacks room for so many bytes; writing beyond it is deadly (SIGBUS)."""
+    try:
+        room = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return False  # the library keeps its shared memory elsewhere, and says itself when that fails
+    return room.f_bavail * room.f_frsize < nbytes + SPARE_SHARED_MEMORY
+
+
+def _share_memory(comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved) -> WindowSum | str:
+    """The window, or why some node has none; the same kind of answer on every rank."""
+    from mpi4py import MPI
+
+    need = bytes_on_node(count * dtype.itemsize, comms.node.size)
+    if maximum(comms.world, int(shared_memory_lacks(need))):
+        return f"a node has less than {(need + SPARE_SHARED_MEMORY) / 1e6:.0f} MB free in {SHARED_MEMORY}"
+    try:
+        shared = WindowSum(comms, count, dtype, moved)
+    except MPI.Exception as error:
+        maximum(comms.world, 1)
+        return f"MPI cannot share memory ({error})"
+    if maximum(comms.world, 0):
+        shared.close()
+        return "MPI cannot share memory on another node"
+    shared.clear()
+    return shared

@@ -1,0 +1,63 @@
+"""How a job of several ranks ends: all together with one code, or at once for all by abort."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import NoReturn
+
+import numpy as np
+
+from fedmpi.cluster.waiting import wait_until
+
+
+def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:
+    """Wait politely for the other ranks to end, and compare how.
+
+    Every rank that ends in order calls this once. It uses COMM_WORLD, which nothing else in fedmpi communicates on.
+
+    Parameters
+    ----------
+    code : int
+        The exit code of this rank.
+    digest : int
+        Any number that says why (for example a checksum of the error message).
+    limit : float, optional
+        Seconds to wait for the others; None waits as long as they work.
+
+    Returns
+    -------
+    bool
+        True if all ranks came with the same code and digest; True also when there is no other rank.
+    """
+    mpi = running_mpi()
+    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
+        return True
+    mine = np.array([code, -code, digest, -digest], np.int64)
+    most = np.empty_like(mine)
+    if not wait_until(mpi.COMM_WORLD.Iallreduce(mine, most, op=mpi.MAX).Test, limit):
+        return False
+    return bool(np.array_equal(mine, most))
+
+
+def abort_job(code: int) -> NoReturn:
+    """End every rank of the job now with this non-zero exit code; does not return."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    mpi = running_mpi()
+    if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
+        mpi.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+def world_rank() -> int | None:
+    """This rank in a running job of several ranks, else None."""
+    mpi = running_mpi()
+    return mpi.COMM_WORLD.Get_rank() if mpi is not None and mpi.COMM_WORLD.Get_size() > 1 else None
+
+
+def running_mpi() -> ModuleType | None:
+    """`mpi4py.MPI` if somebody loaded and started it and it has not ended, without loading it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None

@@ -1,0 +1,236 @@
+"""`Cluster`: this process among the ranks of the job, with the few exchanges that a federated round needs.
+
+Rank 0 is the server, the others are workers; a single process is both. Collectives are called by all ranks in the same
+order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fedmpi.cluster.buffers import broadcast_arrays, gather_arrays
+from fedmpi.cluster.choice import Reduction, build_sum
+from fedmpi.cluster.communicators import Communicators, maximum
+from fedmpi.cluster.counters import BytesMoved
+from fedmpi.cluster.ending import abort_job
+from fedmpi.cluster.launcher import short_version, start_mpi
+from fedmpi.cluster.relay import Group, Groups
+from fedmpi.cluster.resources import choose_device, core_mask, cores_allowed, fair_threads
+from fedmpi.cluster.sums import LocalSum, Sum
+from fedmpi.cluster.waiting import meet
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
+
+
+class Cluster:
+    """The ranks of the job as one of them sees them; built by `Cluster.connect`.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank among all.
+    is_server : bool
+        Whether this is rank 0.
+    workers : int
+        Number of ranks that train: all but rank 0, or one for a single process.
+    worker : int or None
+        This rank's index among the workers; 0 for a single process, None for a server beside workers.
+    node_rank, node_size, nodes : int
+        This rank among those of its node, and the number of nodes.
+    mpi : str
+        The MPI library and its version, or "none".
+    """
+
+    def __init__(self, comms: Communicators | None, mpi: str, reduction: Reduction = "auto"):
+        self._comms = comms
+        self._reduction: Reduction = reduction
+        self._moved = BytesMoved()
+        self._sums: dict[tuple[int, np.dtype], Sum] = {}
+        self._current: Sum | None = None
+        self._groups = Groups(None if comms is None else comms.world, self._moved)
+        self.mpi = mpi
+        self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
+        self.node_rank, self.node_size = (0, 1) if comms is None else (comms.node.rank, comms.node.size)
+        self.nodes = 1 if comms is None else comms.nodes
+        self.is_server = self.rank == 0
+        self.workers = max(1, self.size - 1)
+        self.worker = None if self.is_server and self.size > 1 else max(0, self.rank - 1)
+
+    @classmethod
+    def connect(cls, reduction: Reduction = "auto") -> Cluster:
+        """Join the job that this process was launched in; without MPI, a job of one process.
+
+        Parameters
+        ----------
+        reduction : {"auto", "window", "allreduce"}
+            How `reduce` sums; "auto" takes the node's shared memory where it pays.
+
+        Raises
+        ------
+        UserError
+            If several processes were launched, but MPI is missing or does not join them.
+        """
+        mpi = start_mpi()
+        if mpi is None:
+            log.info("one process: no MPI is installed")
+            return cls(None, "none", reduction)
+        library = short_version(mpi.Get_library_version())
+        if mpi.COMM_WORLD.Get_size() == 1:
+            log.info("one process (%s)", library)
+            return cls(None, library, reduction)
+        cluster = cls(Communicators.split(mpi.COMM_WORLD), library, reduction)
+        if cluster.is_server:
+            log.info("%d processes on %d node(s) (%s)", cluster.size, cluster.nodes, library)
+        return cluster
+
+    def worker_rank(self, worker: int) -> int:
+        """The rank of the worker with this index."""
+        return worker if self.size == 1 else worker + 1
+
+    def barrier(self) -> None:
+        """Wait politely until all ranks have come here."""
+        if self._comms is not None:
+            meet(self._comms.world)
+
+    def broadcast(self, arrays: Sequence[np.ndarray] | None) -> list[np.ndarray]:
+        """Rank 0's arrays on all ranks.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray, or None
+            On rank 0 the arrays (numbers, up to 8 dimensions); ignored elsewhere.
+
+        Returns
+        -------
+        list of ndarray
+            On rank 0 the given arrays, elsewhere copies of its own.
+        """
+        if self.is_server and arrays is None:
+            raise ValueError("rank 0 broadcasts: it has to give arrays")
+        if self._comms is None:
+            return list(arrays or ())
+        self.barrier()
+        received = broadcast_arrays(self._comms.world, arrays if self.is_server else None)
+        self._moved.broadcast += sum(array.nbytes for array in received)
+        return received
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray] | None:
+        """Every rank's array on rank 0, in rank order, else None; lengths, shapes and dtypes may differ."""
+        if self._comms is None:
+            return [array]
+        self.barrier()
+        received = gather_arrays(self._comms.world, array)
+        self._moved.gather += array.nbytes if received is None else sum(part.nbytes for part in received[1:])
+        return received
+
+    def maximum(self, value: int) -> int:
+        """The largest of the ranks' integers, on all ranks."""
+        return value if self._comms is None else maximum(self._comms.world, value)
+
+    def sum_buffer(self, count: int, dtype: DTypeLike) -> np.ndarray:
+        """This rank's slot of a buffer that the next `reduce` sums.
+
+        The first call for a length and type is collective and builds the buffer (zeros); later calls return the same
+        slot, with whatever was last written into it. Slots live until `close`.
+
+        Parameters
+        ----------
+        count : int
+            Number of values, the same on all ranks.
+        dtype : float32, float64 or int64
+            Their type.
+
+        Returns
+        -------
+        ndarray (count,)
+            Writable at any time outside `reduce`, also while other ranks still read the last sum.
+        """
+        dtype = np.dtype(dtype)
+        if dtype not in SUM_DTYPES:
+            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
+        key = (count, dtype)
+        if key not in self._sums:
+            self._sums[key] = (
+                LocalSum(count, dtype)
+                if self._comms is None
+                else build_sum(self._comms, self._reduction, count, dtype, self._moved)
+            )
+        self._current = self._sums[key]
+        return self._current.slot
+
+    def reduce(self) -> np.ndarray:
+        """The sum over all ranks of the slots last asked for, the same bits on every rank.
+
+        On a node the order of the summands is that of the ranks; between nodes, and in Allreduce, it is the MPI
+        library's.
+
+        Returns
+        -------
+        ndarray (count,), read-only
+            Valid until this rank calls `reduce` again; it may lie in memory shared with other ranks.
+        """
+        if self._current is None:
+            raise RuntimeError("ask for a sum_buffer before reduce")
+        self._groups.end_round()
+        self._current.reduce()
+        result = self._current.result.view()
+        result.flags.writeable = False
+        return result
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """The sub-communicator of exactly these ranks, in this order; called by its members only.
+
+        It is kept while it is asked for at least every eighth round (a round ends with `reduce`) and then freed, so ask
+        for it in every round. Ranks that are in several groups ask for them in the same order.
+        """
+        return self._groups.get(tuple(int(rank) for rank in ranks), self.rank)
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        """What this rank has handed to MPI and taken from it so far (a copy)."""
+        return replace(self._moved)
+
+    def share_bytes(self) -> BytesMoved:
+        """`bytes_moved` summed over all ranks, on all ranks; collective."""
+        if self._comms is None:
+            return self.bytes_moved
+        counts = np.array(self._moved.as_tuple(), np.int64)
+        summed = np.empty_like(counts)
+        self.barrier()
+        self._comms.world.Allreduce(counts, summed)
+        return BytesMoved(*(int(count) for count in summed))
+
+    def threads_for_rank(self) -> int:
+        """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
+        masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
+        return fair_threads(masks, node_rank, cores_allowed(), os.environ)
+
+    def device(self, request: str = "auto") -> torch.device:
+        """The torch device of this rank; see `resources.choose_device`."""
+        return choose_device(request, self.node_rank)
+
+    def close(self) -> None:
+        """Free buffers, groups and communicators; collective. What `sum_buffer` and `reduce` gave is of no more use."""
+        self._groups.close()
+        for summed in self._sums.values():
+            summed.close()
+        self._sums, self._current = {}, None
+        if self._comms is not None:
+            self._comms.free()
+            self._comms = None
+
+    def abort(self, code: int) -> NoReturn:
+        """End the whole job now with this exit code."""
+        abort_job(code)

@@ -1,0 +1,97 @@
+"""The top of every command: no error on any rank may leave the other ranks waiting.
+
+Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after saving, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from zlib import crc32
+
+from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
+from fedmpi.errors import ClientFailure, UserError
+
+DONE, OUR_FAULT, USER_ERROR, STOPPED = 0, 1, 2, 75
+SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
+SECONDS_TO_AGREE_ON_ERROR = 2.0
+
+
+def run_guarded(main: Callable[[], int | None]) -> int:
+    """Run a command's main function so that an error on one rank ends the whole job.
+
+    Parameters
+    ----------
+    main : callable
+        Returns the exit code (None counts as 0). The codes 0 and 75 are for all ranks together; any other
+        return, `SystemExit` or exception is a failure.
+
+    Returns
+    -------
+    int
+        The exit code, when this process may end in order (all ranks do, with the same code). When the ranks differ, or
+        one raised, the job is aborted and this function does not return: a `UserError` that all ranks raise alike is
+        printed once.
+    """
+    try:
+        launch = read_launch()
+        if launch is not None and launch.size > 1:
+            start_mpi()  # before anything can fail: only a rank that has joined can end the others
+        code, why = main() or DONE, ""
+    except SystemExit as stop:
+        code, why = _exit_code(stop)
+    except LauncherMismatch as error:
+        return _mismatch(error)
+    except UserError as error:
+        code, why = USER_ERROR, f"error: {error}"
+    except ClientFailure as failure:
+        _tell(f"error: {failure}")
+        abort_job(OUR_FAULT)
+    except KeyboardInterrupt:
+        _tell("interrupted")
+        abort_job(130)
+    except BaseException:
+        _tell(traceback.format_exc())
+        abort_job(OUR_FAULT)
+    return _end(code, why)
+
+
+def _end(code: int, why: str) -> int:
+    limit = SECONDS_TO_AGREE.get(code, SECONDS_TO_AGREE_ON_ERROR)
+    together = agree_on_end(code, crc32(why.encode()), limit)
+    if together:
+        if why and not world_rank():
+            print(why, file=sys.stderr, flush=True)
+        return code
+    if code == DONE:
+        return code  # another rank failed, and ends the job
+    _tell(why or f"ends alone with exit code {code}")
+    abort_job(code)
+
+
+def _exit_code(stop: SystemExit) -> tuple[int, str]:
+    if isinstance(stop.code, str):
+        return OUR_FAULT, stop.code
+    return stop.code or DONE, ""
+
+
+def _mismatch(error: LauncherMismatch) -> int:
+    """Every process is alone and says the same: one voice is enough."""
+    launch = read_launch()
+    if launch is None or launch.rank == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(1)
+    return USER_ERROR
+
+
+def _tell(text: str) -> None:
+    rank = world_rank()
+    if rank is None and (launch := read_launch()) is not None and launch.size > 1:
+        rank = launch.rank
+    prefix = "" if rank is None else f"rank {rank}: "
+    lines = "\n".join(prefix + line for line in text.rstrip().split("\n"))
+    sys.stdout.flush()
+    print(lines, file=sys.stderr, flush=True)
