@@ -61,8 +61,8 @@ def add_noise(
 ) -> torch.Tensor:
     """Add the server's Gaussian noise, in place; every rank draws the same.
 
-    One client moves Σ c_k Δ_k by at most max c_k · C, so the noise is N(0, (σ · C · max c_k)²) in every coordinate: for a
-    plain mean of m clients, max c_k = 1/m.
+    One client moves Σ c_k Δ_k by at most max c_k · C, so the noise is N(0, (σ · C · max c_k)²) in every coordinate; for
+    a plain mean of m clients, max c_k = 1/m.
 
     Parameters
     ----------
@@ -96,9 +96,9 @@ def add_noise(
 class GaussianAccountant:
     """ε(δ) of the rounds so far, for adding or removing one client.
 
-    A round whose largest inclusion probability is q counts as a Poisson-subsampled Gaussian mechanism with rate q. For a
-    cohort of fixed size this is the customary approximation, not a theorem: without secrecy of the cohort, or when the
-    draw looks at the clients' data (importance, strata of gradients), give q = 1, which is always valid.
+    A round whose largest inclusion probability is q counts as a Poisson-subsampled Gaussian mechanism with rate q. For
+    a cohort of fixed size this is the customary approximation, not a theorem. Where the cohort is no secret, or the
+    draw looks at the clients' data (importance, strata of gradients), give q = 1: that needs no sampling argument.
 
     Parameters
     ----------
@@ -118,8 +118,8 @@ class GaussianAccountant:
     def __init__(self, noise_multiplier: float, delta: float, method: str = "rdp"):
         if noise_multiplier < 0 or not 0 < delta < 1:
             raise UserError(
-                f"privacy: the noise multiplier must not be negative and delta must lie in (0, 1), not {noise_multiplier}, "
-                f"{delta}"
+                "privacy: the noise multiplier must not be negative and delta must lie in (0, 1), "
+                f"not {noise_multiplier} and {delta}"
             )
         if method not in METHODS:
             raise UserError(f"privacy: the accountant {method!r} is unknown: choose {' or '.join(METHODS)}")
