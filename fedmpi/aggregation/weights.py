@@ -79,7 +79,8 @@ def coefficients(
     sending = np.where(used > 0, cohort.multiplicity, 0)
     match kind:
         case "samples":
-            return cohort.multiplicity * used * _power_of_two_share(int(sizes[cohort.clients].sum()))
+            share = _power_of_two_share(int(sizes[cohort.clients].sum()))
+            return np.multiply(cohort.multiplicity * used, share, dtype=np.float64)
         case "uniform":
             return sending * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
         case "gradient-sum":

@@ -141,7 +141,8 @@ def render(assessments: list[Assessment], wanted: int, console: Console) -> None
     """
     best = assessments[0]
     table = Table(
-        title=f"{best.clients:,} clients, {best.samples:,} samples: ε = {best.epsilon:g}, M = {best.threshold}, K = {wanted}",
+        title=f"{best.clients:,} clients, {best.samples:,} samples: "
+        f"ε = {best.epsilon:g}, M = {best.threshold}, K = {wanted}",
         caption=f"clipped clients: {best.clipped_fraction:.1%}",
     )
     for heading in ("mechanism", "bias", "std", "error / n", "P(floor)", "P(p = 1)", "samples drawn, 5 % … 95 %"):
@@ -196,13 +197,12 @@ def plot(sizes: IntArray, epsilon: float, threshold: int, wanted: int, path: Pat
     epsilons = np.geomspace(epsilon / 8, min(epsilon * 8, 500), 60).tolist()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for axes, values, chosen, label in (
-        (left, thresholds, threshold, "threshold M"),
-        (right, epsilons, epsilon, "ε of one answer"),
+    by_threshold = [assess(sizes, epsilon, value, wanted) for value in thresholds]
+    by_epsilon = [assess(sizes, value, threshold, wanted) for value in epsilons]
+    for axes, values, runs, chosen, label in (
+        (left, thresholds, by_threshold, threshold, "threshold M"),
+        (right, epsilons, by_epsilon, epsilon, "ε of one answer"),
     ):
-        runs = [
-            assess(sizes, epsilon, v, wanted) if axes is left else assess(sizes, v, threshold, wanted) for v in values
-        ]
         for name in MECHANISMS:
             axes.plot(values, [next(a.relative_error for a in run if a.mechanism == name) for run in runs], label=name)
         axes.axvline(chosen, color="grey", linestyle=":")

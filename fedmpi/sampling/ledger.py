@@ -1,7 +1,8 @@
 """The privacy ledger of the size queries: the ε each client has spent so far, by basic composition.
 
-ε adds up over the answers of a client (Dwork and Roth 2014, Theorem 3.16). A memoised answer is drawn once and repeated,
-which reveals nothing new: it is paid for once.
+ε adds up over the answers of a client (Dwork and Roth 2014, Theorem 3.16). A memoised answer is drawn once and
+repeated, which reveals nothing new: it is paid for once. Clients that answer unclipped above M − 1 are outside the
+guarantee and not counted here (`SizeEstimate.unprotected`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class PrivacyLedger:
         """ε spent so far by every client, float64 (N,)."""
         if math.isinf(self.epsilon):
             return np.where(self._answers > 0, math.inf, 0.0)
-        return self._answers * self.epsilon
+        return np.multiply(self._answers, self.epsilon, dtype=np.float64)
 
     def state(self) -> dict[str, IntArray]:
         """The ledger as arrays, for a checkpoint."""
