@@ -1,0 +1,112 @@
+"""Kullback-Leibler divergence of class counts: how far a client's or a mediator's data are from a target distribution.
+
+Duan et al. 2019 (Astraea), section III-B and Fig 7. Natural logarithms: the divergences are in nats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import xlogy
+
+Floats = NDArray[np.float64]
+
+
+def target_distribution(classes: int, counts: NDArray[Any] | None = None) -> Floats:
+    """The distribution that mediators should come close to.
+
+    Parameters
+    ----------
+    classes : int
+        C.
+    counts : array (C,), optional
+        Class counts to follow, for example those of the test set; None means uniform (P_u of the paper).
+
+    Returns
+    -------
+    float64 (C,)
+        Probabilities.
+
+    Raises
+    ------
+    ValueError
+        If the counts are not C finite numbers >= 0 with a positive sum.
+    """
+    if counts is None:
+        return np.full(classes, 1 / classes)
+    weights = np.asarray(counts, np.float64)
+    if weights.shape != (classes,) or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() == 0:
+        raise ValueError(f"a target distribution needs {classes} counts >= 0, one of them positive, not {counts}")
+    return weights / weights.sum()
+
+
+def kl_divergence(counts: NDArray[Any], target: Floats | None = None) -> Floats:
+    """D_KL(P || Q) of every row's class distribution P from the target Q, in nats.
+
+    Parameters
+    ----------
+    counts : array (..., C)
+        Class counts; classes that are missing contribute nothing (0 log 0 = 0).
+    target : float64 (C,), optional
+        Q, the probabilities of the classes; uniform when None.
+
+    Returns
+    -------
+    float64 (...)
+        >= 0; infinite where a row holds a class of target probability 0; NaN for rows without any sample, which
+        have no distribution.
+    """
+    counts = np.asarray(counts, np.float64)
+    target = target_distribution(counts.shape[-1]) if target is None else target
+    totals = counts.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = counts / totals[..., None]
+        surprise = -xlogy(shares, target).sum(axis=-1)
+        divergence: Floats = surprise + xlogy(shares, shares).sum(axis=-1)
+    return np.maximum(divergence, 0.0)
+
+
+@dataclass(frozen=True)
+class DivergenceSummary:
+    """Mean, standard deviation and largest value of some divergences (Fig 7 of the paper shows their distribution).
+
+    Attributes
+    ----------
+    mean, std, max : float
+        In nats; NaN when there is nothing to summarise.
+    """
+
+    mean: float
+    std: float
+    max: float
+
+
+def summarise(divergences: Floats) -> DivergenceSummary:
+    """Summary over the rows that have a distribution (NaN entries are left out)."""
+    known = divergences[~np.isnan(divergences)]
+    if len(known) == 0:
+        return DivergenceSummary(float("nan"), float("nan"), float("nan"))
+    with np.errstate(invalid="ignore"):  # the spread of an infinite divergence is NaN
+        return DivergenceSummary(float(known.mean()), float(known.std()), float(known.max()))
+
+
+def pooled_counts(class_counts: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Class counts of every group's pooled data.
+
+    Parameters
+    ----------
+    class_counts : int64 (c, C)
+        Class counts of the clients.
+    groups : int64 (c,)
+        Group (mediator) of each client, 0 ... M - 1.
+
+    Returns
+    -------
+    int64 (M, C)
+    """
+    pooled = np.zeros((int(groups.max(initial=-1)) + 1, class_counts.shape[1]), np.int64)
+    np.add.at(pooled, groups, class_counts)
+    return pooled

@@ -1,0 +1,184 @@
+"""Which clients share a mediator: Astraea's greedy rescheduling, an exchange pass beyond it, and random groups as control.
+
+Duan et al. 2019 (Astraea), Algorithm 3. Pure functions: class counts in, the mediator of every client out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import UserError
+from fedmpi.mediators.divergence import Floats, pooled_counts, target_distribution
+
+Ints = NDArray[np.int64]
+
+TIE = 1e-12  # divergences closer than this are equal up to rounding: the lower client wins
+MOST_SWEEPS = 10
+
+
+def schedule(
+    kind: str, class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None = None
+) -> Ints:
+    """The mediator of every online client.
+
+    Parameters
+    ----------
+    kind : {"greedy", "exchange", "random"}
+        Algorithm 3; Algorithm 3 followed by exchanges; random groups.
+    class_counts : int64 (c, C)
+        Class counts of the online clients, in the order of their ids.
+    most : int
+        γ >= 1, the most clients of one mediator.
+    generator : Generator
+        Stream of (SCHEDULE, round); used by "random" only.
+    target : float64 (C,), optional
+        Class distribution to come close to; uniform when None.
+
+    Returns
+    -------
+    int64 (c,)
+        Mediators are numbered 0 ... ⌈c/γ⌉ - 1 in the order in which they are made.
+
+    Raises
+    ------
+    UserError
+        If the clients hold a class that the target says does not exist: every divergence would be infinite.
+    """
+    if kind == "random":
+        return random_groups(len(class_counts), most, generator)
+    mediators = greedy(class_counts, most, target)
+    return mediators if kind == "greedy" else exchange(class_counts, mediators, target)
+
+
+def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:
+    """Astraea's Algorithm 3: fill one mediator after another with the client that brings it closest to the target.
+
+    P_m + P_i of line 7 is read as the pooled class counts of the mediator and the client. Ties go to the client with
+    the lower index. Time O(c² C); the paper states O(c²).
+
+    Parameters
+    ----------
+    class_counts : int64 (c, C)
+        Class counts of the clients.
+    most : int
+        γ.
+    target : float64 (C,), optional
+        Uniform when None.
+
+    Returns
+    -------
+    int64 (c,)
+        Mediator of every client.
+    """
+    log_target = _log_target(class_counts, target)
+    counts = np.asarray(class_counts, np.float64)
+    mediators = np.full(len(counts), -1, np.int64)
+    waiting = np.arange(len(counts))
+    for mediator in range(-(-len(counts) // most)):
+        members = _fill(counts[waiting], min(most, len(waiting)), log_target)
+        mediators[waiting[members]] = mediator
+        waiting = np.delete(waiting, members)
+    return mediators
+
+
+def _fill(counts: Floats, places: int, log_target: Floats) -> list[int]:
+    """Rows chosen for one mediator, in the order of the choice."""
+    pooled = np.zeros(counts.shape[1])
+    members: list[int] = []
+    taken = np.zeros(len(counts), bool)
+    for _ in range(places):
+        divergence = _divergence(counts + pooled, log_target)
+        divergence[taken] = np.inf
+        ties = np.flatnonzero((divergence <= divergence.min() + TIE) & ~taken)
+        chosen = int(ties[0])
+        members.append(chosen)
+        taken[chosen] = True
+        pooled += counts[chosen]
+    return members
+
+
+def exchange(class_counts: Ints, mediators: Ints, target: Floats | None = None, sweeps: int = MOST_SWEEPS) -> Ints:
+    """Swap clients of different mediators as long as that lowers the sum of the divergences (beyond the paper).
+
+    The greedy pass leaves the worst clients to the last mediators; swaps even that out. The group sizes stay, and
+    the mean divergence never rises. Every sweep visits each client once and makes its best swap, O(c² C).
+
+    Parameters
+    ----------
+    class_counts : int64 (c, C)
+        Class counts of the clients.
+    mediators : int64 (c,)
+        A first grouping.
+    target : float64 (C,), optional
+        Uniform when None.
+    sweeps : int
+        Most passes over the clients; it ends earlier when no swap gains.
+
+    Returns
+    -------
+    int64 (c,)
+        Mediator of every client.
+    """
+    mediators = mediators.copy()
+    if len(mediators) == 0 or np.bincount(mediators).max() == 1:
+        return mediators
+    log_target = _log_target(class_counts, target)
+    counts = np.asarray(class_counts, np.float64)
+    pooled = pooled_counts(class_counts, mediators).astype(np.float64)
+    for _ in range(sweeps):
+        swapped = [_swap_best(client, counts, mediators, pooled, log_target) for client in range(len(counts))]
+        if not any(swapped):
+            break
+    return mediators
+
+
+def _swap_best(client: int, counts: Floats, mediators: Ints, pooled: Floats, log_target: Floats) -> bool:
+    """Swap a client with the client of another mediator that gains most, in place; whether any gains."""
+    own = mediators[client]
+    moved = counts - counts[client]
+    before = _divergence(pooled, log_target)
+    after = _divergence(pooled[own] + moved, log_target) + _divergence(pooled[mediators] - moved, log_target)
+    gain = np.where(mediators == own, 0.0, before[own] + before[mediators] - after)
+    other = int(gain.argmax())
+    if not gain[other] > TIE:
+        return False
+    pooled[own] += moved[other]
+    pooled[mediators[other]] -= moved[other]
+    mediators[client], mediators[other] = mediators[other], own
+    return True
+
+
+def random_groups(clients: int, most: int, generator: np.random.Generator) -> Ints:
+    """Mediators with ≤ γ clients drawn at random, the control of Algorithm 3; int64 (clients,)."""
+    mediators = np.empty(clients, np.int64)
+    mediators[generator.permutation(clients)] = np.arange(clients) // most
+    return mediators
+
+
+def _log_target(class_counts: Ints, target: Floats | None) -> Floats:
+    """Logarithms of the target's probabilities, 0 for classes that nobody holds."""
+    target = target_distribution(class_counts.shape[1]) if target is None else target
+    held = np.asarray(class_counts).sum(axis=0) > 0
+    impossible = np.flatnonzero(held & (target == 0))
+    if len(impossible):
+        raise UserError(
+            f"the clients hold samples of class {impossible[0]}, which the target distribution of the mediators lacks: "
+            'set topology.target = "uniform"'
+        )
+    return np.log(np.where(target > 0, target, 1.0))
+
+
+def _divergence(counts: Floats, log_target: Floats) -> Floats:
+    """D_KL of rows of whole counts (..., C) from the target; rows without samples count as the worst distribution.
+
+    Σ p log(p/q) = (Σ s log s - Σ s log q) / T - log T with p = s/T. log(max(s, 1)) equals log s for s >= 1 and makes
+    the terms of missing classes vanish; this is half the time of `xlogy`, in the loop that decides the time of a plan.
+    """
+    totals = counts.sum(axis=-1)
+    terms = np.maximum(counts, 1.0)
+    np.log(terms, out=terms)
+    terms -= log_target
+    sums = np.einsum("...c,...c->...", counts, terms)
+    some = np.maximum(totals, 1.0)
+    return np.where(totals > 0, sums / some - np.log(some), -log_target.min())

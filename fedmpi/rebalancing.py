@@ -1,0 +1,164 @@
+"""Rebalancing by augmentation: how many warped copies every sample of a scarce class gets.
+
+Duan et al. 2019 (Astraea), Algorithm 2. Pure functions: class counts in, copies out. The copies themselves are made by
+`fedmpi.data.augment`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.streams import Purpose, Streams
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_CLIENTS_AT_ONCE = 1 << 14  # bounds the memory of the random numbers of a large population
+
+
+def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Floats:
+    """Expected number of augmented copies of one sample of every class (Algorithm 2, lines 2-5 and 11).
+
+    The paper's text hands `Augment` the number (C̄/C_y)^α and adds what it generates to the original data: reading
+    "ratio", under which even α = 0 doubles the scarce classes and α = 1 takes class y from C_y to C_y + C̄, beyond the
+    mean. Under "ratio-minus-one" the original is one of the (C̄/C_y)^α images: α = 0 adds nothing and α = 1 takes the
+    class to C̄ exactly, which fits the paper's advice to choose α in [0, 1] so that the imbalance is mitigated.
+
+    Parameters
+    ----------
+    totals : int64 (C,)
+        C_y, the samples of every class held by all clients together.
+    alpha : float
+        α >= 0.
+    reading : {"ratio", "ratio-minus-one"}
+        How many copies the ratio stands for.
+
+    Returns
+    -------
+    float64 (C,)
+        0 for classes with C_y >= C̄, and for missing classes (C_y = 0), of which there is no sample to copy. C̄ is the
+        mean over all C classes of the label space, the missing ones too, as line 2 has it.
+
+    Raises
+    ------
+    ValueError
+        If α is negative or not finite, or the reading is unknown.
+    """
+    if not (np.isfinite(alpha) and alpha >= 0):
+        raise ValueError(f"alpha must be a number >= 0, not {alpha}")
+    if reading not in ("ratio", "ratio-minus-one"):
+        raise ValueError(f"copies must be ratio or ratio-minus-one, not {reading}")
+    totals = np.asarray(totals, np.float64)
+    scarce = (totals > 0) & (totals < totals.mean())
+    ratio = np.where(scarce, totals.mean() / np.where(scarce, totals, 1.0), 1.0) ** alpha
+    return np.where(scarce, ratio - (reading == "ratio-minus-one"), 0.0)
+
+
+@dataclass(frozen=True)
+class Rebalancing:
+    """The augmentation of a whole population.
+
+    Attributes
+    ----------
+    copies : float64 (C,)
+        Expected copies of one sample of every class.
+    class_counts : int64 (N, C)
+        Samples of every client and class, copies included.
+    added : int64 (N,)
+        Copies of every client.
+    """
+
+    copies: Floats
+    class_counts: Ints
+    added: Ints
+
+    @property
+    def sizes(self) -> Ints:
+        """n_k with the copies, int64 (N,)."""
+        sizes: Ints = self.class_counts.sum(axis=1)
+        return sizes
+
+    @property
+    def overhead(self) -> float:
+        """Copies as a share of the original samples: the storage overhead of the paper's Fig 9 when they are stored."""
+        added = int(self.added.sum())
+        return added / (int(self.class_counts.sum()) - added)
+
+
+def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) -> Rebalancing:
+    """Augment every client's classes that are scarce in the whole population (Algorithm 2).
+
+    The copies of each sample are the whole part of `copies_per_sample`, plus one with the probability of its
+    fractional part, drawn sample by sample from the stream (AUGMENT_COPIES, 0, client): the very draws of `copies_of`.
+
+    Parameters
+    ----------
+    class_counts : int64 (N, C)
+        What every client sends to the server at the start (step 1 of the paper's workflow).
+    alpha, reading
+        See `copies_per_sample`.
+    streams : Streams
+        The run's streams.
+    """
+    copies = copies_per_sample(class_counts.sum(axis=0), alpha, reading)
+    augmented = class_counts + class_counts * np.floor(copies).astype(np.int64)
+    drawn = np.flatnonzero(copies % 1)
+    for start in range(0, len(class_counts) if len(drawn) else 0, _CLIENTS_AT_ONCE):
+        block = class_counts[start : start + _CLIENTS_AT_ONCE, drawn]
+        draws = [_uniforms(streams, start + client, int(count)) for client, count in enumerate(block.sum(axis=1))]
+        extra = np.concatenate(draws) < np.repeat(np.tile(copies[drawn] % 1, len(block)), block.ravel())
+        ends = np.cumsum(np.concatenate(([0], extra)))[np.concatenate(([0], np.cumsum(block.ravel())))]
+        augmented[start : start + _CLIENTS_AT_ONCE, drawn] += np.diff(ends).reshape(block.shape)
+    return Rebalancing(copies, augmented, (augmented - class_counts).sum(axis=1))
+
+
+def copies_of(labels: Ints, copies: Floats, streams: Streams, client: int) -> Ints:
+    """How many copies each sample of one client gets.
+
+    Parameters
+    ----------
+    labels : int64 (n_k,)
+        The client's labels in stored order.
+    copies : float64 (C,)
+        From `copies_per_sample`.
+    streams : Streams
+        The run's streams.
+    client : int
+        The client's index.
+
+    Returns
+    -------
+    int64 (n_k,)
+        Their sums per class are those counted by `rebalance`: the Bernoulli draws are taken class after class, and in
+        stored order within a class, so that the server can count them without the labels' order.
+    """
+    numbers = np.floor(copies).astype(np.int64)[labels]
+    by_class = np.argsort(labels, kind="stable")
+    drawn = by_class[(copies % 1 > 0)[labels[by_class]]]
+    numbers[drawn] += _uniforms(streams, client, len(drawn)) < copies[labels[drawn]] % 1
+    return numbers
+
+
+def source_rows(labels: Ints, copies: Floats, streams: Streams, client: int) -> Ints:
+    """The stored row that each augmented row of one client is a copy of.
+
+    Parameters
+    ----------
+    labels, copies, streams, client
+        See `copies_of`.
+
+    Returns
+    -------
+    int64 (a_k,)
+        Sorted; copy j of the client is effective row n_k + j.
+    """
+    return np.repeat(np.arange(len(labels)), copies_of(labels, copies, streams, client))
+
+
+def _uniforms(streams: Streams, client: int, count: int) -> Floats:
+    if count == 0:
+        return np.empty(0)
+    return streams.generator(Purpose.AUGMENT_COPIES, 0, client).random(count)

@@ -1,0 +1,191 @@
+"""Astraea's Algorithm 3 on cases worked out by hand, and what the options beyond it promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import entropy
+
+from fedmpi.errors import UserError
+from fedmpi.mediators.divergence import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.mediators.scheduling import exchange, greedy, random_groups, schedule
+
+GENERATOR = np.random.default_rng
+
+
+def random_counts(seed: int, clients: int, classes: int) -> np.ndarray:
+    """Class counts of clients with few classes each; every client holds something."""
+    generator = GENERATOR(seed)
+    counts = generator.poisson(generator.dirichlet(np.full(classes, 0.3), clients) * 30)
+    counts[np.arange(clients), generator.integers(0, classes, clients)] += 1
+    return counts
+
+
+def mean_divergence(counts: np.ndarray, mediators: np.ndarray) -> float:
+    return float(kl_divergence(pooled_counts(counts, mediators)).mean())
+
+
+def plain_greedy(counts: np.ndarray, most: int) -> list[list[int]]:
+    """Algorithm 3 as the paper writes it, with scipy's relative entropy."""
+    uniform, waiting, mediators = np.full(counts.shape[1], 1 / counts.shape[1]), list(range(len(counts))), []
+    while waiting:
+        members: list[int] = []
+        while waiting and len(members) < most:
+            scores = [round(float(entropy(counts[[*members, k]].sum(axis=0), uniform)), 10) for k in waiting]
+            members.append(waiting.pop(int(np.argmin(scores))))
+        mediators.append(members)
+    return mediators
+
+
+def test_complementary_clients_share_a_mediator() -> None:
+    # Clients 0 and 1 hold class 0 only, 2 and 3 class 1 only: all tie at log 2, so client 0 opens mediator 0. With 1
+    # it would stay at log 2, with 2 or 3 it comes to 0: 2 wins by its id. Clients 1 and 3 are left.
+    counts = np.array([[4, 0], [4, 0], [0, 4], [0, 4]])
+    np.testing.assert_array_equal(greedy(counts, 2), [0, 1, 0, 1])
+
+
+def test_the_most_balanced_client_opens_the_first_mediator() -> None:
+    # KL from uniform: client 0 (3:1) 0.131, client 1 (1:1) 0, client 2 (1:3) 0.131. Client 1 opens; with 0 the pool is
+    # (4, 2), with 2 it is (2, 4): a tie, so 0 joins. Client 2 is alone in mediator 1.
+    counts = np.array([[3, 1], [1, 1], [1, 3]])
+    np.testing.assert_array_equal(greedy(counts, 2), [0, 0, 1])
+
+
+def test_counts_are_pooled_not_averaged() -> None:
+    # Client 0 (10 : 10) opens. Pooled with 1 (0 : 2) it is 10 : 12, with 2 (9 : 3) it is 19 : 13. Averaging
+    # distributions would prefer client 2 ((0.5 + 0.75) / 2 against (0.5 + 0) / 2).
+    counts = np.array([[10, 10], [0, 2], [9, 3]])
+    np.testing.assert_array_equal(greedy(counts, 2), [0, 0, 1])
+
+
+def test_missing_classes_count_as_zero_times_log_zero() -> None:
+    # Class 2 is held by nobody. Singles: 0 and 1 are at log 3, client 2 (1, 1, 0) is at log 3 - log 2: it opens.
+    counts = np.array([[5, 0, 0], [0, 5, 0], [1, 1, 0]])
+    np.testing.assert_array_equal(greedy(counts, 3), [0, 0, 0])
+    np.testing.assert_array_equal(greedy(counts, 1), [1, 2, 0])
+    np.testing.assert_allclose(kl_divergence(counts), [np.log(3), np.log(3), np.log(1.5)])
+
+
+def test_one_client_is_one_mediator() -> None:
+    np.testing.assert_array_equal(greedy(np.array([[3, 0]]), 10), [0])
+
+
+def test_nobody_online_is_no_mediator() -> None:
+    for kind in ("greedy", "exchange", "random"):
+        assert schedule(kind, np.empty((0, 4), np.int64), 3, GENERATOR(0)).shape == (0,)
+
+
+def test_gamma_one_makes_singletons() -> None:
+    mediators = greedy(random_counts(1, 9, 4), 1)
+    np.testing.assert_array_equal(np.sort(mediators), np.arange(9))
+
+
+@pytest.mark.parametrize("most", [9, 30])
+def test_gamma_of_all_clients_makes_one_mediator(most: int) -> None:
+    np.testing.assert_array_equal(greedy(random_counts(2, 9, 4), most), np.zeros(9))
+
+
+def test_equal_clients_are_taken_in_the_order_of_their_ids() -> None:
+    np.testing.assert_array_equal(greedy(np.tile([7, 1, 2], (7, 1)), 3), [0, 0, 0, 1, 1, 1, 2])
+
+
+def test_clients_equal_up_to_the_names_of_classes_tie() -> None:
+    counts = np.array([np.roll([97, 13, 5, 1, 1], k) for k in (3, 1, 4, 0, 2)])
+    assert greedy(counts, 1).tolist() == [0, 1, 2, 3, 4]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 14), st.integers(2, 6), st.integers(1, 6))
+def test_it_is_the_papers_loop(seed: int, clients: int, classes: int, most: int) -> None:
+    counts = random_counts(seed, clients, classes)
+    mediators = greedy(counts, most)
+    assert [sorted(members) for members in plain_greedy(counts, most)] == [
+        np.flatnonzero(mediators == m).tolist() for m in range(mediators.max() + 1)
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 12), st.sampled_from(["greedy", "exchange", "random"]))
+def test_every_client_has_one_mediator_and_all_but_the_last_are_full(
+    seed: int, clients: int, most: int, kind: str
+) -> None:
+    mediators = schedule(kind, random_counts(seed, clients, 5), most, GENERATOR(seed))
+    sizes = np.bincount(mediators)
+    assert sizes.tolist() == [most] * (clients // most) + [clients % most] * (clients % most > 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 30), st.integers(1, 8))
+def test_exchanges_never_make_it_worse(seed: int, clients: int, most: int) -> None:
+    counts = random_counts(seed, clients, 5)
+    first = greedy(counts, most)
+    improved = exchange(counts, first)
+    assert mean_divergence(counts, improved) <= mean_divergence(counts, first) + 1e-12
+    np.testing.assert_array_equal(np.bincount(improved), np.bincount(first))
+
+
+def test_an_exchange_repairs_what_greed_left_over() -> None:
+    # Greedy joins the two balanced clients and leaves the two of class 0 together, at log 2. One swap gives each of
+    # these a balanced partner.
+    counts = np.array([[5, 5], [6, 5], [9, 0], [9, 0]])
+    first = greedy(counts, 2)
+    assert first.tolist() == [0, 0, 1, 1]
+    improved = exchange(counts, first)
+    assert improved[0] != improved[1] and improved[2] != improved[3]
+    assert mean_divergence(counts, improved) < mean_divergence(counts, first)
+
+
+def test_greed_beats_chance_and_exchanges_beat_greed_on_skewed_clients() -> None:
+    counts = random_counts(11, 200, 10)
+    chance = mean_divergence(counts, random_groups(200, 10, GENERATOR(0)))
+    first = greedy(counts, 10)
+    assert mean_divergence(counts, exchange(counts, first)) < mean_divergence(counts, first) < chance
+
+
+def test_a_given_target_is_approached_instead_of_the_uniform_one() -> None:
+    # Target 3 : 1. Client 1 alone is at 3 : 1 and opens; under the uniform target client 0 would.
+    counts = np.array([[2, 2], [3, 1], [1, 1]])
+    assert greedy(counts, 1, target_distribution(2, np.array([30, 10]))).tolist() == [1, 0, 2]
+    assert greedy(counts, 1).tolist() == [0, 2, 1]
+
+
+def test_a_class_that_the_target_lacks_is_refused() -> None:
+    with pytest.raises(UserError, match="class 1"):
+        greedy(np.array([[1, 1]]), 1, target_distribution(2, np.array([5, 0])))
+    assert greedy(np.array([[1, 0]]), 1, target_distribution(2, np.array([5, 0]))).tolist() == [0]
+
+
+def test_a_client_without_samples_does_no_harm() -> None:
+    counts = np.array([[0, 0], [4, 0], [0, 4]])
+    assert np.bincount(schedule("exchange", counts, 2, GENERATOR(0))).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3], [-1, 2], [0, 0], [np.nan, 1]])
+def test_a_target_that_is_no_distribution_is_refused(counts: list[float]) -> None:
+    with pytest.raises(ValueError, match="2 counts"):
+        target_distribution(2, np.array(counts))
+
+
+def test_divergence_is_scipys_relative_entropy() -> None:
+    counts, target = random_counts(3, 20, 6), target_distribution(6, np.arange(1, 7))
+    np.testing.assert_allclose(kl_divergence(counts, target), [entropy(row, target) for row in counts], atol=1e-12)
+
+
+def test_the_divergence_of_no_samples_is_unknown_and_left_out_of_the_summary() -> None:
+    divergences = kl_divergence(np.array([[0, 0], [4, 0], [2, 2]]))
+    np.testing.assert_allclose(divergences, [np.nan, np.log(2), 0], atol=1e-15)
+    summary = summarise(divergences)
+    np.testing.assert_allclose([summary.mean, summary.std, summary.max], [np.log(2) / 2, np.log(2) / 2, np.log(2)])
+    assert np.isnan(summarise(divergences[:1]).mean)
+
+
+def test_a_class_outside_the_target_diverges_without_bound() -> None:
+    assert kl_divergence(np.array([[1, 1]]), target_distribution(2, np.array([1, 0])))[0] == np.inf
+
+
+def test_pooled_counts_are_the_sums_of_the_members() -> None:
+    np.testing.assert_array_equal(
+        pooled_counts(np.array([[1, 0], [2, 5], [4, 4]]), np.array([1, 0, 1])), [[2, 5], [5, 4]]
+    )
