@@ -40,7 +40,8 @@ def target_distribution(classes: int, counts: NDArray[Any] | None = None) -> Flo
     weights = np.asarray(counts, np.float64)
     if weights.shape != (classes,) or not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() == 0:
         raise ValueError(f"a target distribution needs {classes} counts >= 0, one of them positive, not {counts}")
-    return weights / weights.sum()
+    probabilities: Floats = weights / weights.sum()
+    return probabilities
 
 
 def kl_divergence(counts: NDArray[Any], target: Floats | None = None) -> Floats:

@@ -1,4 +1,4 @@
-"""Which clients share a mediator: Astraea's greedy rescheduling, an exchange pass beyond it, and random groups as control.
+"""Which clients share a mediator: Astraea's greedy rescheduling, exchanges beyond it, random groups as control.
 
 Duan et al. 2019 (Astraea), Algorithm 3. Pure functions: class counts in, the mediator of every client out.
 """
@@ -181,4 +181,5 @@ def _divergence(counts: Floats, log_target: Floats) -> Floats:
     terms -= log_target
     sums = np.einsum("...c,...c->...", counts, terms)
     some = np.maximum(totals, 1.0)
-    return np.where(totals > 0, sums / some - np.log(some), -log_target.min())
+    divergence: Floats = np.where(totals > 0, sums / some - np.log(some), -log_target.min())
+    return divergence
