@@ -1,0 +1,95 @@
+"""Amazon reviews: text -> stars, the reviewer is the natural client (McAuley et al. 2015; Ni, Li, McAuley 2019).
+
+Reads the 5-core files of 2014 and 2018 and, with its other key names, the 2023 release; JSON lines, plain or .gz.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
+from data_prep.datasets.files import folder_of, hold_out, lines
+from data_prep.datasets.texts import LabelledTexts, text_data_set
+from data_prep.raw import RawDataset
+from fedmpi.errors import UserError
+
+PATTERNS = ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl")
+# Key names of 2014 and 2018, then of 2023.
+STARS, TEXT, REVIEWER = ("overall", "rating"), ("reviewText", "text"), ("reviewerID", "user_id")
+HINT = "a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.json.gz"
+
+
+def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """Reviews of one or more files: label = stars - 1; a fifth of the rows, the same for any seed, is the test part."""
+    texts = LabelledTexts(options.length)
+    for path in choose(raw, options.files):
+        for number, line in enumerate(lines(path), 1):
+            if line.strip():
+                _add(line, f"{path}, line {number}", texts, tally)
+    labels = np.array(texts.labels, np.int64)
+    names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
+    return text_data_set(AMAZON, texts, labels, names, hold_out(len(texts)), options, tally)
+
+
+def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
+    """The review files to read: the named ones, or the only one there is.
+
+    Raises
+    ------
+    UserError
+        When there is none, a named one is missing, or several are there and none is named.
+    """
+    folder = folder_of(raw)
+    there = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
+    listed = ", ".join(str(path.relative_to(folder)) for path in there[:8])
+    if not there:
+        raise UserError(f"no review file in {folder}; --raw must hold {HINT}")
+    if not names:
+        if len(there) > 1:
+            raise UserError(f"{folder} holds {len(there)} review files ({listed}); name those to read with --file")
+        return there
+    by_name = {str(path.relative_to(folder)): path for path in there} | {path.name: path for path in there}
+    for name in names:
+        if name not in by_name:
+            raise UserError(f"no review file {name} in {folder}; --file takes one of: {listed}")
+    return [by_name[name] for name in names]
+
+
+def _add(line: str, where: str, texts: LabelledTexts, tally: Tally) -> None:
+    try:
+        review = json.loads(line)
+    except ValueError as error:
+        tally.bad(where, f"not JSON ({error})")
+        return
+    if not isinstance(review, dict):
+        tally.bad(where, "not a JSON object")
+        return
+    stars, text, reviewer = (_first(review, keys) for keys in (STARS, TEXT, REVIEWER))
+    if stars not in (1, 2, 3, 4, 5):
+        tally.bad(where, f"{STARS[0]!r} is {stars!r} instead of 1 to 5 stars")
+    elif not isinstance(text, str) or not text.strip():
+        tally.bad(where, f"no {TEXT[0]!r}")
+    else:
+        texts.add(text, int(stars) - 1, None if reviewer is None else str(reviewer))
+
+
+def _first(review: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((review[key] for key in keys if key in review), None)
+
+
+AMAZON = DataSet(
+    name="amazon",
+    samples="198,502 Beauty, 167,597 Toys (2014)",
+    classes="5",
+    licence="no formal licence; research use, cite the papers",
+    citation="J. McAuley et al., Image-based recommendations on styles and substitutes, SIGIR 2015; "
+    "J. Ni, J. Li, J. McAuley, Justifying recommendations using distantly-labeled reviews, EMNLP 2019",
+    page="https://jmcauley.ucsd.edu/data/amazon/",
+    files=HINT,
+    read=read,
+    options=TEXT_OPTIONS | {"files"},
+)

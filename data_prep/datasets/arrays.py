@@ -1,0 +1,166 @@
+"""Arrays of the user's own: an .npz file with x, y (and user, x_test, y_test), or a CSV file with a label column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.files import channel_statistics, hold_out
+from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
+from data_prep.raw import RawDataset
+from fedmpi.errors import UserError
+
+HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
+CHANNELS = (1, 3, 4)
+Arrays = dict[str, NDArray[Any]]
+Task = Literal["image", "text", "vector"]
+Kind = Literal["uint8", "float32", "int32"]
+
+
+def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """The user's arrays.
+
+    x (n, h, w), (n, C, h, w) or (n, h, w, C) are images, (n, d) vectors; uint8 stays uint8, any other number becomes
+    float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids, "vector" float32. Labels
+    may be any values: the classes are the sorted distinct ones. Without a test part a fifth of the rows is held out.
+    """
+    if not raw.is_file():
+        raise UserError(f"{raw} is not a file; --raw must name {HINT}")
+    content = read_npz(raw) if raw.suffix == ".npz" else read_table(raw, options.label, tally)
+    _check_lengths(raw, content)
+    task, kind = meaning(raw, content["x"], options.task)
+    x = channels_first(content["x"]) if task == "image" else content["x"]
+    rest = content.get("x_test")
+    test_source = x if rest is None else channels_first(rest) if task == "image" else rest
+    if test_source.shape[1:] != x.shape[1:]:
+        raise UserError(f"{raw}: the rows of x are {x.shape[1:]} but those of x_test {test_source.shape[1:]}")
+    y, y_test, names = _classes(content)
+    train, test = hold_out(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
+    train = _usable(f"{raw}, array x", x, train, kind, tally)
+    test = _usable(f"{raw}, array {'x' if rest is None else 'x_test'}", test_source, test, kind, tally)
+    if not len(train) or not len(test):
+        raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row")
+    users, user_names = _users(content, train)
+    mean, std = ((), ()) if task == "text" else channel_statistics(x, 255.0 if kind == "uint8" else 1.0, train)
+
+    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+        return x[train[index]].astype(kind)
+
+    return RawDataset(
+        name=ARRAYS.name,
+        task=task,
+        classes=len(names),
+        class_names=names,
+        feature_shape=x.shape[1:],
+        dtype=kind,
+        mean=mean,
+        std=std,
+        labels=y[train],
+        users=users,
+        user_names=user_names,
+        read=rows,
+        test_x=test_source[test].astype(kind),
+        test_y=(y if rest is None else y_test)[test],
+        skipped=tally.unreadable,
+        licence=ARRAYS.licence,
+        citation=ARRAYS.citation,
+        vocabulary=tuple(map(str, range(_largest(x, test_source) + 1))) if task == "text" else (),
+    )
+
+
+def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
+    """What x is and how it is stored, from its dtype and dimensions and the user's word.
+
+    Raises
+    ------
+    UserError
+        When the dtype is not a number, or the shape and the task do not fit.
+    """
+    if x.dtype.kind not in "uif" or x.ndim < 2:
+        raise UserError(f"{raw}: x is {x.dtype} {x.shape}; it must hold numbers, one row of them a sample")
+    wide_integers = x.dtype.kind in "ui" and x.dtype != np.uint8
+    if task is None and wide_integers and x.ndim == 2:
+        raise UserError(f"{raw}: x holds {x.dtype} numbers; say --task text (token ids) or --task vector")
+    chosen: Task = task or ("vector" if x.ndim == 2 else "image")
+    if chosen == "text":
+        if x.ndim != 2 or x.dtype.kind not in "ui":
+            raise UserError(f"{raw}: x is {x.dtype} {x.shape}, but --task text needs whole numbers (n, L)")
+        return "text", "int32"
+    if chosen == "image" and x.ndim not in (3, 4):
+        raise UserError(f"{raw}: x is {x.shape}, but images are (n, h, w), (n, C, h, w) or (n, h, w, C)")
+    return chosen, "uint8" if x.dtype == np.uint8 else "float32"
+
+
+def channels_first(x: NDArray[Any]) -> NDArray[Any]:
+    """Images as (n, C, H, W); the axis of 1, 3 or 4 values holds the channels, the second axis before the last."""
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim != 4 or x.shape[1] in CHANNELS or x.shape[3] not in CHANNELS:
+        return x
+    return x.transpose(0, 3, 1, 2)
+
+
+def _check_lengths(raw: Path, content: Arrays) -> None:
+    if ("x_test" in content) != ("y_test" in content):
+        raise UserError(f"{raw} holds only one of x_test and y_test; it must hold both or neither")
+    for one, other in (("x", "y"), ("x", "user"), ("x_test", "y_test")):
+        if other in content:
+            values, expected = content[other], len(content[one])
+            if values.shape != (expected,):
+                raise UserError(
+                    f"{raw}: {other} has shape {values.shape} where {one} has {expected} rows; make it ({expected},)"
+                )
+
+
+def _classes(content: Arrays) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+    y, y_test = content["y"], content.get("y_test", content["y"][:0])
+    distinct, labels = np.unique(np.concatenate([y, y_test]), return_inverse=True)
+    return labels[: len(y)].astype(np.int64), labels[len(y) :].astype(np.int64), tuple(map(str, distinct.tolist()))
+
+
+def _users(content: Arrays, train: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+    if "user" not in content:
+        return None, None
+    distinct, users = np.unique(content["user"][train], return_inverse=True)
+    return users.astype(np.int64), tuple(map(str, distinct.tolist()))
+
+
+def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Kind, tally: Tally) -> NDArray[np.int64]:
+    """Those of `rows` that the stored dtype can hold: finite numbers, token ids of at least 0."""
+    good = np.ones(len(rows), bool)
+    if kind == "uint8":
+        return rows
+    limit = np.iinfo(np.int32).max if kind == "int32" else np.finfo(np.float32).max
+    low = 0 if kind == "int32" else -limit
+    for start in range(0, len(rows), BLOCK_ROWS):
+        block = x[rows[start : start + BLOCK_ROWS]].reshape(len(good[start : start + BLOCK_ROWS]), -1)
+        good[start : start + BLOCK_ROWS] = ((block >= low) & (block <= limit)).all(1)
+    for row in rows[~good]:
+        why = "a token id below 0 or beyond 32 bits" if kind == "int32" else "a number that is not finite in 32 bits"
+        tally.bad(f"{where}, row {row}", why)
+    return rows[good]
+
+
+def _largest(*arrays: NDArray[Any]) -> int:
+    """The largest token id, by blocks."""
+    return max(
+        int(part[start : start + BLOCK_ROWS].max()) for part in arrays for start in range(0, len(part), BLOCK_ROWS)
+    )
+
+
+ARRAYS = DataSet(
+    name="arrays",
+    samples="yours",
+    classes="yours",
+    licence="yours",
+    citation="yours",
+    page="",
+    files=HINT,
+    read=read,
+    options=frozenset({"label", "task"}),
+    raw="file",
+)

@@ -1,0 +1,134 @@
+"""What a data set is to data_prep: its description, the options of its reader, and the count of rows left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from data_prep.raw import RawDataset
+from data_prep.sources import Source
+from fedmpi.errors import UserError
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a reader may be told; a data set takes the options that it names in `DataSet.options`.
+
+    Parameters
+    ----------
+    length : int
+        Tokens kept of a text; shorter texts are padded with 0.
+    vocabulary : int
+        Words kept, the most frequent first; padding and unknown come on top.
+    vectors : Path or None
+        Pretrained word vectors, a GloVe text file.
+    files : tuple of str
+        Names of the files to read, where a folder holds several.
+    label : str
+        Column of a CSV file that holds the label.
+    task : {"image", "text", "vector"} or None
+        What the arrays mean, where their dtype does not say.
+    image_size : int or None
+        Images are resized to image_size x image_size; None keeps their size, which must then be the same for all.
+    """
+
+    length: int = 30
+    vocabulary: int = 20_000
+    vectors: Path | None = None
+    files: tuple[str, ...] = ()
+    label: str = "label"
+    task: Literal["image", "text", "vector"] | None = None
+    image_size: int | None = None
+
+
+@dataclass
+class Tally:
+    """Counts the rows that are left out: unreadable ones (refused when strict) and those the data set's rule drops."""
+
+    strict: bool = False
+    unreadable: int = 0
+    first: str = ""
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def bad(self, where: str, why: str, rows: int = 1) -> None:
+        """Count a row, or several, that cannot be read.
+
+        Raises
+        ------
+        UserError
+            When strict: the first such row ends the preparation.
+        """
+        if self.strict:
+            raise UserError(f"{where}: {why}; mend or remove it, or run without --strict to leave such rows out")
+        self.unreadable += rows
+        self.first = self.first or f"{where}: {why}"
+
+    def drop(self, rule: str) -> None:
+        """Count a row that the data set's rule leaves out; no fault of the file, so never refused."""
+        self.dropped[rule] = self.dropped.get(rule, 0) + 1
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the report."""
+        self.notes.append(text)
+
+    @property
+    def total(self) -> int:
+        """Rows left out for either reason."""
+        return self.unreadable + sum(self.dropped.values())
+
+
+Reader = Callable[[Path, ReadOptions, Tally], RawDataset]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set that data_prep can read.
+
+    Parameters
+    ----------
+    name : str
+        Its name on the command line.
+    samples : str
+        Size of the official set, for people.
+    classes : str
+        Number of classes, for people.
+    licence, citation : str
+        Printed before anything is read.
+    page : str
+        Where a person gets the files.
+    files : str
+        What `--raw` must hold, for the error message that asks for it.
+    read : callable
+        read(folder, options, tally) -> RawDataset.
+    sources : tuple of Source
+        Official addresses with checksums; empty: must be fetched by hand.
+    options : frozenset of str
+        Fields of ReadOptions that the reader takes.
+    raw : {"folder", "file", "none"}
+        What `--raw` names.
+    """
+
+    name: str
+    samples: str
+    classes: str
+    licence: str
+    citation: str
+    page: str
+    files: str
+    read: Reader
+    sources: tuple[Source, ...] = ()
+    options: frozenset[str] = frozenset()
+    raw: Literal["folder", "file", "none"] = "folder"
+
+    @property
+    def origin(self) -> str:
+        """Where the data come from, in a few words."""
+        if self.raw == "none":
+            return "built in"
+        return "--raw or --download" if self.sources else "--raw"
+
+
+TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})

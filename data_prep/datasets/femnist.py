@@ -1,0 +1,154 @@
+"""FEMNIST: EMNIST by writer, 28 x 28 (Caldas et al. 2018), from LEAF's JSON or TensorFlow Federated's HDF5 files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.files import Names, Scratch, channel_statistics, folder_of, open_bytes
+from data_prep.raw import RawDataset
+from data_prep.sources import Source
+from fedmpi.errors import UserError
+
+CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+SHAPE = (1, 28, 28)
+PIXELS = 784
+HINT = "LEAF's train/*.json and test/*.json, or TFF's fed_emnist_train.h5 and fed_emnist_test.h5"
+# A writer of one file: name, pixels in [0, 1] (n, 784), labels (n,).
+Writer = tuple[str, NDArray[Any], NDArray[Any]]
+
+
+@dataclass
+class _Part:
+    images: Scratch = field(default_factory=lambda: Scratch(SHAPE, np.uint8))
+    labels: list[NDArray[np.int64]] = field(default_factory=list)
+    users: list[NDArray[np.int64]] = field(default_factory=list)
+
+
+def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """FEMNIST; features (1, 28, 28) uint8 as published (1.0 = white paper is 255), the writer is the natural client.
+
+    Rows whose pixels are no multiples of 1/255 in [0, 1] or whose label is not 0 ... 61 are left out.
+    """
+    train_files, test_files, writers_of = _files(folder_of(raw))
+    names = Names()
+    train, test = (_gather(files, writers_of, names, tally) for files in (train_files, test_files))
+    if not train.labels or not test.labels:
+        raise UserError(f"no readable image of {'training' if not train.labels else 'test'} writers in {raw}")
+    train_x, labels, users = train.images.rows(), np.concatenate(train.labels), np.concatenate(train.users)
+    mean, std = channel_statistics(train_x, 255.0)
+    used, users = np.unique(users, return_inverse=True)
+
+    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+        return train_x[index]
+
+    return RawDataset(
+        name=FEMNIST.name,
+        task="image",
+        classes=len(CLASSES),
+        class_names=CLASSES,
+        feature_shape=SHAPE,
+        dtype="uint8",
+        mean=mean,
+        std=std,
+        labels=labels,
+        users=users.astype(np.int64),
+        user_names=tuple(names.names[user] for user in used),
+        read=rows,
+        test_x=test.images.rows(),
+        test_y=np.concatenate(test.labels),
+        skipped=tally.unreadable,
+        licence=FEMNIST.licence,
+        citation=FEMNIST.citation,
+    )
+
+
+def _files(folder: Path) -> tuple[list[Path], list[Path], Callable[[Path], Iterator[Writer]]]:
+    patterns = (
+        ("fed_emnist_{}.h5", _hdf5_writers),
+        ("fed_emnist_digitsonly_{}.h5", _hdf5_writers),
+        ("{}/*.json", _json_writers),
+        ("{}/*.json.gz", _json_writers),
+    )
+    for pattern, writers_of in patterns:
+        train, test = (sorted(folder.rglob(pattern.format(part))) for part in ("train", "test"))
+        if train and test:
+            return train, test, writers_of
+    raise UserError(f"no FEMNIST files in {folder}; --raw must hold {HINT}")
+
+
+def _json_writers(path: Path) -> Iterator[Writer]:
+    name = "none yet"
+    try:
+        with open_bytes(path) as stream:
+            content = json.load(stream)
+        for name in content["users"]:
+            data = content["user_data"][name]
+            yield name, np.asarray(data["x"], np.float64), np.asarray(data["y"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}, writer {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it again"
+        ) from error
+
+
+def _hdf5_writers(path: Path) -> Iterator[Writer]:
+    try:
+        with h5py.File(path, "r") as file:
+            for name, group in file["examples"].items():
+                yield name, group["pixels"][()].reshape(len(group["label"]), -1), group["label"][()]
+    except (OSError, KeyError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is not a TFF file (examples/WRITER/pixels and label): {error}") from error
+
+
+def _gather(files: list[Path], writers_of: Callable[[Path], Iterator[Writer]], names: Names, tally: Tally) -> _Part:
+    part = _Part()
+    for path in files:
+        for name, pixels, labels in writers_of(path):
+            good = _good_rows(pixels, labels, f"{path}, writer {name}", tally)
+            if good.any():
+                part.images.append(np.rint(pixels[good] * 255).astype(np.uint8).reshape(-1, *SHAPE))
+                part.labels.append(labels[good].astype(np.int64))
+                part.users.append(np.full(int(good.sum()), names.code(name)))
+    return part
+
+
+def _good_rows(pixels: NDArray[Any], labels: NDArray[Any], where: str, tally: Tally) -> NDArray[np.bool_]:
+    if pixels.ndim != 2 or pixels.shape[1] != PIXELS or labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
+        why = f"images {pixels.shape} and labels {labels.shape} instead of (n, {PIXELS}) and (n,) whole numbers"
+        tally.bad(where, why, max(labels.size, 1))
+        return np.zeros(0, bool)
+    levels = pixels * 255
+    with np.errstate(invalid="ignore"):
+        exact = (np.abs(levels - np.rint(levels)) < 1e-2) & (pixels >= 0) & (pixels <= 1)
+    known = (labels >= 0) & (labels < len(CLASSES))
+    good = exact.all(1) & known
+    for row in np.flatnonzero(~good):
+        why = f"label {labels[row]}" if not known[row] else "a pixel that is no multiple of 1/255 in [0, 1]"
+        tally.bad(f"{where}, record {row}", why)
+    return np.asarray(good)
+
+
+FEMNIST = DataSet(
+    name="femnist",
+    samples="about 800,000 of 3,500 writers",
+    classes="62",
+    licence="no formal licence (from NIST Special Database 19); LEAF: BSD 2-clause",
+    citation="S. Caldas et al., LEAF: a benchmark for federated settings, 2018",
+    page="https://leaf.cmu.edu",
+    files=HINT,
+    read=read,
+    sources=(
+        Source(
+            "https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",
+            "sha256:fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
+        ),
+    ),
+)

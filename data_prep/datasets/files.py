@@ -1,0 +1,196 @@
+"""Finding and holding raw files: look-up in a folder, lines of (un)zipped text, rows kept outside memory, users."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import UserError
+from fedmpi.streams import Purpose, Streams
+
+BLOCK = 1 << 20
+# The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
+HOLD_OUT = Streams(0)
+
+
+def folder_of(raw: Path) -> Path:
+    """`raw` itself when it is a folder.
+
+    Raises
+    ------
+    UserError
+        When it is missing or a file.
+    """
+    if not raw.is_dir():
+        raise UserError(f"{raw} is not a folder; --raw takes the folder that holds the data set's files")
+    return raw
+
+
+def find(raw: Path, patterns: tuple[str, ...]) -> Path | None:
+    """The one file below `raw` that matches a pattern; the first pattern that matches anything decides.
+
+    Raises
+    ------
+    UserError
+        When the files of one pattern lie in several folders, or `raw` is no folder.
+    """
+    folder = folder_of(raw)
+    for pattern in patterns:
+        found = sorted(path for path in folder.rglob(pattern) if path.is_file())
+        if len(found) > 1:
+            names = ", ".join(str(path.relative_to(folder)) for path in found[:4])
+            raise UserError(f"{folder} holds {len(found)} files named {pattern} ({names}); point --raw at one folder")
+        if found:
+            return found[0]
+    return None
+
+
+def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
+    """As `find`, but a missing file is an error that says what belongs in the folder."""
+    path = find(raw, patterns)
+    if path is None:
+        raise UserError(f"no {patterns[0]} in {raw}; --raw must hold {hint}")
+    return path
+
+
+def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """The content of a file, unzipped on the way when its name ends in .gz."""
+    try:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise UserError(f"cannot open {path}: {error.strerror or error}") from error
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Lines of a text file, unzipped when named .gz: UTF-8, or latin-1 where a line is not valid UTF-8."""
+    with open_bytes(path) as stream:
+        try:
+            for line in stream:
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError:
+                    yield line.decode("latin-1")
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+
+
+class Scratch:
+    """Rows kept in an unnamed temporary file: appended in blocks, then read as one memory-mapped array.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of one row.
+    dtype : dtype
+        Of the values.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (lives as long as its map)
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Add rows, shape (r, *shape)."""
+        block = np.ascontiguousarray(rows, self.dtype)
+        if block.shape[1:] != self.shape:
+            raise ValueError(f"rows of shape {block.shape[1:]} for a scratch file of {self.shape}")
+        self._file.write(block.data if block.size else b"")
+        self.length += len(block)
+
+    def rows(self) -> NDArray[Any]:
+        """All rows, shape (n, *shape): a private (copy-on-write) map of the file."""
+        self._file.flush()
+        if not self.length or not all(self.shape):
+            return np.empty((self.length, *self.shape), self.dtype)
+        return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))
+
+
+class Names:
+    """Codes 0, 1, 2 ... for names in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def code(self, name: str) -> int:
+        """The code of a name, a new one when it is new."""
+        return self._codes.setdefault(name, len(self._codes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by code."""
+        return tuple(self._codes)
+
+
+def compact(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Renumber codes so that only the names in use remain, in their old order."""
+    used, inverse = np.unique(codes, return_inverse=True)
+    return inverse.astype(np.int64), tuple(names[code] for code in used)
+
+
+def sort_classes(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Renumber labels so that the class names are in alphabetical order."""
+    order = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.empty(len(names), np.int64)
+    rank[order] = np.arange(len(names))
+    return rank[codes], tuple(names[code] for code in order)
+
+
+def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the training and of the test part for a set that has no official test part.
+
+    floor(n * fraction) rows drawn without replacement, the same for every seed; both parts keep the order of the file.
+
+    Returns
+    -------
+    train, test : int64 arrays, sorted
+    """
+    generator = HOLD_OUT.generator(Purpose.PARTITION, round=2**32)
+    chosen = np.zeros(n, bool)
+    chosen[generator.choice(n, int(n * fraction), replace=False)] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def channel_statistics(
+    features: NDArray[Any], scale: float, among: NDArray[np.int64] | None = None, at_most: int = 20_000
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of x / scale over at most `at_most` evenly spaced rows.
+
+    Parameters
+    ----------
+    features : ndarray (n, C, H, W) or (n, d)
+        A matrix has one channel: its statistics are over all values.
+    scale : float
+        255 for uint8, else 1.
+    among : int64 array or None
+        The rows to take into account; None takes all.
+    at_most : int
+        Rows read.
+
+    Returns
+    -------
+    mean, std : tuples of C floats; a constant channel gets a standard deviation of 1.
+    """
+    channels = features.shape[1] if features.ndim == 4 else 1
+    rows = np.arange(len(features)) if among is None else among
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), at_most)).astype(np.int64))]
+    total, squares, count = np.zeros(channels), np.zeros(channels), 0
+    for start in range(0, len(rows), 512):
+        block = np.asarray(features[rows[start : start + 512]], np.float64) / scale
+        block = block.reshape(len(block), channels, -1)
+        total += block.sum((0, 2))
+        squares += (block**2).sum((0, 2))
+        count += block.shape[0] * block.shape[2]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    std[std < 1e-8] = 1.0
+    return tuple(float(value) for value in mean), tuple(float(value) for value in std)

@@ -1,0 +1,175 @@
+"""Image folders, one folder a class: surveyed once, then decoded on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from data_prep.datasets.base import Tally
+from data_prep.datasets.files import Scratch
+from fedmpi.errors import UserError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+GREY_MODES = {"L", "1", "I;16", "LA"}
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What every image is turned into: channels (1 or 3), height and width; resized where sizes differ, if allowed."""
+
+    channels: int
+    height: int
+    width: int
+    resize: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return self.channels, self.height, self.width
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Images named by their paths and decoded when they are asked for.
+
+    Parameters
+    ----------
+    paths : tuple of Path
+        The images.
+    labels : int64 array (n,)
+        Their classes.
+    form : ImageForm
+        What they are turned into.
+    """
+
+    paths: tuple[Path, ...]
+    labels: NDArray[np.int64]
+    form: ImageForm
+
+    def __call__(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The images of some rows, uint8 (r, C, H, W).
+
+        Raises
+        ------
+        UserError
+            When a file has changed or broken since the survey.
+        """
+        out = np.empty((len(index), *self.form.shape), np.uint8)
+        for place, row in enumerate(index):
+            try:
+                out[place] = decode(self.paths[row], self.form)
+            except (OSError, ValueError, SyntaxError) as error:
+                raise UserError(f"{self.paths[row]} cannot be decoded ({error}); remove it and run again") from error
+        return out
+
+    def stored(self) -> NDArray[Any]:
+        """All images in a temporary file, uint8 (n, C, H, W)."""
+        scratch = Scratch(self.form.shape, np.uint8)
+        for start in range(0, len(self.paths), 256):
+            scratch.append(self(np.arange(start, min(start + 256, len(self.paths)))))
+        return scratch.rows()
+
+
+def decode(path: Path, form: ImageForm) -> NDArray[np.uint8]:
+    """One image, uint8 (C, H, W), in grey or RGB."""
+    with Image.open(path) as image:
+        picture = image.convert("L" if form.channels == 1 else "RGB")
+    if form.resize and picture.size != (form.width, form.height):
+        picture = picture.resize((form.width, form.height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture)
+    return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the sub-folders, in alphabetical order: the classes.
+
+    Raises
+    ------
+    UserError
+        When there is none.
+    """
+    names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
+    if not names:
+        raise UserError(f"{folder} holds no class folders; the images of each class belong in a folder of its own")
+    return names
+
+
+def first_form(folder: Path, image_size: int | None) -> ImageForm:
+    """The form that the first readable image below a folder suggests: its channels and, without `image_size`, its size.
+
+    Raises
+    ------
+    UserError
+        When no image can be read.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in SUFFIXES:
+            try:
+                with Image.open(path) as image:
+                    channels = 1 if image.mode in GREY_MODES else 3
+                    width, height = (image_size, image_size) if image_size else image.size
+                    return ImageForm(channels, height, width, image_size is not None)
+            except (OSError, UnidentifiedImageError):
+                continue
+    raise UserError(
+        f"no readable image below {folder}; it must hold one folder a class with {', '.join(sorted(SUFFIXES))}"
+    )
+
+
+def survey(folders: list[Path], names: tuple[str, ...], form: ImageForm, tally: Tally) -> ImageRows:
+    """List the images of some folders of class folders, in path order, leaving out those that cannot be read.
+
+    A PNG is checked by its checksums without decoding it, any other format is decoded once.
+
+    Parameters
+    ----------
+    folders : list of Path
+        Each holds class folders.
+    names : tuple of str
+        The classes, in label order.
+    form : ImageForm
+        The size that images must have, unless they are resized.
+    tally : Tally
+        Receives the images left out.
+
+    Raises
+    ------
+    UserError
+        When a folder names an unknown class, or a class of `names` is missing.
+    """
+    paths: list[Path] = []
+    labels: list[int] = []
+    for folder in folders:
+        found = class_folders(folder)
+        if set(found) - set(names):
+            raise UserError(f"{folder} holds the class folder {min(set(found) - set(names))!r}, which is no class here")
+        for name in found:
+            for path in sorted((folder / name).rglob("*")):
+                if path.suffix.lower() in SUFFIXES and _readable(path, form, tally):
+                    paths.append(path)
+                    labels.append(names.index(name))
+    if not paths:
+        raise UserError(f"no readable image below {', '.join(map(str, folders))}")
+    return ImageRows(tuple(paths), np.array(labels, np.int64), form)
+
+
+def _readable(path: Path, form: ImageForm, tally: Tally) -> bool:
+    try:
+        with Image.open(path) as image:
+            size = image.size
+            if image.format == "PNG":
+                image.verify()
+            else:
+                image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        tally.bad(str(path), f"not a readable image ({error})")
+        return False
+    if not form.resize and size != (form.width, form.height):
+        tally.bad(str(path), f"{size[0]} x {size[1]} pixels where the first image has {form.width} x {form.height}")
+        return False
+    return True

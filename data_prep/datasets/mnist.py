@@ -1,0 +1,73 @@
+"""MNIST: 60,000 + 10,000 handwritten digits, 28 x 28, in the official idx files (LeCun et al. 1998)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets import idx
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.files import require
+from data_prep.raw import RawDataset
+from data_prep.sources import Source
+
+HINT = "the four idx files of MNIST (train-images-idx3-ubyte, ...; plain or .gz)"
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+CHECKSUMS = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+
+
+def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
+    """MNIST from its idx files; features (1, 28, 28) uint8."""
+    train_x, train_y = _part(raw, "train")
+    test_x, test_y = _part(raw, "t10k")
+
+    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+        return train_x[index][:, None]
+
+    return RawDataset(
+        name=MNIST.name,
+        task="image",
+        classes=10,
+        class_names=tuple("0123456789"),
+        feature_shape=(1, *train_x.shape[1:]),
+        dtype="uint8",
+        mean=(0.1307,),
+        std=(0.3081,),
+        labels=train_y,
+        users=None,
+        user_names=None,
+        read=rows,
+        test_x=test_x[:, None],
+        test_y=test_y,
+        skipped=tally.unreadable,
+        licence=MNIST.licence,
+        citation=MNIST.citation,
+    )
+
+
+def _part(raw: Path, part: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    images = require(raw, idx.patterns(f"{part}-images-idx3-ubyte"), HINT)
+    labels = require(raw, idx.patterns(f"{part}-labels-idx1-ubyte"), HINT)
+    return idx.read_pair(images, labels, 10)
+
+
+MNIST = DataSet(
+    name="mnist",
+    samples="60,000 + 10,000",
+    classes="10",
+    licence="CC BY-SA 3.0 (as usually given)",
+    citation="Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document recognition, "
+    "Proceedings of the IEEE, 1998",
+    page="http://yann.lecun.com/exdb/mnist/",
+    files=HINT,
+    read=read,
+    sources=tuple(Source(MIRROR + name, f"sha256:{digest}") for name, digest in CHECKSUMS.items()),
+)

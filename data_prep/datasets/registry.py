@@ -1,0 +1,37 @@
+"""The data sets by name."""
+
+from __future__ import annotations
+
+import difflib
+
+from data_prep.datasets.amazon import AMAZON
+from data_prep.datasets.arrays import ARRAYS
+from data_prep.datasets.base import DataSet
+from data_prep.datasets.cifar import CIFAR10, CIFAR100
+from data_prep.datasets.cinic10 import CINIC10
+from data_prep.datasets.digits import DIGITS
+from data_prep.datasets.emnist import EMNIST
+from data_prep.datasets.femnist import FEMNIST
+from data_prep.datasets.imagefolder import IMAGEFOLDER
+from data_prep.datasets.mind import MIND
+from data_prep.datasets.mnist import MNIST
+from data_prep.datasets.sentiment140 import SENTIMENT140
+from fedmpi.errors import UserError
+
+ALL = (MNIST, *EMNIST, CIFAR10, CIFAR100, CINIC10, SENTIMENT140, MIND, AMAZON, FEMNIST, ARRAYS, IMAGEFOLDER, DIGITS)
+DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
+
+
+def data_set(name: str) -> DataSet:
+    """The data set of a name.
+
+    Raises
+    ------
+    UserError
+        Unknown name; names the nearest one.
+    """
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)}"
+        raise UserError(f"there is no data set {name!r}; {hint}")
+    return DATASETS[name]

@@ -1,0 +1,130 @@
+"""The user's own files for `arrays`: members of an .npz streamed to disk, rows of a CSV table."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import Tally
+from data_prep.datasets.files import BLOCK, Scratch, lines
+from fedmpi.errors import UserError
+
+MEMBERS = ("x", "y", "user", "x_test", "y_test")
+USER_COLUMN = "user"
+BLOCK_ROWS = 1024
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """The members x, y, user, x_test and y_test of an .npz file, each unzipped block by block to a temporary file.
+
+    Raises
+    ------
+    UserError
+        When the file is damaged, holds Python objects or lacks x or y.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = {name.removesuffix(".npy") for name in archive.namelist()}
+            arrays = {}
+            for member in MEMBERS:
+                if member in there:
+                    with archive.open(f"{member}.npy") as stream:
+                        arrays[member] = _stream_array(stream, f"{path}, array {member}")
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
+        raise UserError(f"{path} is not a readable .npz file ({error}); write it with numpy.savez") from error
+    for member in ("x", "y"):
+        if member not in arrays:
+            raise UserError(
+                f"{path} holds no array {member!r}; it must hold x and y, and may hold user, x_test, y_test"
+            )
+    return arrays
+
+
+def _stream_array(stream: IO[bytes], where: str) -> NDArray[Any]:
+    try:
+        version = npy_format.read_magic(stream)
+        read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran, dtype = read_header(stream)
+    except ValueError as error:
+        raise UserError(f"{where}: not an array ({error}); write the file with numpy.savez") from error
+    if dtype.hasobject:
+        raise UserError(f"{where}: it holds Python objects; convert it to numbers or texts, e.g. with astype(str)")
+    # Bytes, not values: rows of 0 bytes and Fortran order need no special case on disk.
+    scratch = Scratch((), np.uint8)
+    while block := stream.read(BLOCK):
+        scratch.append(np.frombuffer(block, np.uint8))
+    if scratch.length != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise UserError(f"{where}: {scratch.length} bytes where its header says {shape} of {dtype}; write it again")
+    flat = scratch.rows().view(dtype)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def read_table(path: Path, label: str, tally: Tally) -> dict[str, NDArray[Any]]:
+    """A CSV file with a header: the column `label`, optionally a column "user", all others numbers.
+
+    Parameters
+    ----------
+    path : Path
+        The file, plain or .gz.
+    label : str
+        Name of the label column.
+    tally : Tally
+        Receives the lines that cannot be read.
+
+    Returns
+    -------
+    dict
+        x float32 (n, d), y str (n,) and, with that column, user str (n,).
+    """
+    reader = csv.reader(lines(path))
+    header = next(reader, [])
+    if label not in header:
+        raise UserError(
+            f"{path} has no column {label!r} ({', '.join(header[:12])}); name the label column with --label"
+        )
+    special = {header.index(name): name for name in (label, USER_COLUMN) if name in header}
+    columns = [column for column in range(len(header)) if column not in special]
+    if not columns:
+        raise UserError(f"{path} has no feature column besides {', '.join(special.values())}")
+    scratch, block = Scratch((len(columns),), np.float32), []
+    texts: dict[str, list[str]] = {name: [] for name in special.values()}
+    for where, row in _rows(reader, path, tally):
+        if len(row) != len(header):
+            tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
+            continue
+        try:
+            block.append([float(row[column]) for column in columns])
+        except ValueError as error:
+            tally.bad(where, f"not a number ({error})")
+            continue
+        for column, name in special.items():
+            texts[name].append(row[column].strip())
+        if len(block) == BLOCK_ROWS:
+            scratch.append(np.array(block, np.float32))
+            block = []
+    scratch.append(np.array(block, np.float32).reshape(-1, len(columns)))
+    table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "y": np.array(texts[label])}
+    if USER_COLUMN in texts:
+        table["user"] = np.array(texts[USER_COLUMN])
+    return table
+
+
+def _rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
+            continue
+        if row:
+            yield f"{path}, line {reader.line_num}", row

@@ -1,0 +1,123 @@
+"""From labelled texts to a data set: what sentiment140, mind and amazon have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.files import Names, compact
+from data_prep.raw import RawDataset
+from data_prep.text import TextRows, read_vectors
+from fedmpi.errors import UserError
+
+
+@dataclass
+class LabelledTexts:
+    """Texts, labels and users collected row by row, training and test rows together.
+
+    Parameters
+    ----------
+    length : int
+        Tokens kept of a text.
+    """
+
+    length: int
+    rows: TextRows = field(init=False)
+    labels: list[int] = field(default_factory=list)
+    users: list[int] = field(default_factory=list)
+    user_names: Names = field(default_factory=Names)
+
+    def __post_init__(self) -> None:
+        self.rows = TextRows(self.length)
+
+    def add(self, text: str, label: int, user: str | None = None) -> None:
+        """Append one row; `user` None: nobody known."""
+        self.rows.add(text)
+        self.labels.append(label)
+        self.users.append(-1 if user is None else self.user_names.code(user))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def text_data_set(
+    data_set: DataSet,
+    texts: LabelledTexts,
+    labels: NDArray[np.int64],
+    class_names: tuple[str, ...],
+    parts: tuple[NDArray[np.int64], NDArray[np.int64]],
+    options: ReadOptions,
+    tally: Tally,
+) -> RawDataset:
+    """The data set of labelled texts; features (length,) int32 token ids.
+
+    Users are kept when every training row has one.
+
+    Parameters
+    ----------
+    data_set : DataSet
+        Gives name, licence and citation.
+    texts : LabelledTexts
+        All rows.
+    labels : int64 array (n,)
+        Their labels, 0 ... C-1.
+    class_names : tuple of C str
+        By label.
+    parts : pair of int64 arrays
+        Training and test rows.
+    options : ReadOptions
+        Vocabulary size and vectors.
+    tally : Tally
+        Rows left out.
+    """
+    train, test = parts
+    for part, rows in (("training", train), ("test", test)):
+        if not len(rows):
+            raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
+    ids, vocabulary = texts.rows.encode(train, options.vocabulary)
+    users, user_names = _users(texts, train, tally)
+    extras: dict[str, NDArray[Any]] = {}
+    if options.vectors is not None:
+        extras["vectors"] = read_vectors(options.vectors, vocabulary, tally)
+
+    def read(index: NDArray[np.int64]) -> NDArray[Any]:
+        return ids[train[index]]
+
+    return RawDataset(
+        name=data_set.name,
+        task="text",
+        classes=len(class_names),
+        class_names=class_names,
+        feature_shape=(options.length,),
+        dtype="int32",
+        mean=(),
+        std=(),
+        labels=labels[train],
+        users=users,
+        user_names=user_names,
+        read=read,
+        test_x=ids[test],
+        test_y=labels[test],
+        skipped=tally.unreadable,
+        licence=data_set.licence,
+        citation=data_set.citation,
+        vocabulary=vocabulary,
+        extras=extras,
+    )
+
+
+def _users(
+    texts: LabelledTexts, train: NDArray[np.int64], tally: Tally
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+    users = np.array(texts.users, np.int64)[train]
+    nobody = int((users < 0).sum())
+    if nobody == len(users):
+        return None, None
+    if nobody:
+        tally.note(f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients")
+        return None, None
+    return compact(users, texts.user_names.names)

@@ -1,0 +1,134 @@
+"""Official addresses of data sets: downloaded once, on request only, and checked against a published checksum."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pooch
+import requests
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from fedmpi.errors import UserError
+
+ARCHIVES = (".zip", ".tar.gz", ".tar.bz2", ".tgz")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file at its official address.
+
+    Parameters
+    ----------
+    url : str
+        The address.
+    checksum : str
+        "sha256:..." or "md5:...", as published.
+    members : tuple of str
+        What to take out of an archive; empty takes everything.
+    """
+
+    url: str
+    checksum: str
+    members: tuple[str, ...] = ()
+
+    @property
+    def filename(self) -> str:
+        """The last part of the address."""
+        return Path(urlsplit(self.url).path).name
+
+
+def cache_folder(name: str) -> Path:
+    """Where the files of a data set are kept: $DATA_PREP_CACHE/name, else the user's cache folder."""
+    root = os.environ.get("DATA_PREP_CACHE")
+    return Path(root).expanduser() / name if root else Path(pooch.os_cache("data_prep")) / name
+
+
+def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) -> Path:
+    """Download the files of a data set, unless they are there already, check them and unpack the archives.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+    sources : tuple of Source
+        Its files.
+    folder : Path or None
+        Where to keep them; `cache_folder(name)` by default.
+
+    Returns
+    -------
+    Path
+        The folder that holds the (unpacked) files.
+
+    Raises
+    ------
+    UserError
+        When an address does not answer, a checksum differs or the folder cannot be written.
+    """
+    target = folder or cache_folder(name)
+    for source in sources:
+        try:
+            pooch.retrieve(
+                source.url,
+                source.checksum,
+                fname=source.filename,
+                path=target,
+                processor=_unpacker(source, target),
+                downloader=pooch.HTTPDownloader(progressbar=RichBar(source.filename), timeout=30),
+            )
+        except requests.exceptions.RequestException as error:
+            reason = type(error).__name__
+            raise UserError(
+                f"cannot download {source.url} ({reason}); fetch it by hand into a folder and pass that with --raw"
+            ) from error
+        except ValueError as error:
+            raise UserError(
+                f"{source.url} does not have the published checksum {source.checksum}; nothing was kept, try again or "
+                "fetch it by hand and pass the folder with --raw"
+            ) from error
+        except OSError as error:
+            raise UserError(f"cannot store {source.filename} in {target}: {error.strerror or error}") from error
+    return target
+
+
+def _unpacker(source: Source, target: Path) -> pooch.Unzip | pooch.Untar | None:
+    if not source.filename.endswith(ARCHIVES):
+        return None
+    kind = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
+    return kind(members=list(source.members) or None, extract_dir="unpacked")
+
+
+@dataclass
+class RichBar:
+    """A download bar on rich in the form that pooch's downloader asks for."""
+
+    label: str
+    total: int = 0
+    _progress: Progress = field(init=False)
+
+    def __post_init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns)
+        self._task = self._progress.add_task(self.label, total=None)
+
+    def update(self, size: int) -> None:
+        """`size` more bytes have arrived."""
+        self._progress.start()
+        self._progress.update(self._task, advance=size, total=self.total or None)
+
+    def reset(self) -> None:
+        """Back to zero: pooch resets the bar before the last update."""
+        self._progress.reset(self._task)
+
+    def close(self) -> None:
+        """The download has ended."""
+        self._progress.stop()

@@ -1,0 +1,154 @@
+"""Texts as fixed-length rows of token ids: tokens, the vocabulary of the training part, pretrained word vectors.
+
+Id 0 is padding, id 1 an unknown word, then the words by falling frequency.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import Tally
+from data_prep.datasets.files import Scratch, lines
+from fedmpi.errors import UserError
+
+# A token: letters and digits of any script, with apostrophes inside ("don't"); all else separates.
+TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+PADDING, UNKNOWN = 0, 1
+SPECIAL = ("<pad>", "<unk>")
+BUFFER_ROWS = 8192
+
+
+def tokens(text: str) -> list[str]:
+    """Lower-cased word tokens of a text: every match of `TOKEN`, a typographic apostrophe counting as a plain one.
+
+    Examples
+    --------
+    >>> tokens("Don't panic: it\u2019s 2 o'clock!")
+    ["don't", 'panic', "it's", '2', "o'clock"]
+    """
+    return TOKEN.findall(text.lower().replace("\u2019", "'"))
+
+
+class TextRows:
+    """Collects texts in one pass and encodes them once the training part is known.
+
+    The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory holds the
+    distinct words and one block of rows, not the texts.
+
+    Parameters
+    ----------
+    length : int
+        Tokens kept of a text (L).
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._words: dict[str, int] = {}
+        self._rows = Scratch((length,), np.int32)
+        self._block: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self._rows.length + len(self._block)
+
+    def add(self, text: str) -> None:
+        """Append one text. One without any word is a single unknown word, so that no row is empty."""
+        words = self._words
+        ids = [words.setdefault(word, len(words) + 2) for word in tokens(text)[: self._length]] or [UNKNOWN]
+        self._block.append(ids + [PADDING] * (self._length - len(ids)))
+        if len(self._block) == BUFFER_ROWS:
+            self._flush()
+
+    def encode(self, train: NDArray[np.int64], vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Token ids of all rows with the vocabulary of the training rows.
+
+        The vocabulary holds the `vocabulary` words that are most frequent among the kept tokens of the training rows,
+        ties in alphabetical order; every other word is unknown.
+
+        Parameters
+        ----------
+        train : int64 array
+            The training rows.
+        vocabulary : int
+            Words kept.
+
+        Returns
+        -------
+        ids : int32 array (n, length)
+        words : tuple of str
+            Words by id, beginning with those of padding and unknown.
+        """
+        self._flush()
+        provisional = self._rows.rows()
+        counts = np.zeros(len(self._words) + 2, np.int64)
+        for start in range(0, len(train), BUFFER_ROWS):
+            block = provisional[train[start : start + BUFFER_ROWS]]
+            counts += np.bincount(block.ravel(), minlength=len(counts))
+        words = (*SPECIAL, *self._words)
+        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
+        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
+        final = np.full(len(counts), UNKNOWN, np.int32)
+        final[PADDING] = PADDING
+        final[kept] = np.arange(2, len(kept) + 2)
+        for start in range(0, len(provisional), BUFFER_ROWS):
+            block = provisional[start : start + BUFFER_ROWS]
+            block[...] = final[block]
+        return provisional, (*SPECIAL, *(words[word] for word in kept))
+
+    def _flush(self) -> None:
+        if self._block:
+            self._rows.append(np.array(self._block, np.int32))
+            self._block = []
+
+
+def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:
+    """Pretrained vectors of the vocabulary from a GloVe text file: a word and its values on every line.
+
+    Parameters
+    ----------
+    path : Path
+        The file, plain or .gz; a word2vec header line (count and dimension) is passed over.
+    vocabulary : tuple of str
+        Words by id.
+    tally : Tally
+        Receives lines that cannot be read.
+
+    Returns
+    -------
+    float32 array (V, dim)
+        Row i belongs to id i; words that the file does not hold, padding and unknown are zero.
+
+    Raises
+    ------
+    UserError
+        When the file holds no vector at all.
+    """
+    wanted = {word: code for code, word in enumerate(vocabulary) if code > UNKNOWN}
+    vectors: NDArray[np.float32] | None = None
+    found = np.zeros(len(vocabulary), bool)
+    for number, line in enumerate(lines(path), 1):
+        fields = line.rstrip().split(" ")
+        if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+            continue
+        if vectors is None:
+            vectors = np.zeros((len(vocabulary), len(fields) - 1), np.float32)
+        dimension = vectors.shape[1]
+        # Some words of GloVe contain spaces, so the values are counted from the right.
+        code = wanted.get(" ".join(fields[:-dimension]) if dimension else "")
+        if code is None or found[code]:
+            continue
+        try:
+            vectors[code] = np.array(fields[-dimension:], np.float32)
+            found[code] = True
+        except ValueError:
+            tally.bad(f"{path}, line {number}", f"not a word and {dimension} numbers")
+    if vectors is None or not vectors.shape[1]:
+        raise UserError(
+            f"{path} holds no word vectors; --vectors takes a GloVe text file: a word and its values on every line"
+        )
+    tally.note(f"word vectors of {path.name}: {found.sum():,} of {len(wanted):,} words found, the others are zero")
+    return vectors
