@@ -99,14 +99,16 @@ def proportional_inclusion(norms: Floats, count: int) -> Floats:
     if positive.sum() <= count:
         others = len(norms) - int(positive.sum())
         return np.where(positive, 1.0, (count - positive.sum()) / max(others, 1))
-    certain = np.zeros(len(norms), bool)
-    scaled = norms / norms.max()  # products of tiny norms must not vanish
+    inclusion = np.where(positive, 1.0, 0.0)
+    open_clients, left = np.flatnonzero(positive), count
     while True:
-        left, total = count - certain.sum(), scaled[~certain].sum()
-        over = ~certain & (scaled * left >= total)
-        if left == 0 or not over.any():
-            return np.where(certain, 1.0, scaled * left / total)
-        certain |= over
+        scaled = norms[open_clients] / norms[open_clients].max()
+        inclusion[open_clients] = scaled * (left / scaled.sum())
+        certain = inclusion[open_clients] >= 1.0
+        if not certain.any():
+            return inclusion
+        inclusion[open_clients[certain]] = 1.0
+        open_clients, left = open_clients[~certain], left - int(certain.sum())
 
 
 def systematic(inclusion: Floats, order: Ints, start: float) -> Ints:
@@ -139,8 +141,8 @@ def sequential_inclusion(norms: Floats, count: int) -> Floats:
         return proportional_inclusion(norms, count)
     if candidates > SEQUENTIAL_UP_TO:
         raise UserError(
-            f'participation.design = "sequential" knows the inclusion probabilities of {SEQUENTIAL_UP_TO} clients at most '
-            f'in one stratum, not of {candidates}: use design = "systematic"'
+            f'participation.design = "sequential" allows for at most {SEQUENTIAL_UP_TO} clients '
+            f'in a stratum, not {candidates}: use design = "systematic"'
         )
     inclusion = np.zeros(len(norms))
     inclusion[positive] = _exponential_race(norms[positive] / norms[positive].mean(), count)

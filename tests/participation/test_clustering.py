@@ -1,0 +1,63 @@
+"""Strata from feature vectors: k-means, OPTICS and its noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from fedmpi.errors import UserError
+from fedmpi.participation.clustering import kmeans, optics
+from fedmpi.streams import Purpose, Streams
+
+GENERATOR = np.random.default_rng(0)
+GROUPS = np.repeat(np.arange(5), 8)
+CLOUDS = (20 * GENERATOR.normal(size=(5, 30))[GROUPS] + GENERATOR.normal(size=(40, 30))).astype(np.float32)
+LONERS = np.concatenate([CLOUDS, np.diag([500, 1500, 4500] + 27 * [0])[:3]]).astype(np.float32)
+
+
+def stream(seed: int = 0) -> np.random.Generator:
+    return Streams(seed).generator(Purpose.CLUSTERING)
+
+
+def test_kmeans_finds_well_separated_groups() -> None:
+    assert adjusted_rand_score(GROUPS, kmeans(CLOUDS, 5, stream(), starts=10)) == 1.0
+
+
+def test_kmeans_depends_on_the_stream_alone() -> None:
+    assert np.array_equal(kmeans(CLOUDS, 4, stream(1)), kmeans(CLOUDS, 4, stream(1)))
+
+
+def test_kmeans_strata_have_no_gaps_even_with_fewer_distinct_vectors_than_strata() -> None:
+    vectors = np.repeat(np.array([[0.0, 0.0], [1.0, 1.0]], np.float32), 6, axis=0)
+    assert np.array_equal(kmeans(vectors, 5, stream()), np.repeat([0, 1], 6))
+    assert sorted(kmeans(np.eye(3, dtype=np.float32), 10, stream())) == [0, 1, 2]
+
+
+def test_strata_are_numbered_in_order_of_their_first_clients() -> None:
+    for labels in (kmeans(CLOUDS[::-1], 5, stream()), optics(CLOUDS[::-1])):
+        _, first = np.unique(labels, return_index=True)
+        assert np.array_equal(first, np.sort(first))
+
+
+def test_optics_finds_groups_without_knowing_their_number() -> None:
+    assert adjusted_rand_score(GROUPS, optics(CLOUDS)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "loners"), [("singletons", [5, 6, 7]), ("stratum", [5, 5, 5]), ("drop", [-1, -1, -1])]
+)
+def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: list[int]) -> None:
+    labels = optics(LONERS, noise=noise)  # type: ignore[arg-type]
+    assert adjusted_rand_score(GROUPS, labels[:40]) == 1.0
+    assert labels[40:].tolist() == loners
+
+
+def test_dropping_everybody_is_refused() -> None:
+    with pytest.raises(UserError, match="drop"):
+        optics(np.eye(1, dtype=np.float32), noise="drop")
+
+
+def test_a_single_client_is_a_stratum() -> None:
+    assert optics(np.ones((1, 3), np.float32)).tolist() == [0]
+    assert kmeans(np.ones((1, 3), np.float32), 10, stream()).tolist() == [0]

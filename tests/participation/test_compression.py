@@ -1,0 +1,95 @@
+"""IS(): one-dimensional k-means of gradients, against scikit-learn and against exhaustive search."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+
+from fedmpi.errors import UserError
+from fedmpi.participation.compression import CELLS, compress, norms, restore
+
+LAWS = ["normal", "heavy-tailed", "mostly zero", "far from zero", "two scales"]
+
+
+def gradients(law: str, size: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = {
+        "normal": lambda: rng.normal(size=size),
+        "heavy-tailed": lambda: rng.standard_t(2, size=size),
+        "mostly zero": lambda: rng.normal(size=size) * (rng.random(size) < 0.3),
+        "far from zero": lambda: 1000 + rng.random(size),
+        "two scales": lambda: rng.normal(size=size) * np.where(rng.random(size) < 0.5, 1e-4, 1.0),
+    }[law]()
+    return values.astype(np.float32)
+
+
+def squared_error(values: np.ndarray, restored: np.ndarray) -> float:
+    return float(((values.astype(np.float64) - restored) ** 2).sum())
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("levels", [3, 9])
+def test_large_gradients_are_compressed_as_well_as_by_scikit_learn(law: str, levels: int) -> None:
+    """Within 1 % of the better of ten k-means++ starts."""
+    values = gradients(law, 5000)
+    shift = np.float64(values.mean())
+    centred = values.astype(np.float64) - shift
+    reference = KMeans(levels, n_init=10, random_state=0).fit(centred[:, None]).inertia_
+    assert squared_error(values, restore(compress(values[None], levels))[0]) <= 1.01 * reference
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_short_gradients_are_compressed_optimally(law: str) -> None:
+    """Up to CELLS values: no partition of the sorted values into intervals does better (all partitions tried)."""
+    values = np.sort(gradients(law, 14))
+    assert len(values) <= CELLS
+    best = min(
+        sum(float(np.var(part.astype(np.float64))) * len(part) for part in np.split(values, list(cuts)))
+        for cuts in combinations(range(1, 14), 3)
+    )
+    assert squared_error(values, restore(compress(values[None], 4))[0]) == pytest.approx(best, rel=1e-4, abs=1e-12)
+
+
+def test_every_value_goes_to_its_nearest_centre_and_every_centre_is_the_mean_of_its_values() -> None:
+    values = gradients("heavy-tailed", 3000)
+    centres, indices = compress(values[None], 9)
+    distance = np.abs(values[:, None] - centres[0].astype(np.float64))
+    assert np.allclose(distance[np.arange(3000), indices[0]], distance.min(axis=1), atol=1e-5)
+    means = [values[indices[0] == level].mean(dtype=np.float64) for level in range(9)]
+    assert centres[0] == pytest.approx(means, rel=1e-5)
+    assert (np.diff(centres[0]) > 0).all()
+
+
+def test_clients_compressed_together_or_alone_give_the_same_bits() -> None:
+    block = np.stack([gradients(law, 700, seed) for seed, law in enumerate(LAWS)])
+    together = compress(block, 9)
+    for row, (centres, indices) in enumerate(zip(*together, strict=True)):
+        alone = compress(block[row], 9)
+        assert np.array_equal(alone.centres[0], centres)
+        assert np.array_equal(alone.indices[0], indices)
+
+
+def test_fewer_distinct_values_than_levels_are_kept_as_they_are() -> None:
+    values = np.tile(np.array([0.0, -1.5, 0.0, 2.0], np.float32), 100)
+    compressed = compress(values[None], 9)
+    assert np.array_equal(restore(compressed)[0], values)
+    assert not restore(compress(np.zeros((1, 50), np.float32), 9)).any()
+
+
+def test_norms_are_those_of_the_restored_gradients() -> None:
+    compressed = compress(np.stack([gradients(law, 900) for law in LAWS]), 9)
+    assert norms(compressed) == pytest.approx(np.linalg.norm(restore(compressed).astype(np.float64), axis=1), rel=1e-6)
+
+
+@pytest.mark.parametrize(("levels", "size"), [(1, 50), (256, 500), (9, 8)])
+def test_impossible_numbers_of_levels_are_refused(levels: int, size: int) -> None:
+    with pytest.raises(UserError, match="levels"):
+        compress(np.ones((1, size), np.float32), levels)
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(UserError, match="not finite"):
+        compress(np.array([[0.0, np.nan, 1.0]], np.float32), 2)

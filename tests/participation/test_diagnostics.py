@@ -1,0 +1,99 @@
+"""Evenness of use, drift, diversity and heterogeneity against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmpi.diagnostics import (
+    UpdateMoments,
+    Usage,
+    client_drift,
+    evenness,
+    gradient_diversity,
+    heterogeneity,
+    update_moments,
+    weight_divergence,
+)
+
+CHANGES = np.random.default_rng(0).normal(size=(6, 40)) + 0.3
+COEFFICIENTS = np.array([0.1, 0.3, 0.05, 0.2, 0.2, 0.15])
+
+
+def moments_and_norm(changes: np.ndarray, coefficients: np.ndarray) -> tuple[UpdateMoments, float]:
+    norms = np.linalg.norm(changes, axis=1)
+    return update_moments(norms, coefficients), float(np.linalg.norm(coefficients @ changes))
+
+
+def test_equal_use_is_perfectly_even() -> None:
+    result = evenness(np.full(20, 3))
+    assert (result.used, result.effective, result.largest) == (1.0, pytest.approx(1.0), 3)
+    assert result.gini == pytest.approx(0.0)
+
+
+def test_use_of_a_single_unit_is_as_uneven_as_can_be() -> None:
+    result = evenness(np.array([0, 0, 0, 7]))
+    assert result.used == 0.25
+    assert result.effective == pytest.approx(0.25)
+    assert result.gini == pytest.approx(0.75)
+
+
+def test_gini_is_half_the_relative_mean_difference() -> None:
+    usage = np.array([1, 4, 0, 2, 9])
+    pairs = np.abs(usage[:, None] - usage).mean() / (2 * usage.mean())
+    assert evenness(usage).gini == pytest.approx(pairs)
+
+
+def test_groups_of_units_count_as_their_units() -> None:
+    usage, sizes = np.array([2, 0, 5]), np.array([3, 4, 1])
+    grouped, single = evenness(usage, sizes), evenness(np.repeat(usage, sizes))
+    assert (grouped.used, grouped.largest) == (single.used, single.largest)
+    assert grouped.effective == pytest.approx(single.effective)
+    assert grouped.gini == pytest.approx(single.gini)
+
+
+def test_nothing_used_yet_is_zero() -> None:
+    assert evenness(np.zeros(3, np.int64)).used == 0.0
+
+
+def test_usage_counts_clients_with_multiplicity_and_repeated_samples() -> None:
+    usage = Usage(4, 6)
+    usage.record(np.array([0, 2]))
+    usage.record(np.array([2, 3]), np.array([2, 1]))
+    usage.record_samples(np.array([1, 1, 5]))
+    assert usage.clients.tolist() == [1, 0, 3, 1]
+    assert usage.samples.tolist() == [0, 2, 0, 0, 0, 1]
+
+
+def test_drift_is_the_weighted_mean_squared_distance_from_the_mean_model() -> None:
+    weights = COEFFICIENTS / COEFFICIENTS.sum()
+    distances = ((CHANGES - weights @ CHANGES) ** 2).sum(axis=1)
+    assert client_drift(*moments_and_norm(CHANGES, COEFFICIENTS)) == pytest.approx(weights @ distances)
+    assert client_drift(*moments_and_norm(3 * CHANGES[[0, 0]], np.ones(2))) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_diversity_is_one_for_orthogonal_and_one_over_m_for_equal_changes() -> None:
+    assert gradient_diversity(*moments_and_norm(np.eye(6), np.ones(6))) == pytest.approx(1.0)
+    assert gradient_diversity(*moments_and_norm(np.ones((6, 4)), np.ones(6))) == pytest.approx(1 / 6)
+    assert gradient_diversity(*moments_and_norm(np.array([[1.0], [-1.0]]), np.ones(2))) == float("inf")
+
+
+def test_moments_of_two_ranks_add_up() -> None:
+    first = update_moments(np.linalg.norm(CHANGES[:2], axis=1), COEFFICIENTS[:2])
+    second = update_moments(np.linalg.norm(CHANGES[2:], axis=1), COEFFICIENTS[2:])
+    whole, _ = moments_and_norm(CHANGES, COEFFICIENTS)
+    assert (first + second).term_squares == pytest.approx(whole.term_squares)
+    assert (first + second).weighted_squares == pytest.approx(whole.weighted_squares)
+
+
+def test_heterogeneity_of_quadratics_is_the_variance_of_their_optima() -> None:
+    """F_k(x) = (x − e_k)² + v_k: F* = Σ ρ (e_k − ē)² + Σ ρ v_k, hence Γ = Σ ρ (e_k − ē)² (FedSSO, Example 1)."""
+    optima, floors = np.array([0.0, 1.0, 5.0]), np.array([0.3, 0.1, 0.2])
+    weights = np.array([1.0, 2.0, 1.0])
+    mean = np.average(optima, weights=weights)
+    minimum = np.average((optima - mean) ** 2 + floors, weights=weights)
+    assert heterogeneity(minimum, floors, weights) == pytest.approx(np.average((optima - mean) ** 2, weights=weights))
+
+
+def test_weight_divergence_is_relative() -> None:
+    assert weight_divergence(np.array([3.0, 0.0]), np.array([0.0, 4.0])) == pytest.approx(5 / 4)

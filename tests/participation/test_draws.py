@@ -1,0 +1,137 @@
+"""Draws inside one population: inclusion probabilities by enumeration."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.errors import UserError
+from fedmpi.participation.draws import (
+    draw_by_norm,
+    importance,
+    inclusion_by_norm,
+    proportional_inclusion,
+    sequential_inclusion,
+    systematic,
+)
+from fedmpi.streams import Purpose, Streams
+
+NORMS = np.array([0.5, 3.0, 1.0, 2.0, 1.5])
+
+
+def stream(round: int = 0) -> np.random.Generator:
+    return Streams(0).generator(Purpose.STRATUM_DRAW, round)
+
+
+def all_systematic_samples(inclusion: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    """Every (probability, sample) of systematic sampling in random order: all orders, all intervals of the start."""
+    samples = []
+    orders = list(permutations(range(len(inclusion))))
+    for order in orders:
+        edges = np.unique(np.concatenate([[0.0, 1.0], np.cumsum(inclusion[list(order)]) % 1.0]))
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            drawn = systematic(inclusion, np.array(order), (low + high) / 2)
+            samples.append(((high - low) / len(orders), drawn))
+    return samples
+
+
+def inclusion_one_after_another(norms: np.ndarray, count: int) -> np.ndarray:
+    """By enumeration of all ordered draws."""
+    inclusion = np.zeros(len(norms))
+    for sequence in permutations(range(len(norms)), count):
+        chance, left = 1.0, norms.sum()
+        for client in sequence:
+            chance *= norms[client] / left
+            left -= norms[client]
+        inclusion[list(sequence)] += chance
+    return inclusion
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_systematic_draws_include_every_client_with_its_stated_probability(count: int) -> None:
+    inclusion = proportional_inclusion(NORMS, count)
+    measured = np.zeros(len(NORMS))
+    for probability, drawn in all_systematic_samples(inclusion):
+        assert len(set(drawn.tolist())) == count
+        measured[drawn] += probability
+    assert measured == pytest.approx(inclusion, abs=1e-9)
+
+
+def test_every_pair_can_be_drawn_together_in_random_order() -> None:
+    pairs = {
+        tuple(drawn)
+        for probability, drawn in all_systematic_samples(proportional_inclusion(NORMS, 2))
+        if probability > 1e-9
+    }
+    assert len(pairs) == 10
+
+
+def test_inclusion_is_proportional_to_the_norm_until_a_client_is_certain() -> None:
+    assert proportional_inclusion(NORMS, 2) == pytest.approx(2 * NORMS / NORMS.sum())
+    with_giant = proportional_inclusion(np.array([100.0, 1.0, 2.0, 1.0]), 2)
+    assert with_giant == pytest.approx([1.0, 0.25, 0.5, 0.25])
+
+
+def test_certainty_can_make_the_next_client_certain() -> None:
+    assert proportional_inclusion(np.array([100.0, 10.0, 1.0, 1.0, 1.0]), 3) == pytest.approx(
+        [1, 1, 1 / 3, 1 / 3, 1 / 3]
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("norms", [NORMS, np.array([1e-6, 1.0, 1e6, 2.0, 1.0]), np.ones(6)])
+def test_inclusion_of_the_papers_sequential_draw_equals_its_enumeration(norms: np.ndarray, count: int) -> None:
+    assert sequential_inclusion(norms, count) == pytest.approx(inclusion_one_after_another(norms, count), abs=1e-9)
+
+
+def test_the_papers_sequential_draw_is_not_proportional_to_the_norm() -> None:
+    """Clients of large norm are drawn less often than the norm says, clients of small norm more often."""
+    sequential, proportional = sequential_inclusion(NORMS, 3), proportional_inclusion(NORMS, 3)
+    assert sequential[1] < proportional[1]
+    assert sequential[0] > proportional[0]
+
+
+@pytest.mark.parametrize("design", ["systematic", "sequential"])
+def test_norm_zero_is_drawn_only_when_the_others_do_not_suffice(design: str) -> None:
+    norms = np.array([0.0, 2.0, 0.0, 1.0, 0.0])
+    assert draw_by_norm(norms, 2, stream(), design).tolist() == [1, 3]  # type: ignore[arg-type]
+    drawn = draw_by_norm(norms, 4, stream(), design)  # type: ignore[arg-type]
+    assert {1, 3} <= set(drawn.tolist())
+    assert inclusion_by_norm(norms, 4, design) == pytest.approx([2 / 3, 1, 2 / 3, 1, 2 / 3])  # type: ignore[arg-type]
+    assert inclusion_by_norm(np.zeros(4), 3, design) == pytest.approx(np.full(4, 0.75))  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1e-300, 1e-8, 0.1, 1 / 3, 1.0, 7.0, 1e12]), min_size=1, max_size=30), st.data())
+def test_any_norms_give_a_sample_of_the_wanted_size(norms: list[float], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(norms)))
+    round = data.draw(st.integers(0, 9))
+    design = data.draw(st.sampled_from(["systematic", "sequential"]))
+    drawn = draw_by_norm(np.array(norms), count, stream(round), design)
+    assert len(drawn) == len(set(drawn.tolist())) == count
+    inclusion = proportional_inclusion(np.array(norms), count)
+    assert inclusion.sum() == pytest.approx(count)
+    assert ((inclusion >= 0) & (inclusion <= 1)).all()
+
+
+def test_importance_over_the_whole_population_keeps_to_the_available_clients() -> None:
+    available = np.array([0, 2, 3, 4])
+    cohort = importance(stream(), NORMS, available, 2)
+    assert set(cohort.clients.tolist()) <= set(available.tolist())
+    expected = dict(zip(available, proportional_inclusion(NORMS[available], 2), strict=True))
+    assert cohort.inclusion == pytest.approx([expected[client] for client in cohort.clients])
+    assert importance(stream(), NORMS, 5, 9).clients.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_norms_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(UserError, match="norm"):
+        draw_by_norm(np.array([1.0, np.nan]), 1, stream())
+
+
+def test_sequential_draws_from_too_many_clients_are_refused() -> None:
+    with pytest.raises(UserError, match="systematic"):
+        inclusion_by_norm(np.ones(5000), 3, "sequential")

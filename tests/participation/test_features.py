@@ -1,0 +1,106 @@
+"""Feature vectors of clients from blocks of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import pdist
+
+from fedmpi.errors import UserError
+from fedmpi.participation.compression import compress, restore
+from fedmpi.participation.features import (
+    Features,
+    gradient_features,
+    label_histogram,
+    merge,
+    plan_features,
+    refreshed,
+)
+from fedmpi.streams import Streams
+
+GRADIENTS = np.random.default_rng(0).normal(size=(30, 400)).astype(np.float32)
+BLOCKS = [
+    (np.arange(20, 30), torch.from_numpy(GRADIENTS[20:])),
+    (np.arange(0, 7), GRADIENTS[:7]),
+    (np.arange(7, 20), GRADIENTS[7:20]),
+]
+
+
+def test_blocks_in_any_order_give_rows_in_order_of_clients() -> None:
+    features = gradient_features(plan_features("full-gradient", 30, 400, Streams(0)), BLOCKS)
+    assert np.array_equal(features.clients, np.arange(30))
+    assert np.array_equal(features.matrix, GRADIENTS)
+    assert features.norms == pytest.approx(np.linalg.norm(GRADIENTS.astype(np.float64), axis=1))
+
+
+def test_one_step_changes_are_gradients_times_minus_the_learning_rate() -> None:
+    plan = plan_features("one-step-change", 30, 400, Streams(0), lr=0.1)
+    assert gradient_features(plan, BLOCKS).matrix == pytest.approx(-0.1 * GRADIENTS)
+
+
+def test_compressed_gradients_are_restored_or_left_as_centres() -> None:
+    squeezed = compress(GRADIENTS, 5)
+    restored = gradient_features(plan_features("compressed-gradient", 30, 400, Streams(0), levels=5), BLOCKS)
+    plan = plan_features("compressed-gradient", 30, 400, Streams(0), levels=5, restored=False)
+    centres = gradient_features(plan, BLOCKS)
+    assert np.array_equal(restored.matrix, restore(squeezed))
+    assert np.array_equal(centres.matrix, squeezed.centres)
+    assert centres.norms == pytest.approx(np.linalg.norm(restored.matrix, axis=1))
+
+
+def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> None:
+    """All 435 squared distances within 25 %, the distortion the length of the projection is chosen for."""
+    long = np.random.default_rng(1).normal(size=(30, 5000)).astype(np.float32)
+    plan = plan_features("full-gradient", 30, 5000, Streams(0), project_above=1000)
+    features = gradient_features(plan, [(np.arange(30), long)])
+    assert features.matrix.shape == (30, plan.width)
+    assert plan.width < 5000
+    assert "random projection" in plan.description
+    ratio = (pdist(features.matrix) / pdist(long)) ** 2
+    assert ratio.min() > 0.75
+    assert ratio.max() < 1.25
+    assert features.norms == pytest.approx(np.linalg.norm(long, axis=1), rel=1e-5)
+
+
+def test_every_rank_and_round_projects_alike() -> None:
+    plans = [plan_features("full-gradient", 30, 5000, Streams(4), project_above=1000) for _ in range(2)]
+    vector = np.ones((1, 5000), np.float32)
+    first, second = (gradient_features(plan, [(np.array([3]), vector)]) for plan in plans)
+    assert np.array_equal(first.matrix, second.matrix)
+
+
+def test_small_problems_are_not_projected_and_the_plan_says_so() -> None:
+    plan = plan_features("full-gradient", 100, 199_210, Streams(0))
+    assert plan.projection is None
+    assert "not projected" in plan.description
+
+
+def test_label_histograms_are_class_shares() -> None:
+    features = label_histogram(np.array([0, 1, 2]), np.array([[3, 1], [0, 5], [0, 0]]))
+    assert features.matrix == pytest.approx(np.array([[0.75, 0.25], [0, 1], [0, 0]]))
+    assert features.norms is None
+
+
+def test_features_of_several_ranks_merge_to_those_of_one() -> None:
+    plan = plan_features("full-gradient", 30, 400, Streams(0))
+    whole = gradient_features(plan, BLOCKS)
+    merged = merge(
+        [gradient_features(plan, BLOCKS[:1]), gradient_features(plan, BLOCKS[1:]), gradient_features(plan, [])]
+    )
+    assert np.array_equal(merged.matrix, whole.matrix)
+    assert np.array_equal(merged.norms, whole.norms)
+
+
+def test_refreshing_replaces_the_participants_rows_only() -> None:
+    old = Features(np.arange(3), np.zeros((3, 2), np.float32), np.zeros(3))
+    new = Features(np.array([1]), np.ones((1, 2), np.float32), np.ones(1))
+    result = refreshed(old, new)
+    assert np.array_equal(result.matrix, [[0, 0], [1, 1], [0, 0]])
+    assert np.array_equal(result.norms, [0, 1, 0])
+
+
+def test_gradients_that_are_not_finite_are_refused() -> None:
+    plan = plan_features("full-gradient", 1, 2, Streams(0))
+    with pytest.raises(UserError, match="not finite"):
+        gradient_features(plan, [(np.array([0]), np.array([[1.0, np.inf]], np.float32))])
