@@ -128,7 +128,11 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of manifest.json: the schema first, keys as above."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+        return json.dumps(self.as_dict(), indent=1) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of manifest.json."""
+        return {"schema": SCHEMA, **asdict(self)}
 
     def files(self) -> list[ShardFile]:
         """Every file of the folder but the manifest."""

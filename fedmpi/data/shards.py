@@ -96,12 +96,17 @@ class ShardStore:
         """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
         if clients is None:
             return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
-        wanted = np.asarray(clients, np.int64)
-        counts = np.empty((len(wanted), self.description.classes), np.int64)
-        home = self._home(wanted, self.shard_starts)
-        for shard in np.unique(home):
+        return self.small_class_counts(np.asarray(clients, np.int64)).astype(np.int64)
+
+    def small_class_counts(self, clients: Int64Array) -> AnyArray:
+        """As `class_counts`, in the small unsigned type of the shards."""
+        home = self._home(clients, self.shard_starts)
+        touched = np.unique(home)
+        kind = np.result_type(*(self._shards[shard].class_counts for shard in touched)) if len(touched) else np.int64
+        counts = np.empty((len(clients), self.description.classes), kind)
+        for shard in touched:
             mine = home == shard
-            counts[mine] = self._shards[shard].class_counts[wanted[mine] - self.shard_starts[shard]]
+            counts[mine] = self._shards[shard].class_counts[clients[mine] - self.shard_starts[shard]]
         return counts
 
     def client(self, client: int) -> Samples:

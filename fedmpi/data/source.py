@@ -1,6 +1,6 @@
 """What engines read: the samples of clients as torch tensors, normalised, on the device of the work.
 
-A client that was read whole once stays as normalised tensors within a memory budget, so that later rounds only take views.
+A client that was read whole stays in memory, normalised, within a budget, so that later rounds only take views.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ Int64Array = npt.NDArray[np.int64]
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 RESIDENT_BYTES = 1 << 30
+_OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
 class Normaliser:
@@ -46,10 +47,12 @@ class Normaliser:
 
     def __call__(self, x: npt.NDArray[np.generic], out: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise (r, \\*feature_shape) into `out` or a new tensor."""
-        stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"])).to(self.device, non_blocking=True)
         if out is None:
-            out = torch.empty(stored.shape, dtype=self.output, device=self.device)
-        out.copy_(stored)
+            out = torch.empty(x.shape, dtype=self.output, device=self.device)
+        if self.device.type == "cpu":
+            np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
+        else:
+            out.copy_(torch.from_numpy(np.require(x, requirements=["C", "A", "W"])), non_blocking=True)
         return out if self._scale is None else out.mul_(self._scale).add_(self._shift)
 
 
@@ -165,7 +168,7 @@ class ClientData:
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
 
     def _keep(self, client: int, tensors: Tensors) -> None:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = _OBJECT_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if size <= self._budget:
             self._kept[client] = tensors
             self._budget -= size

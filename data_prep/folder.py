@@ -1,0 +1,54 @@
+"""The output folder of a preparation: claimed before anything is written, released when the manifest stands."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from data_prep.files import sync_folder
+from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VOCABULARY
+from fedmpi.errors import UserError
+
+_OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, (TEST, VALIDATION, EXTRAS, VOCABULARY, MANIFEST)))})")
+
+
+def claim(folder: Path, overwrite: bool) -> None:
+    """Make `folder` ready to be written, or refuse.
+
+    An empty or missing folder is taken; one whose preparation was interrupted is cleared of its files; a prepared one
+    only with `overwrite`. Files that a preparation does not write are never touched.
+
+    Raises
+    ------
+    UserError
+        The folder holds something else, is prepared already, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise UserError(f"the output folder {folder} cannot be made ({error.strerror}): choose another --out") from None
+    ours = {name for name in present if _OWN.fullmatch(name.removesuffix(PARTIAL))}
+    if MANIFEST in present and not overwrite and PREPARING not in present:
+        raise UserError(f"{folder} holds a prepared data set already: choose another --out, or add --overwrite")
+    if present and MANIFEST not in present and PREPARING not in present:
+        other = sorted(present)[0]
+        raise UserError(f"{folder} holds something else ({other}): choose an empty or new folder with --out")
+    try:
+        (folder / PREPARING).touch()
+        sync_folder(folder)
+        # The manifest goes first: at no moment does it describe files that are gone.
+        for name in sorted(ours, key=lambda name: name != MANIFEST):
+            (folder / name).unlink()
+    except OSError as error:
+        raise UserError(
+            f"the output folder {folder} cannot be written ({error.strerror}): choose another --out"
+        ) from None
+
+
+def release(folder: Path) -> None:
+    """Declare the preparation complete."""
+    with suppress(FileNotFoundError):
+        (folder / PREPARING).unlink()
+    sync_folder(folder)

@@ -1,0 +1,54 @@
+"""Parts held out of a partitioned data set: validation samples of every client, and a class-balanced test part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.partitions.common import Int64Array
+from fedmpi.data.assignment import offsets_of
+
+
+def hold_out(
+    rows: Int64Array, offsets: Int64Array, fraction: float, generator: np.random.Generator
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Take a share of every client's samples for validation, chosen uniformly at random.
+
+    Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1): in all f n to within
+    one, for each client f n_k on average, but never its last sample.
+
+    Parameters
+    ----------
+    rows, offsets : int64 (n,), int64 (N + 1,)
+        A partition.
+    fraction : float
+        f in [0, 1).
+
+    Returns
+    -------
+    rows, offsets, held : int64 (n - v,), int64 (N + 1,), int64 (v,)
+    """
+    if fraction == 0.0:
+        return rows, offsets, rows[:0]
+    sizes = np.diff(offsets)
+    given = np.diff(np.floor(fraction * offsets + generator.random()).astype(np.int64))
+    given = np.clip(given, 0, np.maximum(sizes - 1, 0))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((generator.random(len(rows)), owner))  # a random order within every client
+    within = np.arange(len(rows)) - np.repeat(offsets[:-1], sizes)
+    chosen = np.zeros(len(rows), bool)
+    chosen[order[within < np.repeat(given, sizes)]] = True
+    return rows[~chosen], offsets_of(sizes - given), rows[chosen]
+
+
+def balanced_rows(labels: Int64Array, classes: int) -> Int64Array:
+    """Rows (sorted) of a part with equal class totals: of every class the first m, m the smallest class's size.
+
+    Classes without any sample are not counted.
+    """
+    counts = np.bincount(labels, minlength=classes)
+    if not counts.any():
+        return np.arange(len(labels))
+    keep = counts[counts > 0].min()
+    order = np.argsort(labels, kind="stable")
+    rank = np.arange(len(labels)) - np.repeat(offsets_of(counts)[:-1], counts)
+    return np.sort(order[rank < keep])

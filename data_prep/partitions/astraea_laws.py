@@ -1,0 +1,143 @@
+"""The distributed data sets of Astraea (Duan et al. 2019, Table I): sizes x class totals x local mixes.
+
+The paper's size table (uploads of Instagram users) and its letter counts (Simple English Wikipedia) are not published
+with it; the laws that stand in for them are stated below.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.partitions.common import Draw, Int64Array, Law, Option, Request
+from data_prep.sizes import SIZE_LAWS, FloatArray, largest_remainders, relative_sizes, whole_sizes
+from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, offsets_of, take_counts
+from fedmpi.errors import UserError
+
+# Letter frequencies of English text in per cent, A to Z: R. E. Lewand, Cryptological Mathematics (2000), p. 36.
+LETTER_FREQUENCIES = np.array(
+    [8.167, 1.492, 2.782, 4.253, 12.702, 2.228, 2.015, 6.094, 6.966, 0.153, 0.772, 4.025, 2.406]
+    + [6.749, 7.507, 1.929, 0.095, 5.987, 6.327, 9.056, 2.758, 0.978, 2.360, 0.150, 1.974, 0.074]
+)
+LTRF1_SHARE = 117_500 / 230_752  # of LTRF2's samples, Table I
+NORMAL_RANGE = 3.0  # standard deviations spanned by the classes
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of Table I: sizes even or heavy-tailed, class totals, local mixes."""
+
+    even: bool
+    totals: str
+    mix: str
+    share: float = 1.0  # of the largest total with these class totals
+
+
+VARIANTS = {
+    "BAL1": Variant(True, "balanced", "balanced"),
+    "BAL2": Variant(True, "balanced", "random"),
+    "INS": Variant(False, "balanced", "random"),
+    "LTRF1": Variant(False, "letters", "random", LTRF1_SHARE),
+    "LTRF2": Variant(False, "letters", "random"),
+    "NORMAL": Variant(False, "normal", "random"),
+}
+
+
+def class_shares(totals: str, classes: int) -> FloatArray:
+    """Shares of the classes in the pooled data, float64 (C,), summing to one.
+
+    Parameters
+    ----------
+    totals : {"balanced", "letters", "normal"}
+        balanced: 1 / C. letters: for C = 26 the frequency of the letter of class 0 = A ... 25 = Z; for another C <= 26
+        the C highest frequencies, in falling order; above 26 the ranked curve of the 26 letters (log frequency against
+        rank) interpolated linearly at C points. normal: the mass of the standard normal law in C equal intervals of
+        [-3, 3], so the middle classes are the largest.
+    """
+    if totals == "balanced":
+        shares = np.ones(classes)
+    elif totals == "normal":
+        edges = np.linspace(-NORMAL_RANGE, NORMAL_RANGE, classes + 1)
+        shares = np.diff([math.erf(edge / math.sqrt(2)) for edge in edges])
+    elif classes == len(LETTER_FREQUENCIES):
+        shares = LETTER_FREQUENCIES
+    else:
+        ranked = np.sort(LETTER_FREQUENCIES)[::-1]
+        ranks = np.arange(len(ranked))
+        at = ranks[:classes] if classes < len(ranked) else np.linspace(0, len(ranked) - 1, classes)
+        shares = np.exp(np.interp(at, ranks, np.log(ranked)))
+    return np.asarray(shares / shares.sum(), np.float64)
+
+
+def class_totals(stock: Int64Array, shares: FloatArray, total: int) -> Int64Array:
+    """Samples of every class to use (C,), in the given shares, `total` in all (0: the most that the stock allows)."""
+    most = int(np.floor((stock / shares).min() + 1e-9))
+    if total > most:
+        raise UserError(f"--total {total} is more than the {most} samples that these class totals allow: lower it")
+    return np.minimum(largest_remainders(shares, total or most), stock)
+
+
+def draw_astraea(request: Request) -> Draw:
+    """A variant of Table I; no row in two clients; the test part is cut to equal class totals.
+
+    Sizes: even, or proportional to a heavy-tailed law (`size_law`, `shape`; default Pareto with tail index 1.5 in place
+    of the uploads of Instagram users), at least one sample. Class totals: `class_shares` of the largest total that the
+    stock of every class allows, or of ``--total``; LTRF1 uses 117,500 / 230,752 of LTRF2's total as in Table I; rows
+    beyond are dropped. Local mixes: balanced gives every client each class in proportion, to rounding; random draws
+    the client's class mix in proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and
+    samples from it while the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
+    """
+    variant = VARIANTS[str(request.options["variant"])]
+    shares = class_shares(variant.totals, request.classes)
+    stock = np.bincount(request.labels, minlength=request.classes)
+    given = request.integer("total")
+    used = class_totals(stock, shares, given)
+    if not given and variant.share < 1:
+        used = class_totals(stock, shares, max(1, round(variant.share * int(used.sum()))))
+    total, clients = int(used.sum()), request.clients or 1
+    if total < clients:
+        raise UserError(
+            f"the class totals of {request.options['variant']} leave {total} of {len(request.labels)} samples, too few "
+            f"for {clients} clients: ask for at most {total} clients"
+        )
+    if variant.even:
+        sizes = even_sizes(total, clients)
+    else:
+        law = str(request.options["size_law"])
+        sizes = whole_sizes(relative_sizes(law, clients, request.number("shape"), request.generator), total)
+    if variant.mix == "balanced":
+        rows, offsets = _deal_evenly(request.labels, used, sizes, request.generator)
+    else:
+        weights = shares * request.generator.standard_gamma(request.number("alpha"), (clients, request.classes))
+        mass = weights.sum(axis=1, keepdims=True)
+        mixes = np.where(mass > 0, weights / np.where(mass > 0, mass, 1), shares)
+        counts = fill_by_mix(sizes, used, mixes, request.generator)
+        rows, offsets = take_counts(request.labels, counts, request.generator)
+    return Draw(rows, offsets, balanced_test=True)
+
+
+def _deal_evenly(labels: Int64Array, used: Int64Array, sizes: Int64Array, generator: np.random.Generator) -> Rows:
+    """Rows sorted by class laid over a sequence in which every client recurs at even distances."""
+    slots = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.arange(len(slots)) - np.repeat(offsets_of(sizes)[:-1], sizes)
+    phase = generator.random(len(sizes))
+    sequence = slots[np.argsort((within + phase[slots]) / sizes[slots], kind="stable")]
+    counts = np.zeros((len(sizes), len(used)), np.int64)
+    np.add.at(counts, (sequence, np.repeat(np.arange(len(used)), used)), 1)
+    return take_counts(labels, counts, generator)
+
+
+ASTRAEA = Law(
+    draw_astraea,
+    "Astraea's Table I: even or heavy-tailed sizes x balanced, letter or normal class totals x local mixes",
+    (
+        Option("variant", str, None, "the set", tuple(VARIANTS)),
+        Option("size_law", str, "pareto", "law of uneven sizes", SIZE_LAWS),
+        Option("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
+        Option("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
+        Option("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
+    ),
+    drops=True,
+)

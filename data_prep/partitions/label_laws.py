@@ -1,0 +1,203 @@
+"""Partitions by label: IID, the two Dirichlet laws, label shards, and blocks of the label-sorted data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.partitions.common import Draw, Int64Array, Law, Option, Request
+from fedmpi.data.assignment import (
+    REDRAWS,
+    dirichlet_by_class,
+    dirichlet_by_client,
+    even_sizes,
+    group_by_owner,
+    iid,
+    level_down,
+    offsets_of,
+    take_counts,
+)
+from fedmpi.errors import UserError
+
+_MIXING_PASSES = 40  # per class of a client; a table of 100 clients forgets its start after about ten
+
+
+def enough(request: Request) -> int:
+    """The number of clients asked for; raises `UserError` when there are fewer rows than clients."""
+    clients, rows = request.clients or 1, len(request.labels)
+    if clients > rows:
+        raise UserError(
+            f"{rows} training samples cannot give {clients} clients one each: ask for at most {rows} clients"
+        )
+    return clients
+
+
+def draw_iid(request: Request) -> Draw:
+    """A uniformly random permutation of the rows, cut into N clients whose sizes differ by at most one."""
+    sizes = even_sizes(len(request.labels), enough(request))
+    return Draw(*iid(len(request.labels), sizes, request.generator))
+
+
+def draw_dirichlet(request: Request) -> Draw:
+    """Dirichlet(alpha) label skew, `by` class or client.
+
+    by = class: for every class c independently, the shares of the clients (p_c1 ... p_cN) ~ Dir(alpha, ..., alpha), and
+    the class's rows are cut in these shares; sizes vary. A draw that leaves a client empty is repeated up to `redraws`
+    times; then (`empty` = fill) every empty client gets one random row of the largest clients.
+
+    by = client: every client's class mix ~ Dir(alpha, ..., alpha) and sizes differ by at most one. Clients draw from
+    their mixes; where a class runs out the requests that are left over are redrawn from the client's mix over the
+    classes left (`fedmpi.data.assignment.fill_by_mix`), so every row is used.
+    """
+    alpha, clients = request.number("alpha"), request.clients or 1
+    fill = request.options["empty"] == "fill"
+    if request.options["by"] == "client":
+        sizes = even_sizes(len(request.labels), enough(request))
+        return Draw(*dirichlet_by_client(request.labels, request.classes, sizes, alpha, request.generator))
+    redraws = request.integer("redraws")
+    rows, offsets, filled = dirichlet_by_class(
+        request.labels, request.classes, clients, alpha, request.generator, fill, redraws
+    )
+    notes = (f"{filled} clients drew no sample and were given one of the largest clients' samples",) if filled else ()
+    return Draw(rows, offsets, notes=notes)
+
+
+def draw_label_shards(request: Request) -> Draw:
+    """Every client holds exactly c classes, the same number of samples of each, sets of classes at random.
+
+    The data of every class are cut into shards of s samples, s the largest size that gives N c shards with at most N
+    of one class; where there are more, the classes with the most shards lose some. The N c shards are given out
+    uniformly at random among all ways that give every client c different classes (a Markov chain of class swaps
+    between clients). Rows that fill no shard are dropped (`surplus` = drop), or shared among the shards of their class
+    (keep), which makes sizes slightly uneven. Compare McMahan et al. (2017), whose shards may mix or repeat classes.
+    """
+    clients, per_client = enough(request), request.integer("classes_per_client")
+    present = np.bincount(request.labels, minlength=request.classes)
+    if per_client > np.count_nonzero(present):
+        raise UserError(
+            f"--classes-per-client {per_client} is impossible: the data set has {np.count_nonzero(present)} classes"
+        )
+    slots, size = _shards_per_class(present, clients, per_client)
+    table = _class_table(slots, clients, per_client, request.generator)
+    holds = np.zeros((clients, request.classes), np.int64)
+    np.put_along_axis(holds, table, 1, axis=1)
+    if request.options["surplus"] == "drop":
+        return Draw(*take_counts(request.labels, holds * size, request.generator))
+    return Draw(*take_counts(request.labels, _share_out(holds, present, slots), request.generator))
+
+
+def _shards_per_class(present: Int64Array, clients: int, per_client: int) -> tuple[Int64Array, int]:
+    """Shards of every class (C,) summing to N c, none above N, and their common size."""
+    wanted = clients * per_client
+    low, high = 0, int(present.max())
+    while low < high:
+        size = (low + high + 1) // 2
+        low, high = (size, high) if np.minimum(present // size, clients).sum() >= wanted else (low, size - 1)
+    if low == 0:
+        raise UserError(
+            f"{present.sum()} samples cannot give {clients} clients {per_client} classes each: ask for fewer clients "
+            "or a smaller --classes-per-client"
+        )
+    slots = np.minimum(present // low, clients)
+    return slots - level_down(slots, int(slots.sum()) - wanted), low
+
+
+def _class_table(slots: Int64Array, clients: int, per_client: int, generator: np.random.Generator) -> Int64Array:
+    """Classes of every client (N, c), distinct within a client, class y `slots[y]` times in all."""
+    dealt = np.repeat(np.arange(len(slots)), slots)  # sorted by class and dealt round: no client twice in a class
+    table = dealt.reshape(per_client, clients).T[generator.permutation(clients)]
+    half = clients // 2
+    everyone = np.arange(half)
+    for _ in range(_MIXING_PASSES * per_client):
+        pairs = generator.permutation(clients)
+        one, other = pairs[:half], pairs[half : 2 * half]
+        column, across = generator.integers(0, per_client, (2, half))
+        mine, theirs = table[one, column], table[other, across]
+        clash = (table[one] == theirs[:, None]).any(axis=1) | (table[other] == mine[:, None]).any(axis=1)
+        free = everyone[~clash]
+        table[one[free], column[free]] = theirs[free]
+        table[other[free], across[free]] = mine[free]
+    return table
+
+
+def _share_out(holds: Int64Array, present: Int64Array, slots: Int64Array) -> Int64Array:
+    """Class counts (N, C) that share all rows of a class evenly among its holders."""
+    counts = holds * (present // np.maximum(slots, 1))
+    order = np.cumsum(holds, axis=0) <= present % np.maximum(slots, 1)
+    return counts + (holds & order)
+
+
+def draw_label_sorted(request: Request) -> Draw:
+    """Rows sorted by label (in random order within a label), cut into blocks of `size` samples, one a client.
+
+    The remainder, less than `size` rows, is dropped. With ``--clients`` N, N random blocks are used.
+    """
+    size = request.integer("size")
+    blocks = len(request.labels) // size
+    clients = request.clients or blocks
+    if blocks == 0 or clients > blocks:
+        raise UserError(
+            f"{len(request.labels)} training samples make {blocks} clients of {size}: lower --size or --clients"
+        )
+    shuffled = request.generator.permutation(len(request.labels))
+    ordered = shuffled[np.argsort(request.labels[shuffled], kind="stable")]
+    chosen = np.sort(request.generator.permutation(blocks)[:clients])
+    rows = ordered[: blocks * size].reshape(blocks, size)[chosen].reshape(-1)
+    return Draw(rows.astype(np.int64), offsets_of(np.full(clients, size)))
+
+
+def draw_by_user(request: Request) -> Draw:
+    """Every natural user of the data set is a client.
+
+    Users with fewer than `min_samples` rows are left out; with ``--clients`` N, N random users are used.
+    """
+    assert request.users is not None  # the registry asks for users
+    held = np.bincount(request.users)
+    eligible = np.flatnonzero(held >= request.integer("min_samples"))
+    clients = request.clients or len(eligible)
+    if len(eligible) == 0 or clients > len(eligible):
+        raise UserError(
+            f"{len(eligible)} users hold at least {request.integer('min_samples')} samples: ask for at most as many "
+            "--clients or lower --min-samples"
+        )
+    chosen = np.sort(request.generator.permutation(eligible)[:clients])
+    client_of = np.full(len(held), -1, np.int64)
+    client_of[chosen] = np.arange(clients)
+    rows, offsets = group_by_owner(client_of[request.users], clients, request.generator)
+    return Draw(rows, offsets, users=chosen)
+
+
+IID = Law(draw_iid, "rows are permuted uniformly at random and cut into N equal clients")
+DIRICHLET = Law(
+    draw_dirichlet,
+    "by class: the clients' shares of each class ~ Dir(alpha); by client: each client's mix ~ Dir(alpha), equal sizes",
+    (
+        Option("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
+        Option("by", str, "class", "what is drawn from the Dirichlet law", ("class", "client")),
+        Option("empty", str, "fill", "clients without a sample: give them one, or keep them empty", ("fill", "keep")),
+        Option("redraws", int, REDRAWS, "draws repeated at most while a client is empty", low=0),
+    ),
+)
+SHARDS = Law(
+    draw_label_shards,
+    "every client holds exactly c classes in equal numbers, sets of classes uniformly at random",
+    (
+        Option("classes_per_client", int, 2, "number c of classes of a client", low=1),
+        Option("surplus", str, "drop", "rows that fill no shard: drop, or keep (uneven sizes)", ("drop", "keep")),
+    ),
+    drops=True,
+)
+LABEL_SORTED = Law(
+    draw_label_sorted,
+    "rows are sorted by label and cut into clients of equal size; the remainder is dropped",
+    (Option("size", int, 300, "samples of a client", low=1),),
+    clients="optional",
+    drops=True,
+)
+USER = Law(
+    draw_by_user,
+    "every natural user of the data set is a client",
+    (Option("min_samples", int, 1, "users with fewer samples are left out", low=1),),
+    clients="optional",
+    needs_users=True,
+    drops=True,
+)

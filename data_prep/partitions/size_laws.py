@@ -1,0 +1,65 @@
+"""Partitions by size: log-normal sizes as in FedSampling, and other heavy-tailed laws; labels at random."""
+
+from __future__ import annotations
+
+from data_prep.partitions.common import Draw, Law, Option, Request
+from data_prep.partitions.label_laws import enough
+from data_prep.sizes import SIZE_LAWS, capped_sizes, lognormal_sizes, relative_sizes, whole_sizes
+from fedmpi.data.assignment import iid
+from fedmpi.errors import UserError
+
+
+def draw_lognormal(request: Request) -> Draw:
+    """Log-normal sizes (`data_prep.sizes.lognormal_sizes`), rows uniformly at random.
+
+    Where the sizes ask for more rows than there are they are scaled down in proportion, none below one, to use all
+    rows; where they ask for fewer the other rows are dropped. FedSampling section 4.1 and its Figure 4 (sigma).
+    """
+    clients, available = enough(request), len(request.labels)
+    wanted = lognormal_sizes(
+        clients, request.number("mean"), request.number("sigma"), str(request.options["law"]), request.generator
+    )
+    sizes = capped_sizes(wanted, available)
+    notes: tuple[str, ...] = ()
+    if wanted.sum() > available:
+        notes = (f"the sizes asked for {wanted.sum()} samples and were scaled to the {available} there are",)
+    return Draw(*iid(available, sizes, request.generator), notes=notes)
+
+
+def draw_sizes(request: Request) -> Draw:
+    """Sizes proportional to a size law (`data_prep.sizes.relative_sizes`), at least one; rows uniformly at random.
+
+    All rows are used, or N times `mean` of them.
+    """
+    clients, available = enough(request), len(request.labels)
+    mean = request.number("mean")
+    total = round(clients * mean) if mean else available
+    if not clients <= total <= available:
+        raise UserError(
+            f"--mean {mean:g} asks for {total} samples for {clients} clients of {available} available: "
+            f"choose a mean from 1 to {available / clients:g}, or 0 for all samples"
+        )
+    relative = relative_sizes(str(request.options["law"]), clients, request.number("shape"), request.generator)
+    return Draw(*iid(available, whole_sizes(relative, total), request.generator))
+
+
+LOGNORMAL = Law(
+    draw_lognormal,
+    "sizes ~ LogNormal scaled to a mean, at least one; rows at random; scaled down where the data set is too small",
+    (
+        Option("mean", float, 2.0, "mean number of samples of a client", low=0.01),
+        Option("sigma", float, 1.0, "standard deviation of the logarithm of the sizes", low=0.0),
+        Option("law", str, "paper", "rounding: see data_prep/sizes.py", ("paper", "code")),
+    ),
+    drops=True,
+)
+SIZES = Law(
+    draw_sizes,
+    "sizes in proportion to even, lognormal, pareto or zipf numbers, at least one; rows at random",
+    (
+        Option("law", str, "pareto", "law of the sizes", SIZE_LAWS),
+        Option("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
+        Option("mean", float, 0.0, "mean number of samples of a client; 0 uses all samples", low=0.0),
+    ),
+    drops=True,
+)

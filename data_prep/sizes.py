@@ -1,0 +1,97 @@
+"""How many samples every client gets: size laws and their rounding to whole samples, vectorised over clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmpi.data.assignment import even_sizes, level_down
+from fedmpi.errors import UserError
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+SIZE_LAWS = ("even", "lognormal", "pareto", "zipf")
+
+
+def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> FloatArray:
+    """Positive relative sizes of the clients, float64 (N,).
+
+    Parameters
+    ----------
+    law : {"even", "lognormal", "pareto", "zipf"}
+        even: 1; lognormal: LogNormal(0, shape**2); pareto: Pareto with minimum 1 and tail index `shape`,
+        P(L > l) = l**-shape; zipf: rank**-shape in random order.
+    shape : float
+        Greater than 0; not used by "even".
+    """
+    if law == "even":
+        return np.ones(clients)
+    if law == "lognormal":
+        return generator.lognormal(0.0, shape, clients)
+    if law == "pareto":
+        return 1.0 + generator.pareto(shape, clients)
+    if law == "zipf":
+        return generator.permutation(np.arange(1, clients + 1, dtype=np.float64) ** -shape)
+    raise UserError(f"there is no size law {law!r}: choose one of {', '.join(SIZE_LAWS)}")
+
+
+def whole_sizes(relative: FloatArray, total: int) -> Int64Array:
+    """Whole sizes of at least one that sum to `total`, in proportion to `relative`, int64 (N,).
+
+    Every client has one sample; the others are shared in proportion to what the client's exact size has above one,
+    by largest remainders.
+
+    Raises
+    ------
+    UserError
+        Fewer samples than clients.
+    """
+    clients = len(relative)
+    if total < clients:
+        raise UserError(f"{total} samples cannot give {clients} clients one each: ask for at most {total} clients")
+    above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
+    if above.sum() <= 0.0:
+        return even_sizes(total, clients)
+    sizes: Int64Array = 1 + largest_remainders(above, total - clients)
+    return sizes
+
+
+def largest_remainders(weights: FloatArray, total: int) -> Int64Array:
+    """Whole numbers proportional to non-negative weights that sum to `total` (Hamilton's method), int64 (k,)."""
+    exact = weights / weights.sum() * total
+    whole: Int64Array = np.floor(exact).astype(np.int64)
+    missing = total - int(whole.sum())
+    if missing > 0:
+        whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    elif missing < 0:  # rounding of the products themselves
+        whole = whole - level_down(whole, -missing)
+    return whole
+
+
+def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator: np.random.Generator) -> Int64Array:
+    """Log-normal sizes of given mean, at least one sample each, int64 (N,).
+
+    Parameters
+    ----------
+    mean : float
+        Wanted mean size.
+    sigma : float
+        Standard deviation of ln L.
+    law : {"paper", "code"}
+        With L ~ LogNormal(0, sigma**2): "paper" is max(1, round(mean L / E[L])), E[L] = exp(sigma**2 / 2), so the mean
+        is `mean` but for the sizes raised to one; "code" is ceil(mean L / average(ceil L)), what the authors' published
+        code of FedSampling does, whose mean is only near `mean`.
+    """
+    draws = generator.lognormal(0.0, sigma, clients)
+    if law == "code":
+        sizes: FloatArray = np.ceil(mean * draws / np.ceil(draws).mean())
+    else:
+        sizes = np.maximum(np.rint(mean * draws / np.exp(sigma**2 / 2)), 1)
+    return np.asarray(sizes, np.int64)
+
+
+def capped_sizes(sizes: Int64Array, available: int) -> Int64Array:
+    """The sizes, or, where they ask for more than is available, the sizes in proportion with that total."""
+    total = int(sizes.sum())
+    return sizes if total <= available else whole_sizes(sizes.astype(np.float64), available)

@@ -1,0 +1,213 @@
+"""What a federated data set looks like: sizes, classes per client, heterogeneity; as a table and as a picture.
+
+Measures are computed block by block over the clients, so that a million of them take a second and little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from fedmpi.data.shards import ShardStore, open_store
+
+Int64Array = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    """Measures of a partition; means are over the clients that hold samples, each counted once.
+
+    Parameters
+    ----------
+    clients, samples, empty_clients : int
+        N, n, clients without a sample.
+    size_quartiles : 5 floats
+        Minimum, lower quartile, median, upper quartile, maximum of the sizes.
+    size_mean : float
+    gini : float
+        Gini coefficient of the sizes: 0 when all are equal, near 1 when one client holds everything.
+    classes_per_client : 3 floats
+        Minimum, mean, maximum number of classes that a client holds.
+    kl_to_global, kl_to_uniform : float
+        Mean Kullback-Leibler divergence of a client's labels from the pooled and from the uniform law, in nats.
+    label_emd : float
+        Mean of sum_c |p_k(c) - p(c)|, in [0, 2]: the earth mover's distance of Zhao et al. (2018), which is twice the
+        Wasserstein distance under the discrete metric.
+    class_totals : int64 (C,)
+        Pooled class counts.
+    """
+
+    clients: int
+    samples: int
+    empty_clients: int
+    size_quartiles: tuple[float, float, float, float, float]
+    size_mean: float
+    gini: float
+    classes_per_client: tuple[int, float, int]
+    kl_to_global: float
+    kl_to_uniform: float
+    label_emd: float
+    class_totals: Int64Array
+
+
+def gini(sizes: Int64Array) -> float:
+    """Gini coefficient of non-negative sizes (N,): mean absolute difference over twice the mean."""
+    ordered = np.sort(sizes).astype(np.float64)
+    total, n = ordered.sum(), len(ordered)
+    if total == 0:
+        return 0.0
+    return float(2 * np.dot(np.arange(1, n + 1), ordered) / (n * total) - (n + 1) / n)
+
+
+def divergences(counts: Counts, reference: FloatArray) -> FloatArray:
+    """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
+    sizes = counts.sum(axis=1, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(reference)
+        own = counts * np.log(np.maximum(counts, 1))
+        cross = np.where(counts > 0, counts * logs, 0.0)
+        return np.asarray((own - cross).sum(axis=1) / sizes - np.log(sizes), np.float64)
+
+
+def label_distances(counts: Counts, reference: FloatArray) -> FloatArray:
+    """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
+    return np.asarray(np.abs(counts / counts.sum(axis=1, keepdims=True) - reference).sum(axis=1), np.float64)
+
+
+def measure(sizes: Int64Array, count_blocks: Callable[[], Iterable[Counts]]) -> Heterogeneity:
+    """All measures of a partition.
+
+    Parameters
+    ----------
+    sizes : int64 (N,)
+    count_blocks : callable
+        Gives the class counts (m, C) of all clients in blocks; called twice.
+    """
+    totals = np.asarray(sum(block.sum(axis=0, dtype=np.int64) for block in count_blocks()), np.int64)
+    pooled, uniform = totals / totals.sum(), np.full(len(totals), 1 / len(totals))
+    global_sum = uniform_sum = distance_sum = 0.0
+    held_sum, fewest, most, seen = 0, len(totals), 0, 0
+    for block in count_blocks():
+        filled = block[block.any(axis=1)]
+        held = np.count_nonzero(filled, axis=1)
+        seen, held_sum = seen + len(filled), held_sum + int(held.sum())
+        fewest, most = min(fewest, int(held.min(initial=fewest))), max(most, int(held.max(initial=most)))
+        global_sum += float(divergences(filled, pooled).sum())
+        uniform_sum += float(divergences(filled, uniform).sum())
+        distance_sum += float(label_distances(filled, pooled).sum())
+    low, first, median, third, high = (float(value) for value in np.percentile(sizes, (0, 25, 50, 75, 100)))
+    return Heterogeneity(
+        clients=len(sizes),
+        samples=int(sizes.sum()),
+        empty_clients=len(sizes) - seen,
+        size_quartiles=(low, first, median, third, high),
+        size_mean=float(sizes.mean()),
+        gini=gini(sizes),
+        classes_per_client=(fewest, held_sum / seen, most),
+        kl_to_global=global_sum / seen,
+        kl_to_uniform=uniform_sum / seen,
+        label_emd=distance_sum / seen,
+        class_totals=totals,
+    )
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A store and its measures.
+
+    Parameters
+    ----------
+    store : ShardStore
+    measures : Heterogeneity
+    verified : bool
+        Checksums were compared.
+    """
+
+    store: ShardStore
+    measures: Heterogeneity
+    verified: bool
+
+    def render(self, console: Console) -> None:
+        """Print the table."""
+        table = Table(show_header=False, title=f"{self.store.folder or 'embedded'}", title_justify="left")
+        for name, value in self.lines():
+            table.add_row(name, value)
+        console.print(table)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What the table says, name and value."""
+        manifest, found = self.store.manifest, self.measures
+        options = ", ".join(f"{key}={value}" for key, value in manifest.partition_options.items())
+        low, first, median, third, high = found.size_quartiles
+        fewest, mean_classes, most = found.classes_per_client
+        test_samples = manifest.test.samples
+        shape = " x ".join(map(str, manifest.description.feature_shape))
+        lines = [
+            ("data set", f"{manifest.dataset}, {manifest.description.task}, {shape} {manifest.description.dtype}"),
+            ("partition", f"{manifest.partition}{f' ({options})' if options else ''}, seed {manifest.seed}"),
+            ("clients", f"{found.clients:,} in {len(manifest.train):,} shards; {found.empty_clients:,} hold no sample"),
+            ("samples", f"{found.samples:,} train, {test_samples:,} test, {self._held_out():,} validation"),
+            ("left out", f"{manifest.dropped:,} by the partition, {manifest.skipped:,} could not be read"),
+            (
+                "sizes",
+                f"min {low:g}, quartiles {first:g} | {median:g} | {third:g}, max {high:g}, mean {found.size_mean:.4g}",
+            ),
+            ("size imbalance", f"Gini {found.gini:.3f}"),
+            ("classes per client", f"min {fewest}, mean {mean_classes:.2f}, max {most} of {manifest.classes}"),
+            ("class totals", f"min {found.class_totals.min():,}, max {found.class_totals.max():,}"),
+            ("KL to pooled labels", f"mean {found.kl_to_global:.4f} nats"),
+            ("KL to uniform labels", f"mean {found.kl_to_uniform:.4f} nats"),
+            ("label distance", f"mean {found.label_emd:.4f} of at most 2 (sum over classes of |p_k - p|)"),
+            ("files", self._files()),
+        ]
+        return lines + [("note", note) for note in manifest.notes]
+
+    def plot(self, path: Path | str) -> None:
+        """Draw the client x class bubble chart and the size histogram; see `fedmpi.inspection_plot`."""
+        from fedmpi.inspection_plot import draw  # imports matplotlib
+
+        draw(self.store, Path(path))
+
+    def _held_out(self) -> int:
+        return self.store.manifest.val.samples if self.store.manifest.val else 0
+
+    def _files(self) -> str:
+        total = sum(file.bytes for file in self.store.manifest.files())
+        state = "checksums agree" if self.verified else "sizes and shapes agree (checksums: --verify)"
+        return f"{total / 1e6:,.1f} MB; {state}" if self.store.folder else "in memory"
+
+
+def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
+    """Measure an open store."""
+
+    def blocks() -> Iterable[Counts]:
+        return (store.small_class_counts(block) for block in store.blocks())
+
+    return Inspection(store, measure(store.sizes, blocks), verified)
+
+
+def inspect_folder(path: Path | str, verify: bool = False, digits_options: dict[str, Any] | None = None) -> Inspection:
+    """Open and measure a shard folder, or "digits".
+
+    Parameters
+    ----------
+    path : Path or str
+        As ``data.shards``.
+    verify : bool
+        Compare every file's sha256 with the manifest.
+
+    Raises
+    ------
+    UserError
+        As `fedmpi.data.shards.open_store`.
+    """
+    return inspect_store(open_store(path, digits_options, verify), verify)
