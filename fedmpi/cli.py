@@ -28,6 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+# ClickException of whichever copy of click this typer carries.
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
+
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The configuration file.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=VALUE", help="Override one key.")]
 
@@ -38,7 +41,11 @@ def main() -> None:
 
 
 def _run() -> int:
-    code = app(standalone_mode=False)
+    try:
+        code = app(standalone_mode=False)
+    except CommandLineError as error:
+        message = getattr(error, "format_message", lambda: str(error))()
+        raise UserError(f"{message} (try --help)") from error
     return code if isinstance(code, int) else 0
 
 

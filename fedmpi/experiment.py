@@ -133,7 +133,9 @@ class Experiment:
         received = self.cluster.broadcast(arrays)
         device = self.model.initial.device
         tensors = {
-            name: torch.tensor(array, device=device) for name, array in zip(names, received[1:], strict=True) if array.size
+            name: torch.tensor(array, device=device)
+            for name, array in zip(names, received[1:], strict=True)
+            if array.size
         }
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.server_optimizer.load(moments)
@@ -147,7 +149,9 @@ class Experiment:
         """Say in the run log what runs where, and why this engine."""
         log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, self.cluster.mpi)
         log.info("%d ranks on %d nodes, device %s", self.cluster.size, self.cluster.nodes, self.model.initial.device)
-        log.info("%d clients, %d samples, model of %d values", len(self.data.sizes), self.data.sizes.sum(), self.model.size)
+        log.info(
+            "%d clients, %d samples, model of %d values", len(self.data.sizes), self.data.sizes.sum(), self.model.size
+        )
         log.info("engine: %s", self.trainer.engine.description)
 
     def facts(self) -> dict[str, Any]:
@@ -177,8 +181,8 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     if config.aggregation.exact:
         torch.set_num_threads(1)
     else:
-        torch.set_num_threads(config.cluster.threads or threads_for_rank(cluster.node_size))
-    return choose_device(config.cluster.device, cluster.node_rank)
+        torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
+    return cluster.device(config.cluster.device)
 
 
 def owned_clients(config: Config, cluster: Cluster, store: Any) -> tuple[int, int]:

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedmpi.aggregation.weights import coefficients, is_normalised
+from fedmpi.cohorts import CohortDraw, Turnout
 from fedmpi.config import Config
-from fedmpi.participation.clients import Cohort, cohort_size, everyone, uniform, weighted
+from fedmpi.participation.clients import Cohort
+from fedmpi.participation.strata import Strata
 from fedmpi.plan import Ints, Plan, learning_rate
 from fedmpi.sampling.size_estimates import (
     SizeEstimate,
@@ -23,7 +25,7 @@ from fedmpi.sampling.size_estimates import (
     sampling_probability,
     saturations,
 )
-from fedmpi.streams import Purpose, Streams
+from fedmpi.streams import Streams
 
 log = logging.getLogger("fedmpi")
 PER_SAMPLE = ("samples", "gradient-sum")
@@ -48,18 +50,22 @@ class Planner:
         Effective sizes of all clients.
     streams : Streams
         The run's random streams.
+    cohorts : CohortDraw
+        Draws who takes part.
     """
 
-    def __init__(self, config: Config, sizes: Ints, streams: Streams):
+    def __init__(self, config: Config, sizes: Ints, streams: Streams, cohorts: CohortDraw):
         self.config = config
         self.sizes = sizes
         self.streams = streams
+        self.cohorts = cohorts
         self._warned: set[str] = set()
 
-    def plan(self, t: int) -> Plan:
-        """The plan of round t."""
+    def plan(self, t: int, strata: Strata | None = None) -> Plan:
+        """The plan of round t, drawn from the strata in force if it needs any."""
         local = self.config.local
-        cohort = self.cohort(t)
+        turnout = self.cohorts.draw(t, strata)
+        cohort = turnout.cohort
         sampling = self.data_sampling(t, cohort)
         kind = self.config.aggregation.weights
         return Plan(
@@ -72,19 +78,8 @@ class Planner:
             per_sample=kind in PER_SAMPLE,
             normalise=is_normalised(kind),
             probability=sampling.probability,
-            facts=self._facts(cohort, sampling),
+            facts=self._facts(turnout, sampling),
         )
-
-    def cohort(self, t: int) -> Cohort:
-        """Who takes part in round t."""
-        part, clients = self.config.participation, len(self.sizes)
-        if part.clients == "all":
-            return everyone(clients)
-        count = cohort_size(clients, part.count, part.fraction)
-        generator = self.streams.generator(Purpose.COHORT, t)
-        if part.clients == "weighted":
-            return weighted(generator, self.sizes, None, count, part.replace)
-        return uniform(generator, clients, count)
 
     def data_sampling(self, t: int, cohort: Cohort) -> DataSampling:
         """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise."""
@@ -108,8 +103,19 @@ class Planner:
         wanted = self.config.samples.wanted or int(self.sizes[cohort.clients].sum())
         return coefficients(kind, cohort, self.sizes, used, wanted)
 
-    def _facts(self, cohort: Cohort, sampling: DataSampling) -> dict[str, Any]:
+    def _facts(self, turnout: Turnout, sampling: DataSampling) -> dict[str, Any]:
+        cohort, system = turnout.cohort, self.config.system
         facts: dict[str, Any] = {"participants": len(cohort.clients)}
+        if system.availability != "always":
+            facts["available"] = turnout.available
+        if system.drop_out or system.over_selection > 1:
+            facts["asked"] = turnout.asked
+        if turnout.virtual_seconds is not None:
+            facts["virtual_seconds"] = turnout.virtual_seconds
+        if cohort.strata is not None:
+            facts["strata"] = len(cohort.strata.sizes)
+            facts["stratum_sizes"] = cohort.strata.sizes.tolist()
+            facts["allocation"] = cohort.strata.draws.tolist()
         if self.config.samples.rule in ("bernoulli", "ratio"):
             facts["sampling_probability"] = sampling.probability
         if sampling.estimate is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a stream is used for; streams of two purposes never overlap. The values make runs repeat: never change them."""
+    """What a stream is used for; streams of two purposes never overlap. Values never change: runs repeat."""
 
     MODEL_INIT = 0
     COHORT = 1

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 
+from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
 from fedmpi.plan import Plan, learning_rate
 from fedmpi.planner import Planner
@@ -15,7 +16,8 @@ SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 
 def planner(*settings: str, sizes: np.ndarray = SIZES) -> Planner:
     config = load_config(None, settings)
-    return Planner(config, sizes, Streams(config.seed))
+    streams = Streams(config.seed)
+    return Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, model_bytes=4000))
 
 
 def test_fedavg_weights_participants_by_their_size():

@@ -62,6 +62,14 @@ def _adaptive(c: Config) -> bool:
     return c.aggregation.optimizer in ("adagrad", "adam", "yogi")
 
 
+def _clocked(c: Config) -> bool:
+    return c.system.clock
+
+
+def _classes(c: Config) -> bool:
+    return _clocked(c) and c.system.speed == "classes"
+
+
 _STRATIFIED = 'participation.clients = "stratified"'
 _PROBED = 'participation.clients = "stratified" or "importance"'
 
@@ -128,6 +136,26 @@ RELEVANCE: dict[str, Relevance] = {
         lambda c: c.aggregation.optimizer in ("adam", "yogi"), 'aggregation.optimizer = "adam" or "yogi"'
     ),
     "aggregation.tau": Relevance(_adaptive, "an adaptive aggregation.optimizer"),
+    "system.probability": Relevance(
+        lambda c: c.system.availability in ("bernoulli", "time-of-day"),
+        'system.availability = "bernoulli" or "time-of-day"',
+    ),
+    "system.lowest": Relevance(lambda c: c.system.availability == "time-of-day", 'system.availability = "time-of-day"'),
+    "system.period": Relevance(lambda c: c.system.availability == "time-of-day", 'system.availability = "time-of-day"'),
+    "system.by_label": Relevance(
+        lambda c: c.system.availability == "label-group", 'system.availability = "label-group"'
+    ),
+    "system.over_selection": Relevance(_clocked, "system.clock = true"),
+    "system.speed": Relevance(_clocked, "system.clock = true"),
+    "system.speed_median": Relevance(lambda c: _clocked(c) and not _classes(c), "system.clock = true without classes"),
+    "system.speed_sigma": Relevance(
+        lambda c: _clocked(c) and c.system.speed == "lognormal", 'system.speed = "lognormal"'
+    ),
+    "system.speed_rates": Relevance(_classes, 'system.speed = "classes"'),
+    "system.speed_shares": Relevance(_classes, 'system.speed = "classes"'),
+    "system.upload": Relevance(_clocked, "system.clock = true"),
+    "system.download": Relevance(_clocked, "system.clock = true"),
+    "system.bandwidth_sigma": Relevance(_clocked, "system.clock = true"),
     "privacy.noise_multiplier": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
     "privacy.delta": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
 }
@@ -183,6 +211,10 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",
             'topology.reschedule = "static" needs the same clients in every round: set participation.clients = "all" '
             'or topology.reschedule = "every-round"',
+        ),
+        (
+            c.system.over_selection > 1 and p.clients == "all",
+            'system.over_selection asks more clients than wanted, but participation.clients = "all" asks all of them',
         ),
         (
             c.privacy.clip_norm is not None and _mediators(c),

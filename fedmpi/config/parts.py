@@ -202,6 +202,44 @@ class AggregationPart(Part):
     """Order-independent sums (64-bit fixed point): the same bits on any number of ranks, slower."""
 
 
+class SystemPart(Part):
+    """Who is there, who drops out, and how fast the simulated devices are."""
+
+    availability: Literal["always", "bernoulli", "time-of-day", "label-group"] = "always"
+    """always; bernoulli: with `probability` in every round; time-of-day: swinging between `lowest` and `probability`;
+    label-group: by the client's most frequent class."""
+    probability: Probability = 1.0
+    """Probability of being available (its highest value for time-of-day)."""
+    lowest: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Lowest probability of time-of-day."""
+    period: Positive = 24.0
+    """Rounds of one day."""
+    by_label: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """label-group: probability of each class's clients."""
+    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a participant's update is lost after training."""
+    over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """Ask this many times the participants wanted and take the first to arrive (on the virtual clock)."""
+    clock: bool = False
+    """Keep a virtual clock: `virtual_seconds` of a round is when its last update taken arrived."""
+    speed: Literal["constant", "lognormal", "classes"] = "constant"
+    """Law of the devices' speeds."""
+    speed_median: Positive = 1000.0
+    """Samples trained per second (median of the law)."""
+    speed_sigma: NonNegative = 1.0
+    """Standard deviation of the logarithm of the speed (lognormal)."""
+    speed_rates: tuple[Positive, ...] = ()
+    """Samples per second of each class of devices (classes)."""
+    speed_shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """Share of each class of devices (classes)."""
+    upload: Positive = 1e6
+    """Median bytes per second from a client."""
+    download: Positive = 4e6
+    """Median bytes per second to a client."""
+    bandwidth_sigma: NonNegative = 0.0
+    """Standard deviation of the logarithm of both bandwidths."""
+
+
 class PrivacyPart(Part):
     """Client-level differential privacy of the updates."""
 
@@ -280,6 +318,7 @@ class Config(Part):
     rebalance: RebalancePart = RebalancePart()
     aggregation: AggregationPart = AggregationPart()
     privacy: PrivacyPart = PrivacyPart()
+    system: SystemPart = SystemPart()
     server: ServerPart = ServerPart()
     cluster: ClusterPart = ClusterPart()
     evaluation: EvaluationPart = EvaluationPart()
