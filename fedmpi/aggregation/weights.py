@@ -80,7 +80,7 @@ def coefficients(
     match kind:
         case "samples":
             share = _power_of_two_share(int(sizes[cohort.clients].sum()))
-            return np.multiply(cohort.multiplicity * used, share, dtype=np.float64)
+            return (cohort.multiplicity * used).astype(np.float64) * share
         case "uniform":
             return sending * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
         case "gradient-sum":

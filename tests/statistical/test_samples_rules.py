@@ -1,0 +1,118 @@
+"""The rules for rows: every sample has the same chance, and a part of the axis is drawn as in the whole.
+
+Statistical tests use one fixed seed and fail by chance with probability at most 1e-6 each.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedmpi.sampling.samples import (
+    BERNOULLI_BLOCK,
+    RATIO_BLOCK,
+    bernoulli_rows,
+    exact_rows,
+    offsets_of,
+    ratio_rows,
+    split,
+    used_counts,
+)
+from fedmpi.streams import Purpose, Streams
+
+FALSE_ALARM = 1e-6
+STREAMS = Streams(5)
+UNEVEN = np.array([1, 3, 40, 2, 17, 1, 90, 46], np.int64)
+RULES = {
+    "bernoulli": lambda t, sizes, *part: bernoulli_rows(STREAMS, t, sizes, 0.17, *part),
+    "ratio": lambda t, sizes, *part: ratio_rows(STREAMS, t, sizes, 0.17, *part),
+    "ratio above a half": lambda t, sizes, *part: ratio_rows(STREAMS, t, sizes, 0.83, *part),
+    "exact": lambda t, sizes, *part: exact_rows(STREAMS, t, sizes, int(0.17 * sizes.sum()), *part),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_sample_is_used_equally_often(rule: str):
+    """χ² over the samples, two-sided at 1e-6."""
+    rounds, n = 2000, int(UNEVEN.sum())
+    counts = np.zeros(n)
+    for t in range(rounds):
+        counts[RULES[rule](t, UNEVEN)] += 1
+    q = {"ratio above a half": 0.83, "exact": int(0.17 * n) / n}.get(rule, 0.17)
+    pooled_mean = stats.norm.isf(FALSE_ALARM / 4) * np.sqrt(q * (1 - q) / (rounds * n))
+    assert abs(counts.mean() / rounds - q) <= pooled_mean
+    statistic = np.sum((counts - counts.mean()) ** 2) / (rounds * q * (1 - q))
+    assert stats.chi2.sf(statistic, n - 1) > FALSE_ALARM / 2
+    if rule in ("bernoulli", "exact"):  # the ratio rule makes rows of one client dependent, which narrows the spread
+        assert stats.chi2.cdf(statistic, n - 1) > FALSE_ALARM / 2
+
+
+def test_bernoulli_samples_are_independent():
+    """The number of rows is binomial (χ² of its variance) and neighbours come together p² of the time; 1e-6 each."""
+    rounds, n, p = 3000, int(UNEVEN.sum()), 0.3
+    used = np.zeros((rounds, n), bool)
+    for t in range(rounds):
+        used[t, bernoulli_rows(STREAMS, t, UNEVEN, p)] = True
+    statistic = (rounds - 1) * used.sum(axis=1).var(ddof=1) / (n * p * (1 - p))
+    assert FALSE_ALARM / 2 < stats.chi2.cdf(statistic, rounds - 1) < 1 - FALSE_ALARM / 2
+    together = np.count_nonzero(used[:, 0::2] & used[:, 1::2])
+    assert stats.binomtest(together, rounds * n // 2, p * p).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_the_rows_of_a_part_are_those_of_the_whole(rule: str, data: st.DataObject):
+    sizes = STREAMS.generator(Purpose.PARTITION).integers(1, 200, 3 * RATIO_BLOCK)
+    total = int(sizes.sum())
+    assert total > 3 * BERNOULLI_BLOCK
+    cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=6)))
+    parts = [RULES[rule](1, sizes, a, b) for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+    assert np.array_equal(np.concatenate(parts), RULES[rule](1, sizes))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_are_distinct_sorted_and_change_with_the_round(rule: str):
+    first, second = (RULES[rule](t, UNEVEN) for t in (0, 1))
+    assert np.all(np.diff(first) > 0)
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-12, 1.0])
+def test_extreme_probabilities_use_nothing_or_everything(probability: float):
+    rows = bernoulli_rows(STREAMS, 0, UNEVEN, probability)
+    assert rows.size == (UNEVEN.sum() if probability == 1 else 0)
+    assert ratio_rows(STREAMS, 0, UNEVEN, round(probability)).size == rows.size
+
+
+def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
+    counts = used_counts(ratio_rows(STREAMS, 3, UNEVEN, 0.25), offsets_of(UNEVEN))
+    assert np.all(counts >= np.floor(0.25 * UNEVEN))
+    assert np.all(counts <= np.ceil(0.25 * UNEVEN))
+
+
+def test_the_pooled_batch_has_exactly_the_wanted_size_and_at_most_everything():
+    assert exact_rows(STREAMS, 0, UNEVEN, 77).size == 77
+    assert exact_rows(STREAMS, 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
+    assert exact_rows(STREAMS, 0, UNEVEN, 0).size == 0
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=30), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_split_gives_every_participant_its_own_rows(sizes: list[int], seed: int):
+    lengths = np.array(sizes, np.int64)
+    offsets = offsets_of(lengths)
+    positions = bernoulli_rows(Streams(seed), 0, lengths, 0.4)
+    members, rows = split(positions, offsets)
+    rebuilt = [offsets[member] + local for member, local in zip(members, rows, strict=True)]
+    assert np.array_equal(np.concatenate([np.zeros(0, np.int64), *rebuilt]), positions)
+    assert all(0 <= local.min() and local.max() < lengths[m] for m, local in zip(members, rows, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
+def test_a_probability_outside_zero_to_one_is_refused(wrong: float):
+    with pytest.raises(ValueError, match="must lie in"):
+        bernoulli_rows(STREAMS, 0, UNEVEN, wrong)
+    with pytest.raises(ValueError, match="must lie in"):
+        ratio_rows(STREAMS, 0, UNEVEN, wrong)
