@@ -1,0 +1,94 @@
+"""The batches of one client: which local rows every step sees. All engines share this one definition.
+
+Epochs: each is a fresh permutation cut into batches of B, the last one short. Steps: each draws min(B, n) distinct
+rows anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedmpi.local.work import Ints, LocalRule
+
+STEPS_DRAWN_TOGETHER = 32
+
+
+def batch_rows(rule: LocalRule, n: int) -> int:
+    """Rows of a full batch of a client with n samples: min(B, n)."""
+    return n if rule.batch_size is None else min(rule.batch_size, n)
+
+
+def step_count(rule: LocalRule, n: int) -> int:
+    """Steps that a client with n samples takes; nothing is drawn."""
+    if n == 0:
+        return 0
+    if rule.steps is not None:
+        return rule.steps
+    assert rule.epochs is not None
+    return rule.epochs * -(-n // batch_rows(rule, n))
+
+
+def needs_order(rule: LocalRule, n: int) -> bool:
+    """Whether the batches depend on the random stream: not when every batch is the whole local set."""
+    return batch_rows(rule, n) < n
+
+
+def passes(rule: LocalRule, n: int, generator: np.random.Generator | None) -> Iterator[Ints | None]:
+    """The rows in the order they are visited, a pass at a time; cut into batches of `batch_rows`, a pass is used up.
+
+    Parameters
+    ----------
+    rule : LocalRule
+        Gives epochs or steps and B.
+    n : int
+        Samples of the client.
+    generator : Generator or None
+        The client's stream (BATCH_ORDER, round, client); may be None unless `needs_order`.
+
+    Yields
+    ------
+    int64 (r,) or None
+        One epoch, or several steps; None = all n rows as they lie, one batch.
+    """
+    if n == 0:
+        return
+    if not needs_order(rule, n):
+        for _ in range(step_count(rule, n)):
+            yield None
+        return
+    if generator is None:
+        raise ValueError("batches smaller than the local set need a generator")
+    if rule.epochs is not None:
+        for _ in range(rule.epochs):
+            yield generator.permutation(n)
+        return
+    assert rule.steps is not None
+    size = batch_rows(rule, n)
+    for first in range(0, rule.steps, STEPS_DRAWN_TOGETHER):
+        count = min(STEPS_DRAWN_TOGETHER, rule.steps - first)
+        yield np.concatenate([generator.choice(n, size, replace=False, shuffle=False) for _ in range(count)])
+
+
+def schedule(rule: LocalRule, n: int, generator: np.random.Generator | None) -> list[Ints | None]:
+    """All batches of a client.
+
+    Parameters
+    ----------
+    rule, n, generator
+        As for `passes`.
+
+    Returns
+    -------
+    list of int64 (b,) or None
+        Local rows of every step, None = all rows.
+    """
+    size = batch_rows(rule, n)
+    batches: list[Ints | None] = []
+    for order in passes(rule, n, generator):
+        if order is None:
+            batches.append(None)
+        else:
+            batches.extend(order[first : first + size] for first in range(0, len(order), size))
+    return batches

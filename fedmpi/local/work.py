@@ -1,0 +1,164 @@
+"""A client's work as plain values: the rule of a round, one participant's task, what was done, and who does it.
+
+One definition of the work, several engines that carry it out and agree to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.data.schema import DataDescription
+
+Ints = NDArray[np.int64]
+Observer = Callable[[int, Tensor], Tensor | None]
+"""observe(client, Δ) sees a client's update before it is summed and may return another one in its place."""
+
+VISIT_BITS = 32
+
+
+@dataclass(frozen=True)
+class LocalRule:
+    """What every participant does in a round.
+
+    Parameters
+    ----------
+    optimizer : {"sgd", "adam"}
+        Adam starts afresh at every client and round, unless its state is handed on.
+    lr : float
+        η of this round.
+    epochs, steps : int or None
+        E passes over the data, or a number of steps on freshly drawn rows: exactly one of the two.
+    batch_size : int or None
+        B; None = the whole (sampled) local set.
+    proximal_mu : float
+        μ of FedProx (Li et al. 2020, Eq 2): the gradient gains μ (w − w_start).
+    beta1, beta2, epsilon : float
+        Adam's (Kingma & Ba 2015, Algorithm 1).
+    """
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.05
+    epochs: int | None = 1
+    steps: int | None = None
+    batch_size: int | None = 10
+    proximal_mu: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("a local rule has either epochs or steps")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One participant's part in a round.
+
+    Parameters
+    ----------
+    client : int
+        Index in the shard folder.
+    rows : int64 (r,) or None
+        Sampled local rows; None = all.
+    coefficient : float
+        The client's update enters the sum times this.
+    visit : int
+        Which visit of the round this is: a mediator comes E_m times, each time with its own batch order and masks.
+    """
+
+    client: int
+    rows: Ints | None
+    coefficient: float
+    visit: int = 0
+
+    def stream_round(self, round: int) -> int:
+        """The round that keys this visit's random streams; the round itself at the first visit."""
+        return round + (self.visit << VISIT_BITS)
+
+
+@dataclass
+class WorkReport:
+    """Sums over the work done; reports add up with +=.
+
+    Attributes
+    ----------
+    clients, steps, samples : int
+        Participants, optimizer steps, distinct samples they had (not times epochs).
+    loss_sum, loss_count : float, int
+        Σ batch loss · rows of the batch and Σ rows, before each step.
+    weight : float
+        Σ coefficient.
+    load_seconds, train_seconds : float
+        Time spent on reading data and on computing.
+    """
+
+    clients: int = 0
+    steps: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    weight: float = 0.0
+    load_seconds: float = 0.0
+    train_seconds: float = 0.0
+
+    def __iadd__(self, other: WorkReport) -> WorkReport:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        return self
+
+
+class DataSource(Protocol):
+    """The clients' samples, ready for the model: normalised tensors on the device."""
+
+    @property
+    def sizes(self) -> Ints:
+        """Samples of each client, int64 (N,)."""
+
+    @property
+    def description(self) -> DataDescription:
+        """Shape and type of a sample."""
+
+    def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
+        """The given local rows of a client (None = all): x (r, …) float32 or int32, y int64 (r,). Read-only."""
+
+    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> tuple[Tensor, Tensor]:
+        """The rows of several clients, concatenated client after client."""
+
+
+class PositionedSource(DataSource, Protocol):
+    """A source that also reads samples by global position: client k's row i lies at sizes[:k].sum() + i."""
+
+    def load_positions(self, positions: Ints) -> tuple[Tensor, Tensor]:
+        """The samples at the given positions, in that order."""
+
+
+class Engine(Protocol):
+    """Carries out the tasks of one rank."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the run log."""
+
+    def train(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
+
+        Raises
+        ------
+        ClientFailure
+            Anything that went wrong inside a client's work, naming the client.
+        """
+
+
+def task_size(task: Task, sizes: Ints) -> int:
+    """How many samples the task trains on."""
+    return int(sizes[task.client]) if task.rows is None else len(task.rows)

@@ -1,0 +1,191 @@
+"""Dropout whose masks belong to the clients: drawn from the stream (DROPOUT, round, client), never from torch.
+
+A client's stream is consumed layer by layer, step by step, so that every engine gives a client the same masks. Masks
+are made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step of a small CNN on a CPU).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+_HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
+"""The mask values that the eight bits of every byte stand for at p = 1/2, float32 (256, 8)."""
+
+
+def draw_mask(generator: np.random.Generator, rows: int, units: int, p: float) -> NDArray[np.float32]:
+    """A dropout mask from whole 64-bit words of the generator.
+
+    One bit a unit for p = 1/2, a byte where p is a multiple of 1/256, else 16 bits (p is then met to 2**-17).
+
+    Parameters
+    ----------
+    generator : Generator
+        The client's stream.
+    rows, units : int
+        Shape of the mask.
+    p : float
+        Probability of a zero, 0 < p < 1.
+
+    Returns
+    -------
+    float32 (rows, units)
+        0 or 1/(1 − p).
+    """
+    count = rows * units
+    if p == 0.5:
+        bits = np.take(_HALVES, _raw_bytes(generator, -(-count // 8)), axis=0)
+        return bits.reshape(-1)[:count].reshape(rows, units)
+    if (p * 256).is_integer():
+        kept = _raw_bytes(generator, count)[:count] >= np.uint8(p * 256)
+    else:
+        kept = _raw_bytes(generator, 2 * count).view("<u2")[:count] >= np.uint16(min(round(p * 65536), 65535))
+    return (kept * np.float32(1 / (1 - p))).reshape(rows, units)
+
+
+def _raw_bytes(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:
+    """At least `count` bytes: whole words, little end first."""
+    words: NDArray[np.uint64] = generator.bit_generator.random_raw(-(-count // 8))
+    return words.astype("<u8", copy=False).view(np.uint8)
+
+
+class MaskSource(Protocol):
+    """Where dropout layers get their masks; an engine sets one before it runs the model in training mode."""
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        """The next mask, float32 (rows, units) on the CPU: 0 or 1/(1 − p)."""
+
+
+class ClientMasks:
+    """The masks of one client.
+
+    Parameters
+    ----------
+    generator : Generator
+        Stream (DROPOUT, round, client).
+    """
+
+    def __init__(self, generator: np.random.Generator):
+        self.generator = generator
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        return torch.from_numpy(draw_mask(self.generator, rows, units, p))
+
+
+class JoinedMasks:
+    """The masks of several clients whose rows lie one after another in one batch, each from its own stream.
+
+    Parameters
+    ----------
+    generators : list of Generator
+        Streams (DROPOUT, round, client).
+    counts : list of int
+        Rows of each client in the batch.
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator], counts: Sequence[int]):
+        self.generators = generators
+        self.counts = counts
+        self.rows = sum(counts)
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        if rows != self.rows:
+            raise RuntimeError(
+                f"dropout saw {rows} rows where the batch has {self.rows}: its first axis must be the samples"
+            )
+        parts = [
+            draw_mask(generator, count, units, p) for generator, count in zip(self.generators, self.counts, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(parts))
+
+
+class NoMasks:
+    """Dropout switched off while the model stays in training mode."""
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        return torch.ones(rows, units)
+
+
+class Masks:
+    """Shared by all dropout layers of one model: holds the source of the client being trained."""
+
+    def __init__(self) -> None:
+        self.source: MaskSource | None = None
+
+
+class Dropout(nn.Module):
+    """Zeroes values with probability p in training mode and scales the others by 1/(1 − p).
+
+    Parameters
+    ----------
+    p : float
+        0 ≤ p ≤ 1.
+    masks : Masks
+        Holds the source; the first axis of the input must be the samples.
+    channels : bool
+        Drop whole channels (second axis), as nn.Dropout1d, 2d and 3d do.
+    """
+
+    def __init__(self, p: float, masks: Masks, channels: bool = False):
+        super().__init__()
+        self.p = p
+        self.masks = masks
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self.p == 1:
+            return x * 0
+        source = self.masks.source
+        if source is None:
+            raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
+        mask = source.mask(shape[0], math.prod(shape[1:]), self.p)
+        return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, channels={self.channels}"
+
+
+_REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def install_dropout(module: nn.Module) -> Masks:
+    """Swap every nn.Dropout, Dropout1d, 2d and 3d inside a model for `Dropout`; done twice, nothing changes.
+
+    Functional dropout and the dropout inside nn.LSTM or nn.MultiheadAttention still draw from torch's generator; the
+    engines seed that one per client.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Changed in place; a model that is itself nothing but a dropout layer is left alone.
+
+    Returns
+    -------
+    Masks
+        What all of its dropout layers share.
+    """
+    masks = next((layer.masks for layer in module.modules() if isinstance(layer, Dropout)), Masks())
+    swapped: dict[nn.Module, Dropout] = {}
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, Dropout):
+                child.masks = masks
+            elif isinstance(child, _REPLACED):
+                channels = not isinstance(child, nn.Dropout)
+                new = swapped.setdefault(child, Dropout(child.p, masks, channels))
+                setattr(parent, name, new.train(child.training))
+    return masks
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether the model draws masks in training mode."""
+    return any(isinstance(layer, Dropout) and 0 < layer.p < 1 for layer in module.modules())

@@ -1,0 +1,164 @@
+"""A model as one flat vector: what travels, what is averaged, what the local steps change in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.errors import UserError
+from fedmpi.models.dropout import has_dropout, install_dropout
+
+
+class FlatModel:
+    """A module whose values are views of one flat vector: trainable parameters first, then the float buffers.
+
+    Buffers such as batch norm's statistics travel and are averaged like parameters. What never changes or cannot be
+    averaged stays out: frozen parameters (requires_grad = False), integer buffers, non-persistent buffers. The module's
+    dropout layers are swapped for those of `models.dropout`.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Taken over: moved to `device`, its dropout layers replaced.
+    device : torch.device or str
+        Where the flat vectors and the module live.
+
+    Attributes
+    ----------
+    module : nn.Module
+    size : int
+        d, the length of the flat vector.
+    trainable : int
+        How many of the d values have a gradient; they come first.
+    has_buffers : bool
+        Whether float buffers follow them.
+    has_dropout : bool
+        Whether masks are drawn in training mode.
+    initial : Tensor (d,)
+        The values at construction; a copy.
+    masks : Masks
+        Where an engine sets the source of the dropout masks.
+    parameters, buffers : list of Tensor
+        The module's own tensors, in the order of the flat vector.
+    embeddings : list of nn.Embedding
+        Tables whose gradient may be restricted to the rows touched (see `sparse_embeddings`).
+
+    Raises
+    ------
+    UserError
+        The module has nothing to train, or its values are of several float types.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu"):
+        self.masks = install_dropout(module)
+        self.module = module.to(device)
+        self.device = torch.device(device)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.buffers = _travelling_buffers(module)
+        values = [*self.parameters, *self.buffers]
+        if not self.parameters:
+            raise UserError("the model has no trainable parameters: nothing could be learned")
+        if len({value.dtype for value in values}) > 1:
+            kinds = ", ".join(sorted({str(value.dtype) for value in values}))
+            raise UserError(f"the model mixes float types ({kinds}): give all parameters and buffers the same")
+        self.trainable = sum(p.numel() for p in self.parameters)
+        self.size = self.trainable + sum(b.numel() for b in self.buffers)
+        self.has_buffers = bool(self.buffers)
+        self.has_dropout = has_dropout(module)
+        self.dtype = self.parameters[0].dtype
+        self.embeddings = _sparse_capable(module)
+        self.initial = torch.cat([value.detach().reshape(-1) for value in values])
+
+    def bind(self, flat: Tensor) -> None:
+        """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
+        if flat.shape != (self.size,) or not flat.is_contiguous():
+            raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
+        flat = flat.detach()
+        for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat), strict=True):
+            tensor.data = view
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""
+        return self._cut(flat)[: len(self.parameters)]
+
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        values = self.parameters if flat.numel() == self.trainable else [*self.parameters, *self.buffers]
+        parts = torch.split(flat, [value.numel() for value in values])
+        return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+
+    def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Mean cross-entropy of a batch at the bound values, and its gradient.
+
+        Parameters
+        ----------
+        x : Tensor (b, …)
+        y : int64 Tensor (b,)
+
+        Returns
+        -------
+        Tensor ()
+            The loss, detached.
+        sequence of Tensor
+            One gradient a parameter; zeros where the model did not use it.
+        """
+        loss = functional.cross_entropy(self.module(x), y)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), gradients
+
+    def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The cross-entropies ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
+        losses = functional.cross_entropy(self.module(x), y, reduction="none")
+        gradients = torch.autograd.grad(losses, self.parameters, weights, allow_unused=True, materialize_grads=True)
+        return losses.detach(), gradients
+
+    @contextmanager
+    def sparse_embeddings(self, enabled: bool = True) -> Iterator[None]:
+        """Within: gradients of the embedding tables are sparse tensors that hold only the rows touched."""
+        before = [table.sparse for table in self.embeddings]
+        for table in self.embeddings:
+            table.sparse = enabled
+        try:
+            yield
+        finally:
+            for table, sparse in zip(self.embeddings, before, strict=True):
+                table.sparse = sparse
+
+
+def add_gradients(views: list[Tensor], gradients: Sequence[Tensor], alpha: float) -> None:
+    """views += alpha · gradients in place; a sparse gradient (from an embedding) touches its rows only."""
+    if not any(gradient.is_sparse for gradient in gradients):
+        torch._foreach_add_(views, list(gradients), alpha=alpha)
+        return
+    dense = []
+    for view, gradient in zip(views, gradients, strict=True):
+        if gradient.is_sparse:
+            view.index_add_(0, gradient._indices()[0], gradient._values(), alpha=alpha)
+        else:
+            dense.append((view, gradient))
+    if dense:
+        torch._foreach_add_([view for view, _ in dense], [gradient for _, gradient in dense], alpha=alpha)
+
+
+def _travelling_buffers(module: nn.Module) -> list[Tensor]:
+    """Float buffers that the state dict holds, each once."""
+    found: dict[int, Tensor] = {}
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None and name not in owner._non_persistent_buffers_set and buffer.is_floating_point():
+                found.setdefault(id(buffer), buffer)
+    return list(found.values())
+
+
+def _sparse_capable(module: nn.Module) -> list[nn.Embedding]:
+    return [
+        table
+        for table in module.modules()
+        if type(table) is nn.Embedding
+        and table.weight.requires_grad
+        and table.max_norm is None
+        and not table.scale_grad_by_freq
+    ]
