@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.base import DataSet, ReadOptions, Tally, Task
 from data_prep.datasets.files import channel_statistics, hold_out
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
@@ -17,7 +17,6 @@ from fedmpi.errors import UserError
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
 CHANNELS = (1, 3, 4)
 Arrays = dict[str, NDArray[Any]]
-Task = Literal["image", "text", "vector"]
 Kind = Literal["uint8", "float32", "int32"]
 
 

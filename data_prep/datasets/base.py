@@ -11,6 +11,8 @@ from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.errors import UserError
 
+Task = Literal["image", "text", "vector"]
+
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -39,7 +41,7 @@ class ReadOptions:
     vectors: Path | None = None
     files: tuple[str, ...] = ()
     label: str = "label"
-    task: Literal["image", "text", "vector"] | None = None
+    task: Task | None = None
     image_size: int | None = None
 
 

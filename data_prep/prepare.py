@@ -1,0 +1,201 @@
+"""One preparation from the checked command line to the shards: find the files, read, partition, write."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.registry import data_set
+from data_prep.display import WriteDisplay
+from data_prep.listing import flag
+from data_prep.partitions import PARTITIONS, partition
+from data_prep.partitions.common import OptionValue
+from data_prep.sources import fetch
+from data_prep.writer import write_shards
+from fedmpi.errors import UserError
+from fedmpi.streams import Purpose, Streams
+
+FLAGS = {"files": "--file"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the command line asks for.
+
+    Parameters
+    ----------
+    name : str
+        The data set.
+    raw : Path or None
+        Where its files are.
+    download : bool
+        Whether to fetch them.
+    law : str
+        The partition.
+    law_options : dict
+        Its options as given.
+    clients : int or None
+        N; None where the law counts them.
+    shards : int
+        Training shards.
+    seed : int
+        Seed of the partition and the validation part.
+    out : Path
+        The folder to write.
+    val : float
+        Share of every client's samples for validation.
+    strict : bool
+        Refuse unreadable rows.
+    overwrite : bool
+        Replace what a previous preparation wrote.
+    read_options : dict
+        Fields of ReadOptions as given.
+    command : str
+        The command line, for the manifest.
+    """
+
+    name: str
+    raw: Path | None
+    download: bool
+    law: str
+    law_options: dict[str, OptionValue]
+    clients: int | None
+    shards: int
+    seed: int
+    out: Path
+    val: float
+    strict: bool
+    overwrite: bool
+    read_options: dict[str, Any]
+    command: str
+
+
+def prepare(job: Job, console: Console) -> None:
+    """Write the shards of one job; everything that can be refused is refused before the data are read.
+
+    Raises
+    ------
+    UserError
+        Unknown names, options that do not belong, missing or damaged files, an impossible partition.
+    """
+    chosen = data_set(job.name)
+    options = _read_options(chosen, job.read_options)
+    _check_law(job)
+    console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
+    folder = _locate(chosen, job)
+    tally = Tally(strict=job.strict)
+    raw = chosen.read(folder, options, tally)
+    _report_rows(tally, console)
+    generator = Streams(job.seed).generator(Purpose.PARTITION)
+    parts = partition(job.law, raw.labels, raw.classes, job.clients, generator, raw.users, **job.law_options)
+    for note in parts.notes:
+        console.print(f"note: {note}", markup=False)
+    with WriteDisplay(console) as display:
+        write_shards(
+            raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, progress=display.update
+        )
+
+
+def parse_law_options(words: list[str]) -> dict[str, OptionValue]:
+    """Partition options from the words that the command line did not know: --name value, --name=value or --name.
+
+    Raises
+    ------
+    UserError
+        A word that is no option, or an option of no partition; names the nearest one.
+    """
+    known = {option.name: option for law in PARTITIONS.values() for option in law.options}
+    given: dict[str, OptionValue] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, *COMMON], n=1)
+            hint = f"; did you mean {flag(close[0])}?" if close else "; `python -m data_prep list` shows them"
+            raise UserError(f"there is no option {word.partition('=')[0]}{hint}")
+        if not equals and left and not left[0].startswith("--"):
+            equals, value = "=", left.pop(0)
+        if not equals and known[name].kind is not bool:
+            raise UserError(f"{flag(name)} needs a value: {known[name].help}")
+        given[name] = value if equals else True
+    return given
+
+
+COMMON = ("raw", "download", "partition", "clients", "shards", "seed", "out", "val", "strict", "overwrite", "plot")
+
+
+def _check_law(job: Job) -> None:
+    if job.law not in PARTITIONS:
+        close = difflib.get_close_matches(job.law, PARTITIONS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PARTITIONS)}"
+        raise UserError(f"there is no partition {job.law!r}; {hint}")
+    taken = [option.name for option in PARTITIONS[job.law].options]
+    for name in job.law_options:
+        if name not in taken:
+            owners = [law for law, entry in PARTITIONS.items() if name in {option.name for option in entry.options}]
+            raise UserError(
+                f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
+                f"its options: {', '.join(map(flag, taken)) or 'none'}"
+            )
+
+
+def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
+    for name in given:
+        if name not in chosen.options:
+            taken = ", ".join(sorted(FLAGS.get(option, flag(option)) for option in chosen.options)) or "none"
+            raise UserError(
+                f"{chosen.name} takes no {FLAGS.get(name, flag(name))}; options of reading this data set: {taken}"
+            )
+    options = ReadOptions(**given)
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"{flag(field.name)} {value} is impossible; give at least 1")
+    return options
+
+
+def _locate(chosen: DataSet, job: Job) -> Path:
+    """The folder or file to read, downloaded when asked for."""
+    if job.raw is not None and job.download:
+        raise UserError("--raw and --download exclude each other; give one of them")
+    if chosen.raw == "none":
+        if job.raw is not None or job.download:
+            raise UserError(f"{chosen.name} is built in; leave out --raw and --download")
+        return Path()
+    page = f" (from {chosen.page})" if chosen.page else ""
+    if job.download:
+        if not chosen.sources:
+            raise UserError(
+                f"{chosen.name} has no address with a published checksum; fetch it by hand{page} "
+                f"and pass --raw {'FILE' if chosen.raw == 'file' else 'DIR'} with {chosen.files}"
+            )
+        return fetch(chosen.name, chosen.sources)
+    if job.raw is None:
+        alternative = " or --download" if chosen.sources else ""
+        raise UserError(
+            f"where is {chosen.name}? give --raw {'FILE' if chosen.raw == 'file' else 'DIR'}{alternative}; "
+            f"--raw names {chosen.files}{page}"
+        )
+    if not job.raw.exists():
+        raise UserError(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
+    return job.raw
+
+
+def _report_rows(tally: Tally, console: Console) -> None:
+    if tally.unreadable:
+        console.print(
+            f"left out: {tally.unreadable:,} rows that cannot be read; the first: {tally.first}", markup=False
+        )
+    for rule, count in tally.dropped.items():
+        console.print(f"left out: {count:,} {rule}", markup=False)
+    for note in tally.notes:
+        console.print(f"note: {note}", markup=False)
