@@ -62,16 +62,17 @@ def bernoulli_rows(
         Sorted positions on the cohort's axis: those of the whole that lie in [start, stop).
     """
     _check_fraction("probability", probability)
-    start, stop = _part(int(sizes.sum()), start, stop)
+    total = int(sizes.sum())
+    start, stop = _part(total, start, stop)
     if probability == 0 or start == stop:
         return np.zeros(0, np.int64)
     if probability == 1:
         return np.arange(start, stop)
-    blocks = range(start // BERNOULLI_BLOCK, (stop - 1) // BERNOULLI_BLOCK + 1)
-    drawn = [
-        block * BERNOULLI_BLOCK + _kept(streams.generator(Purpose.SAMPLES, round, block), probability)
-        for block in blocks
-    ]
+    drawn = []
+    for block in range(start // BERNOULLI_BLOCK, (stop - 1) // BERNOULLI_BLOCK + 1):
+        begin = block * BERNOULLI_BLOCK
+        generator = streams.generator(Purpose.SAMPLES, round, block)
+        drawn.append(begin + _kept(generator, probability, min(BERNOULLI_BLOCK, total - begin)))
     return _restrict(np.concatenate(drawn), start, stop)
 
 
@@ -167,17 +168,17 @@ def split(positions: IntArray, offsets: IntArray) -> tuple[IntArray, list[IntArr
     return members, [local[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _kept(generator: np.random.Generator, probability: float) -> IntArray:
-    """Sorted positions 0 … BERNOULLI_BLOCK − 1, each kept independently."""
-    expected = probability * BERNOULLI_BLOCK
+def _kept(generator: np.random.Generator, probability: float, length: int) -> IntArray:
+    """Sorted positions of 0 … length − 1, each kept independently."""
+    expected = probability * length
     draws = int(expected + 4 * np.sqrt(expected)) + 8
     parts, last = [], -1
-    while last < BERNOULLI_BLOCK:
-        gaps = np.minimum(generator.geometric(probability, draws), BERNOULLI_BLOCK + 1)
+    while last < length:
+        gaps = np.minimum(generator.geometric(probability, draws), length + 1)
         parts.append(last + np.cumsum(gaps))
         last = int(parts[-1][-1])
     kept = np.concatenate(parts)
-    return kept[: np.searchsorted(kept, BERNOULLI_BLOCK)]
+    return kept[: np.searchsorted(kept, length)]
 
 
 def _distinct(generator: np.random.Generator, sizes: IntArray, counts: IntArray) -> IntArray:

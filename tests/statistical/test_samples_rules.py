@@ -107,7 +107,7 @@ def test_split_gives_every_participant_its_own_rows(sizes: list[int], seed: int)
     members, rows = split(positions, offsets)
     rebuilt = [offsets[member] + local for member, local in zip(members, rows, strict=True)]
     assert np.array_equal(np.concatenate([np.zeros(0, np.int64), *rebuilt]), positions)
-    assert all(0 <= local.min() and local.max() < lengths[m] for m, local in zip(members, rows, strict=True))
+    assert all(local.min() >= 0 and local.max() < lengths[m] for m, local in zip(members, rows, strict=True))
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])

@@ -1,0 +1,91 @@
+"""Accumulators: the float sum is the sum, the fixed-point sum does not depend on the order."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.aggregation.exact import CHUNK, Accumulator, FixedPointSum, FloatSum
+
+
+def terms(count: int, size: int, seed: int = 0) -> list[tuple[torch.Tensor, float]]:
+    generator = np.random.default_rng(seed)
+    return [
+        (torch.from_numpy(generator.normal(0, 0.1, size).astype(np.float32)), float(generator.random()))
+        for _ in range(count)
+    ]
+
+
+def total(accumulator: Accumulator, chosen: list[tuple[torch.Tensor, float]]) -> None:
+    for vector, coefficient in chosen:
+        accumulator.add(vector, coefficient)
+    accumulator.flush()
+
+
+@pytest.mark.parametrize("size", [1, 1000, CHUNK + 3])
+def test_both_accumulators_sum_coefficient_times_vector(size: int):
+    chosen = terms(5, size)
+    expected = sum(vector.double() * coefficient for vector, coefficient in chosen)
+    floats, fixed = np.empty(size, np.float32), np.empty(size, np.int64)
+    for accumulator, buffer in ((FloatSum(floats), floats), (FixedPointSum(fixed), fixed)):
+        total(accumulator, chosen)
+        assert torch.allclose(accumulator.to_update(buffer).double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@given(permutation=st.permutations(range(12)), cut=st.integers(0, 12))
+@settings(max_examples=40, deadline=None)
+def test_the_fixed_point_sum_has_the_same_bits_in_any_order_and_on_any_number_of_ranks(
+    permutation: list[int], cut: int
+):
+    chosen = terms(12, 500)
+    whole, first, second = (np.empty(500, np.int64) for _ in range(3))
+    total(FixedPointSum(whole), chosen)
+    total(FixedPointSum(first), [chosen[i] for i in permutation[:cut]])
+    total(FixedPointSum(second), [chosen[i] for i in permutation[cut:]])
+    assert np.array_equal(first + second, whole)
+
+
+def test_the_fixed_point_sum_is_within_half_a_unit_per_term():
+    chosen = terms(50, 300)
+    buffer = np.empty(300, np.int64)
+    total(FixedPointSum(buffer), chosen)
+    expected = sum(vector.double() * coefficient for vector, coefficient in chosen)
+    assert np.abs(buffer / 2.0**40 - expected.numpy()).max() <= 50 * 2.0**-41 + 1e-15
+
+
+@pytest.mark.parametrize("kind", [FloatSum, FixedPointSum])
+def test_an_accumulator_starts_again_after_a_reset(kind: type):
+    buffer = np.full(10, 7, np.float32 if kind is FloatSum else np.int64)
+    accumulator = kind(buffer)
+    assert not buffer.any()
+    accumulator.add(torch.ones(10), 2.0)
+    accumulator.reset()
+    accumulator.add(torch.ones(10), 0.5)
+    accumulator.flush()
+    assert accumulator.to_update(buffer).tolist() == [0.5] * 10
+
+
+def test_the_update_is_a_copy_so_that_changing_it_leaves_the_shared_buffer_alone():
+    buffer = np.empty(4, np.float32)
+    accumulator = FloatSum(buffer)
+    accumulator.add(torch.ones(4), 1.0)
+    accumulator.to_update(buffer).mul_(9)
+    assert buffer.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_an_update_that_is_not_finite_is_refused_by_the_fixed_point_sum(bad: float):
+    vector = torch.zeros(CHUNK + 5)
+    vector[CHUNK + 1] = bad
+    with pytest.raises(FloatingPointError, match=r"local\.lr"):
+        FixedPointSum(np.empty(CHUNK + 5, np.int64)).add(vector, 1.0)
+
+
+def test_a_sum_that_could_leave_the_range_is_refused_before_it_wraps():
+    buffer = np.empty(3, np.int64)
+    accumulator = FixedPointSum(buffer, ranks=4)
+    accumulator.add(torch.tensor([1e6, -1e6, 0]), 1.0)
+    with pytest.raises(OverflowError, match=r"aggregation\.exact"):
+        accumulator.add(torch.tensor([2e6, 0, 0]), 1.0)
+    assert buffer[0] == 10**6 * 2**40

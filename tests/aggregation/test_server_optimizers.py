@@ -1,0 +1,85 @@
+"""Server optimizers follow Algorithm 2 of Reddi et al. 2020, value by value."""
+
+import math
+
+import pytest
+import torch
+
+from fedmpi.aggregation.server_optimizers import KINDS, ServerOptimizer
+
+UPDATES = [[0.5, -1.0, 0.0, 2e-3], [0.1, 3.0, -0.2, 0.0], [-0.4, 0.2, 0.2, 1.0]]
+
+
+def reference(kind: str, start: list[float], lr: float, beta1: float, beta2: float, tau: float) -> list[float]:
+    """The recursion in Python floats, coordinate by coordinate."""
+    w = list(start)
+    for i in range(len(w)):
+        m, v = 0.0, tau**2
+        for update in UPDATES:
+            d = update[i]
+            if kind == "sgd":
+                w[i] += lr * d
+                continue
+            if kind == "momentum":
+                m = beta1 * m + d
+                w[i] += lr * m
+                continue
+            m = beta1 * m + (1 - beta1) * d
+            if kind == "adagrad":
+                v = v + d * d
+            elif kind == "adam":
+                v = beta2 * v + (1 - beta2) * d * d
+            else:
+                v = v - (1 - beta2) * d * d * ((v > d * d) - (v < d * d))
+            w[i] += lr * m / (math.sqrt(v) + tau)
+    return w
+
+
+def run(optimizer: ServerOptimizer, w: torch.Tensor, updates: list[list[float]] = UPDATES) -> torch.Tensor:
+    for update in updates:
+        optimizer.step(w, torch.tensor(update))
+    return w
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tau", [1e-3, 0.5])
+def test_three_steps_follow_the_published_recursion(kind: str, tau: float):
+    start = [1.0, 2.0, -3.0, 0.0]
+    w = run(ServerOptimizer(kind, 0.1, 0.9, 0.99, tau), torch.tensor(start))
+    assert w.tolist() == pytest.approx(reference(kind, start, 0.1, 0.9, 0.99, tau), rel=1e-5, abs=1e-7)
+
+
+def test_plain_sgd_with_rate_one_is_federated_averaging():
+    assert run(ServerOptimizer(), torch.zeros(4), UPDATES[:1]).tolist() == pytest.approx(UPDATES[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_continues_from_its_state_with_the_same_bits(kind: str):
+    whole = run(ServerOptimizer(kind, 0.1), torch.ones(4))
+    first, second = ServerOptimizer(kind, 0.1), ServerOptimizer(kind, 0.1)
+    w = run(first, torch.ones(4), UPDATES[:2])
+    saved = first.state()
+    run(first, w.clone(), UPDATES[2:])
+    second.load(saved)
+    assert torch.equal(run(second, w, UPDATES[2:]), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_statistics_behind_the_trainable_values_take_the_plain_mean(kind: str):
+    w = torch.ones(4)
+    run(ServerOptimizer(kind, 0.1, trainable=3), w)
+    assert w[3] == pytest.approx(1 + sum(update[3] for update in UPDATES))
+    assert w[:3].tolist() == run(ServerOptimizer(kind, 0.1), torch.ones(4))[:3].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_leaves_the_update_alone(kind: str):
+    update = torch.tensor(UPDATES[1])
+    ServerOptimizer(kind, 0.1).step(torch.zeros(4), update)
+    assert update.tolist() == torch.tensor(UPDATES[1]).tolist()
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "lamb"}, {"kind": "adam", "tau": 0.0}, {"kind": "yogi", "beta2": 1.0}])
+def test_settings_out_of_range_are_refused(wrong: dict):
+    with pytest.raises(ValueError, match="unknown|need"):
+        ServerOptimizer(**wrong)

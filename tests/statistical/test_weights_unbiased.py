@@ -1,0 +1,144 @@
+"""Aggregation weights hit their targets: exactly, by enumerating every cohort that a design can draw."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from fedmpi.aggregation.weights import KINDS, coefficients, is_normalised
+from fedmpi.participation.clients import Cohort, StrataSummary, everyone
+from fedmpi.sampling.samples import bernoulli_rows, offsets_of, used_counts
+from fedmpi.streams import Streams
+
+SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
+UPDATES = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2])
+WEIGHTED_MEAN = float(SIZES @ UPDATES / SIZES.sum())
+
+
+def aggregate(kind: str, cohort: Cohort, sizes: np.ndarray = SIZES, **options) -> float:
+    c = coefficients(kind, cohort, sizes, **options)
+    total = float(c @ UPDATES[cohort.clients])
+    return total / c.sum() if is_normalised(kind) else total
+
+
+def uniform_cohorts(count: int) -> list[Cohort]:
+    """All equally likely cohorts of simple random sampling."""
+    n = SIZES.size
+    return [
+        Cohort(np.array(chosen), np.ones(count, np.int64), np.full(count, count / n))
+        for chosen in itertools.combinations(range(n), count)
+    ]
+
+
+@pytest.mark.parametrize("population", ["samples", "clients"])
+def test_horvitz_thompson_weights_are_unbiased_under_uniform_draws(population: str):
+    target = WEIGHTED_MEAN if population == "samples" else UPDATES.mean()
+    means = [aggregate("unbiased", cohort, population=population) for cohort in uniform_cohorts(3)]
+    assert np.mean(means) == pytest.approx(target)
+
+
+def test_size_proportional_draws_with_replacement_are_unbiased_with_uniform_weights():
+    """Scheme I of Li et al. 2020: all multinomial outcomes of 3 draws, with their probabilities."""
+    p = SIZES / SIZES.sum()
+    expected = {"uniform": 0.0, "unbiased": 0.0}
+    for draws in itertools.product(range(SIZES.size), repeat=3):
+        clients, multiplicity = np.unique(draws, return_counts=True)
+        cohort = Cohort(clients, multiplicity, 3 * p[clients])
+        for kind in expected:
+            expected[kind] += math.prod(p[list(draws)]) * aggregate(kind, cohort)
+    assert expected["uniform"] == pytest.approx(WEIGHTED_MEAN)
+    assert expected["unbiased"] == pytest.approx(WEIGHTED_MEAN)
+
+
+def test_uniform_draws_weighted_by_samples_are_biased_and_by_how_much_is_known():
+    """The ratio of means is not the mean of ratios: FedAvg's estimate is only asymptotically unbiased."""
+    means = [aggregate("samples", cohort) for cohort in uniform_cohorts(2)]
+    ratios = [
+        SIZES[list(pair)] @ UPDATES[list(pair)] / SIZES[list(pair)].sum()
+        for pair in itertools.combinations(range(SIZES.size), 2)
+    ]
+    assert means == pytest.approx(ratios)
+    assert abs(np.mean(means) - WEIGHTED_MEAN) > 0.1
+
+
+def test_stratified_means_are_unbiased_under_uniform_draws_in_every_stratum():
+    """Σ N_h/N · mean_h over all cohorts of a stratified design hits the mean over clients (FedSTaS, Algorithm 2)."""
+    strata, draws = np.array([0, 0, 0, 1, 1, 1]), (1, 2)
+    sizes_of = np.array([3, 3])
+    means = []
+    for first in itertools.combinations(range(3), draws[0]):
+        for second in itertools.combinations(range(3, 6), draws[1]):
+            chosen = np.array(first + second)
+            inclusion = np.array(draws)[strata[chosen]] / 3
+            summary = StrataSummary(sizes_of, np.array(draws), np.zeros(2))
+            cohort = Cohort(chosen, np.ones(3, np.int64), inclusion, strata[chosen], summary)
+            means.append(aggregate("stratified", cohort))
+            assert coefficients("stratified", cohort, SIZES).sum() == pytest.approx(1)
+    assert np.mean(means) == pytest.approx(UPDATES.mean())
+
+
+def test_the_fedsampling_sum_is_the_gradient_of_the_pooled_batch():
+    """G = Σ_k (|S_k|/K) mean_k = (1/K) Σ over all sampled samples (FedSampling, Algorithm 1)."""
+    sizes, wanted = np.array([3, 1, 7, 2], np.int64), 5
+    gradients = np.linspace(-1, 2, sizes.sum())
+    rows = bernoulli_rows(Streams(2), 0, sizes, 0.5)
+    offsets = offsets_of(sizes)
+    used = used_counts(rows, offsets)
+    c = coefficients("gradient-sum", everyone(4), sizes, used, wanted)
+    sampled = [gradients[rows[(rows >= a) & (rows < b)]] for a, b in itertools.pairwise(offsets)]
+    local = np.array([values.mean() if values.size else 0.0 for values in sampled])
+    assert c @ local == pytest.approx(gradients[rows].sum() / wanted)
+    assert 0 in used and c[used == 0] == pytest.approx(0)
+
+
+def test_the_naive_ratio_with_uniform_weights_favours_small_clients():
+    """FedSampling §3.3, Fig 1: with sizes 2, 1, 1 a sample of the first client counts half of another's."""
+    sizes = np.array([2, 1, 1], np.int64)
+    per_sample = coefficients("uniform", everyone(3), sizes) / sizes
+    assert per_sample[0] * 2 == pytest.approx(per_sample[1]) == pytest.approx(per_sample[2])
+
+
+def test_normalised_weights_are_the_shares_of_samples_where_inclusion_is_equal():
+    cohort = uniform_cohorts(3)[7]
+    c = coefficients("normalised", cohort, SIZES)
+    assert c / c.sum() == pytest.approx(SIZES[cohort.clients] / SIZES[cohort.clients].sum())
+
+
+def test_the_literal_weights_of_fedsso_sum_to_one_only_for_equal_sizes():
+    """Eq 3: (N/K) Σ ρ_k."""
+    cohort = uniform_cohorts(2)[0]
+    assert coefficients("literal", cohort, np.full(6, 8)).sum() == pytest.approx(1)
+    assert coefficients("literal", cohort, SIZES).sum() == pytest.approx(6 / 2 * 5 / 24)
+
+
+@pytest.mark.parametrize("kind", ["samples", "uniform", "stratified", "normalised"])
+def test_the_weight_total_has_the_same_bits_in_any_order(kind: str):
+    clients = 5000
+    sizes = Streams(3).generator(0).integers(1, 1000, clients)  # type: ignore[arg-type]
+    strata = np.arange(clients) % 7
+    summary = StrataSummary(np.bincount(strata), np.bincount(strata), np.zeros(7))
+    cohort = Cohort(np.arange(clients), np.ones(clients, np.int64), 1 / (1 + sizes % 5), strata, summary)
+    c = coefficients(kind, cohort, sizes)
+    assert 0.4 < c.sum() < 6
+    assert sum(c.tolist()) == sum(c[::-1].tolist()) == float(np.sum(c))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_participant_without_used_rows_weighs_nothing(kind: str):
+    strata = StrataSummary(np.array([6]), np.array([6]), np.zeros(1))
+    cohort = Cohort(np.arange(6), np.ones(6, np.int64), np.ones(6), np.zeros(6, np.int64), strata)
+    used = np.array([0, 4, 2, 0, 3, 5])
+    c = coefficients(kind, cohort, SIZES, used, wanted=14)
+    assert np.array_equal(c == 0, used == 0)
+
+
+def test_impossible_weights_are_refused():
+    with pytest.raises(ValueError, match="strata"):
+        coefficients("stratified", everyone(6), SIZES)
+    with pytest.raises(ValueError, match="K"):
+        coefficients("gradient-sum", everyone(6), SIZES)
+    with pytest.raises(ValueError, match="unknown kind"):
+        coefficients("median", everyone(6), SIZES)
+    with pytest.raises(ValueError, match="unknown population"):
+        coefficients("unbiased", everyone(6), SIZES, population="rows")
