@@ -9,6 +9,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
@@ -19,7 +21,7 @@ SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 
 
-def run_guarded(main: Callable[[], int | None]) -> int:
+def run_guarded(main: Callable[[], int | None]) -> NoReturn:
     """Run a command's main function so that an error on one rank ends the whole job.
 
     Parameters
@@ -28,12 +30,11 @@ def run_guarded(main: Callable[[], int | None]) -> int:
         Returns the exit code (None counts as 0). The codes 0 and 75 are for all ranks together; any other
         return, `SystemExit` or exception is a failure.
 
-    Returns
-    -------
-    int
-        The exit code, when this process may end in order (all ranks do, with the same code). When the ranks differ, or
-        one raised, the job is aborted and this function does not return: a `UserError` that all ranks raise alike is
-        printed once.
+    Raises
+    ------
+    SystemExit
+        With the exit code, when this process may end in order: all ranks do, with the same code. A `UserError` that
+        all ranks raise alike is printed once. When the ranks differ, or one failed, the job is aborted instead.
     """
     try:
         launch = read_launch()
@@ -43,7 +44,7 @@ def run_guarded(main: Callable[[], int | None]) -> int:
     except SystemExit as stop:
         code, why = _exit_code(stop)
     except LauncherMismatch as error:
-        return _mismatch(error)
+        sys.exit(_mismatch(error))
     except UserError as error:
         code, why = USER_ERROR, f"error: {error}"
     except ClientFailure as failure:
@@ -55,7 +56,7 @@ def run_guarded(main: Callable[[], int | None]) -> int:
     except BaseException:
         _tell(traceback.format_exc())
         abort_job(OUR_FAULT)
-    return _end(code, why)
+    sys.exit(_end(code, why))
 
 
 def _end(code: int, why: str) -> int:
@@ -63,7 +64,7 @@ def _end(code: int, why: str) -> int:
     together = agree_on_end(code, crc32(why.encode()), limit)
     if together:
         if why and not world_rank():
-            print(why, file=sys.stderr, flush=True)
+            _write(why)
         return code
     if code == DONE:
         return code  # another rank failed, and ends the job
@@ -81,7 +82,7 @@ def _mismatch(error: LauncherMismatch) -> int:
     """Every process is alone and says the same: one voice is enough."""
     launch = read_launch()
     if launch is None or launch.rank == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _write(f"error: {error}")
     else:
         time.sleep(1)
     return USER_ERROR
@@ -93,5 +94,11 @@ def _tell(text: str) -> None:
         rank = launch.rank
     prefix = "" if rank is None else f"rank {rank}: "
     lines = "\n".join(prefix + line for line in text.rstrip().split("\n"))
-    sys.stdout.flush()
-    print(lines, file=sys.stderr, flush=True)
+    _write(lines)
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):  # a closed terminal must not keep the job from ending
+        sys.stdout.flush()
+        sys.stderr.write(text + "\n")  # in one piece, so that the ranks' lines do not mix
+        sys.stderr.flush()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import time
+from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
 import numpy as np
 
 from fedmpi.cluster.waiting import wait_until
+
+# An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
+SECONDS_FOR_LAST_WORDS = 0.3
 
 
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:
@@ -42,13 +46,15 @@ def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool
 
 
 def abort_job(code: int) -> NoReturn:
-    """End every rank of the job now with this non-zero exit code; does not return."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """End every rank of the job now with this non-zero exit code; a process alone ends as by `sys.exit`."""
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        time.sleep(SECONDS_FOR_LAST_WORDS)
         mpi.COMM_WORLD.Abort(code)
-    os._exit(code)
+    sys.exit(code)
 
 
 def world_rank() -> int | None:

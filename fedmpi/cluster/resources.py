@@ -69,8 +69,8 @@ def choose_device(request: str, node_rank: int) -> torch.device:
     Parameters
     ----------
     request : str
-        "auto" (a CUDA device if there is one, else the processor), "cpu", "cuda" (one of the visible devices, dealt out to
-        the ranks of a node in turn) or any name that torch knows, such as "cuda:1".
+        "auto" (a CUDA device if there is one, else the processor), "cpu", "cuda" (one of the visible devices, dealt out
+        to the ranks of a node in turn) or any name that torch knows, such as "cuda:1".
     node_rank : int
         The rank's place on its node.
 

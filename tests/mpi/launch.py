@@ -1,0 +1,111 @@
+"""Start real MPI jobs from tests: this environment's mpiexec, a time limit, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+Job = subprocess.Popen[str]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def find_mpiexec() -> str:
+    """The mpiexec beside this Python, else the one of the PATH; skips the test when there is none."""
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    found = str(own) if own.exists() else shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("no mpiexec: pip install 'fedmpi[mpi]'")
+    return found
+
+
+def start_mpi_job(
+    n: int, args: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Job:
+    """Start `mpiexec -n N python ARGS` in a session of its own and return the Popen object; see `end_job`."""
+    return start_job([find_mpiexec(), "-n", str(n), sys.executable, *map(str, args)], env, cwd)
+
+
+def start_job(command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
+    """Start any command in a session of its own; the repository is importable and each process has one thread."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd or REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(env or {})},
+        start_new_session=True,
+    )
+
+
+def end_job(job: Job) -> None:
+    """Kill what is left of the job, launcher and ranks, each by its id."""
+    try:
+        processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=10)
+
+
+def finish_job(job: Job, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Wait for the job; fails the test, with what was printed, when it passes its time limit."""
+    try:
+        out, err = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        end_job(job)
+        out, err = job.communicate()
+        pytest.fail(f"the job did not end within {timeout} s\nstdout:\n{out}\nstderr:\n{err}")
+    finally:
+        end_job(job)
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+
+def run_mpi(
+    n: int,
+    args: Sequence[str | Path],
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `mpiexec -n N python ARGS` to its end.
+
+    Parameters
+    ----------
+    n : int
+        Number of ranks.
+    args : sequence
+        What follows `python`: a script and its arguments, `-c CODE`, or `-m MODULE` and its arguments.
+    timeout : float
+        Seconds; then every process of the job is killed and the test fails.
+    env : mapping, optional
+        Environment variables beside the inherited ones (OMP_NUM_THREADS is 1 unless given).
+    cwd : Path, optional
+        Working folder; the repository by default.
+
+    Returns
+    -------
+    CompletedProcess
+        Exit code, stdout and stderr (text).
+    """
+    return finish_job(start_mpi_job(n, args, env, cwd), timeout)
+
+
+def run_alone(
+    args: Sequence[str | Path], timeout: float = 60, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGS` without a launcher, otherwise like `run_mpi`."""
+    return finish_job(start_job([sys.executable, *map(str, args)], env), timeout)

@@ -1,0 +1,287 @@
+"""What the ranks of the tests' jobs run: `python -m tests.mpi.programs NAME [ARGUMENTS]`; a wrong result raises."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from zlib import crc32
+
+import numpy as np
+
+from fedmpi.cluster import Cluster, buffers, relay, sums, window
+from fedmpi.errors import ClientFailure, UserError
+from fedmpi.guard import run_guarded
+
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+
+
+def exchanges(chunk: str = "") -> None:
+    """Broadcast, gather, maximum and counters; with a chunk every message longer than it is cut."""
+    if chunk:
+        buffers.CHUNK = relay.CHUNK = sums.MOST_VALUES = int(chunk)
+    cluster = Cluster.connect()
+    check_broadcast(cluster)
+    check_gather(cluster)
+    assert cluster.maximum(10 - cluster.rank) == 10
+    assert cluster.maximum(-5 * cluster.rank) == 0
+    shared, own = cluster.share_bytes(), cluster.bytes_moved
+    gathered = cluster.gather(np.array([own.total]))
+    if gathered is not None:
+        assert shared.total == sum(int(total[0]) for total in gathered)
+    relay_between_all(cluster)
+    check_sum(cluster, 5_000, "float64", 3)
+    cluster.close()
+
+
+def check_broadcast(cluster: Cluster) -> None:
+    generator = np.random.default_rng(3)
+    sent = [(generator.random((3, 5)) * 100).astype(dtype) for dtype in DTYPES]
+    sent += [np.empty((0, 4), np.float32), np.array(7.5), np.arange(4000)[::2], np.arange(12).reshape(3, 4).T]
+    for arrays in (sent, [], [np.empty(0, np.int64)]):
+        received = cluster.broadcast(arrays if cluster.is_server else None)
+        assert len(received) == len(arrays)
+        for expected, array in zip(arrays, received, strict=True):
+            assert array.dtype == expected.dtype and array.shape == expected.shape
+            assert np.array_equal(array, expected)
+    assert cluster.size == 1 or cluster.bytes_moved.broadcast == sum(array.nbytes for array in sent)
+
+
+def check_gather(cluster: Cluster) -> None:
+    def array_of(rank: int, dtype: str) -> np.ndarray:
+        return (np.random.default_rng(rank).random((rank * 700, 2)) * 100).astype(dtype)
+
+    for dtype in (*DTYPES, None):
+        kinds = [dtype or DTYPES[rank] for rank in range(cluster.size)]
+        received = cluster.gather(array_of(cluster.rank, kinds[cluster.rank]))
+        assert (received is None) == (not cluster.is_server)
+        for rank, array in enumerate(received or []):
+            expected = array_of(rank, kinds[rank])
+            assert array.dtype == expected.dtype and np.array_equal(array, expected)
+
+
+def check_sum(cluster: Cluster, count: int, dtype: str, rounds: int) -> None:
+    """Values of normal size, sums compared with NumPy's; ranks sleep at random everywhere between the calls."""
+
+    def values(rank: int, t: int) -> np.ndarray:
+        generator = np.random.default_rng((rank, t))
+        if dtype == "int64":
+            return generator.integers(-(2**40), 2**40, count)
+        return generator.standard_normal(count).astype(dtype)
+
+    naps = random.Random(cluster.rank)
+    for t in range(rounds):
+        slot = cluster.sum_buffer(count, dtype)
+        slot[:] = 0
+        nap(naps)
+        slot += values(cluster.rank, t)
+        nap(naps)
+        total = cluster.reduce()
+        assert not total.flags.writeable
+        expected = values(0, t)
+        for rank in range(1, cluster.size):
+            expected += values(rank, t)
+        nap(naps)  # the others are already overwriting their slots
+        if dtype == "int64":
+            assert np.array_equal(total, expected), f"round {t}: wrong sum"
+        else:
+            assert np.allclose(total, expected, rtol=0, atol=1e-5), f"round {t}: wrong sum"
+        checksum = crc32(total.tobytes())
+        assert cluster.maximum(checksum) == -cluster.maximum(-checksum), f"round {t}: the ranks' bits differ"
+
+
+def nap(naps: random.Random) -> None:
+    if naps.random() < 0.4:
+        time.sleep(naps.random() * 0.004)
+
+
+def sum_rounds(reduction: str, rounds: str) -> None:
+    """Repeated sums of two kinds, in turn."""
+    cluster = Cluster.connect(reduction)
+    for _ in range(5):
+        check_sum(cluster, 30_011, "float32", int(rounds) // 5)
+        check_sum(cluster, 5_003, "int64", int(rounds) // 5)
+    moved = cluster.bytes_moved
+    if cluster.size > 1:
+        assert (moved.window > 0) == (reduction == "window")
+        assert (moved.allreduce > 0) == (reduction == "allreduce" or cluster.nodes > 1)
+    if cluster.is_server:
+        print(f"{cluster.nodes} nodes of {cluster.node_size}")
+    cluster.close()
+
+
+def broken_protocol() -> None:
+    """The window without its second barrier: the checks have to notice."""
+    calls = 0
+    synchronise = window.WindowSum._synchronise
+
+    def every_other(self: window.WindowSum) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            synchronise(self)
+
+    cluster = Cluster.connect("window")
+    cluster.sum_buffer(30_011, "float32")
+    window.WindowSum._synchronise = every_other
+    check_sum(cluster, 30_011, "float32", 50)
+
+
+def large_sum(values: str) -> None:
+    """A window asked for, with more values than a small shared memory holds."""
+    logging.basicConfig(level=logging.INFO)
+    cluster = Cluster.connect("window")
+    slot = cluster.sum_buffer(int(values), "float32")
+    slot[:] = cluster.rank + 1
+    assert np.all(cluster.reduce() == cluster.size * (cluster.size + 1) / 2)
+    cluster.close()
+
+
+def relay_between_all(cluster: Cluster) -> None:
+    """A model goes twice round the ring of the ranks, backwards and forwards, and hop by hop through smaller groups."""
+    for ranks in (range(cluster.size), range(cluster.size - 1, -1, -1)):
+        group = cluster.group(ranks)
+        assert group.ranks == tuple(ranks) and group.ranks[group.rank] == cluster.rank
+        model = np.zeros((3, 1_000), np.float32)
+        for lap in range(2):
+            if lap or group.rank:
+                group.recv(model)
+            model += cluster.rank + 1
+            group.send(model)
+            model[:] = -1  # the sent values are a copy
+        if group.rank == 0:
+            group.recv(model)
+            assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
+
+
+def relays() -> None:
+    """Many groups over many rounds: more communicators than MPI could hold at once."""
+    cluster = Cluster.connect()
+    pairs = [(a, b) for a in range(cluster.size) for b in range(cluster.size) if a != b]
+    for t in range(40):
+        for a, b in pairs:
+            if cluster.rank in (a, b) and (a + b + t) % 3:
+                group = cluster.group((a, b))
+                value = np.array([t, a, b])
+                if group.rank == 0:
+                    group.send(value)
+                else:
+                    assert np.array_equal(group.recv(np.empty(3, np.int64)), value)
+        cluster.sum_buffer(3, "int64")
+        cluster.reduce()
+    old = cluster.group((cluster.rank,))
+    for _ in range(8):
+        cluster.reduce()
+    try:
+        old.send(np.zeros(1))
+    except RuntimeError as error:
+        assert "was freed" in str(error)
+    else:
+        raise AssertionError("a freed group still sends")
+    cluster.close()
+
+
+def crossing_sends() -> None:
+    """All send large arrays before any receives, twice on one tag and once on another."""
+    cluster = Cluster.connect()
+    group = cluster.group(range(cluster.size))
+    before = (cluster.rank - 1) % cluster.size
+    for tag, value in ((0, 1.0), (0, 2.0), (5, 3.0)):
+        group.send(np.full(500_000, 10 * cluster.rank + value), tag=tag)
+    for tag, value in ((5, 3.0), (0, 1.0), (0, 2.0)):
+        assert np.all(group.recv(np.empty(500_000), tag=tag) == 10 * before + value)
+    try:
+        group.send(np.zeros(3))
+        group.recv(np.zeros(4))
+    except ValueError as error:
+        assert "expected" in str(error)
+    else:
+        raise AssertionError("a message of the wrong length was accepted")
+
+
+def wait_politely(seconds: str) -> None:
+    """Rank 0 computes, the others wait for it in every way there is; each waiter prints its share of a core."""
+    cluster = Cluster.connect()
+    group = cluster.group(range(cluster.size))
+    cluster.sum_buffer(1_000, "float32")
+    cluster.barrier()
+    started, used = time.perf_counter(), time.process_time()
+    for exchange in (
+        cluster.barrier,
+        cluster.reduce,
+        lambda: cluster.maximum(1),
+        lambda: cluster.broadcast([np.arange(100_000)] if cluster.is_server else None),
+        lambda: group.recv(np.empty(100_000), source=0) if cluster.rank else send_to_all(group),
+    ):
+        if cluster.is_server:
+            compute(float(seconds) / 5)
+        exchange()
+    share = (time.process_time() - used) / (time.perf_counter() - started)
+    if not cluster.is_server:
+        sys.stdout.write(f"share {share:.4f}\n")
+    cluster.close()
+
+
+def send_to_all(group: relay.Group) -> None:
+    for member in range(1, group.size):
+        group.send(np.zeros(100_000), to=member)
+
+
+def compute(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    values = np.ones(10_000)
+    while time.perf_counter() < end:
+        values = np.sqrt(values + 1)
+
+
+def different_buffers() -> None:
+    cluster = Cluster.connect()
+    cluster.sum_buffer(10 + cluster.rank, "float32")
+
+
+def fail(how: str, who: str = "1") -> int:
+    """The named ranks fail in the given way while the others wait for them."""
+    cluster = Cluster.connect()
+    if who == "all" or cluster.rank == int(who):
+        if how == "exception":
+            raise ZeroDivisionError("a made-up fault")
+        if how == "client":
+            raise ClientFailure(17, cluster.rank, ValueError("bad sample"))
+        if how == "user":
+            raise UserError("the folder 'nowhere' does not exist: prepare it first")
+        if how == "different":
+            raise UserError(f"rank {cluster.rank} cannot read its own folder: check it")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how.isdigit():
+            sys.exit(int(how))
+        if how.startswith("return"):
+            return int(how.removeprefix("return"))
+    cluster.barrier()
+    return 0
+
+
+def say_hello() -> None:
+    logging.basicConfig(level=logging.INFO)
+    cluster = Cluster.connect()
+    sys.stdout.write(
+        f"rank {cluster.rank} of {cluster.size}, workers {cluster.workers}, worker {cluster.worker}, {cluster.mpi}\n"
+    )
+    assert [cluster.worker_rank(worker) for worker in range(cluster.workers)] == (
+        [0] if cluster.size == 1 else list(range(1, cluster.size))
+    )
+    assert cluster.node_size <= cluster.size and cluster.threads_for_rank() >= 1
+    cluster.close()
+
+
+def main() -> int | None:
+    program = globals()[sys.argv[1]]
+    result: int | None = program(*sys.argv[2:])
+    return result
+
+
+if __name__ == "__main__":
+    run_guarded(main)

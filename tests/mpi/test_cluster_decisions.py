@@ -1,0 +1,125 @@
+"""What the cluster decides without MPI: who launched us, which sum pays, which cores and device are ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmpi.cluster.choice import choose_reduction
+from fedmpi.cluster.launcher import (
+    Launch,
+    LauncherMismatch,
+    check_process_manager,
+    check_world_size,
+    read_launch,
+    read_launches,
+    short_version,
+)
+from fedmpi.cluster.resources import choose_device, fair_threads
+from fedmpi.cluster.waiting import wait_until
+from fedmpi.cluster.window import CACHE_LINE, slice_of
+from fedmpi.errors import UserError
+
+MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+SRUN = {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}
+MPIEXEC = {"PMI_SIZE": "4", "PMI_RANK": "3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch"),
+    [
+        ({}, None),
+        (BATCH_SCRIPT, None),
+        (SRUN, Launch(3, 2, "SLURM_STEP_NUM_TASKS")),
+        (MPIEXEC, Launch(4, 3, "PMI_SIZE")),
+        ({**SRUN, **MPIEXEC}, Launch(4, 3, "PMI_SIZE")),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, Launch(2, 1, "OMPI_COMM_WORLD_SIZE")),
+        ({"PMI_SIZE": "4"}, None),
+    ],
+)
+def test_the_launcher_is_known_by_the_variables_of_this_process(environ, launch):
+    assert read_launch(environ) == launch
+
+
+@pytest.mark.parametrize(
+    ("environ", "size"),
+    [({}, 1), ({}, 5), (BATCH_SCRIPT, 1), (SRUN, 3), (MPIEXEC, 4), ({**SRUN, **MPIEXEC}, 4), (SRUN, 6)],
+)
+def test_a_world_of_the_launched_size_is_accepted(environ, size):
+    check_world_size(read_launches(environ), size, MPICH)
+
+
+@pytest.mark.parametrize(("environ", "size"), [(SRUN, 1), (MPIEXEC, 1), (MPIEXEC, 2), ({**SRUN, **MPIEXEC}, 3)])
+def test_a_world_of_another_size_is_refused_with_library_and_way_out(environ, size):
+    with pytest.raises(LauncherMismatch, match=rf"MPICH 5.0.2, which sees {size}: .*mpiexec beside this Python"):
+        check_world_size(read_launches(environ), size, MPICH)
+
+
+def test_an_mpich_without_pmix_is_refused_before_it_aborts_under_a_pmix_launcher():
+    with pytest.raises(LauncherMismatch, match="srun --mpi=pmi2"):
+        check_process_manager({"PMIX_RANK": "0"}, MPICH)
+    check_process_manager({"PMIX_RANK": "0"}, OPEN_MPI)
+    check_process_manager({"PMIX_RANK": "0"}, MPICH + " --with-pmix=/usr")
+    check_process_manager({"PMIX_RANK": "0", "PMI_RANK": "0"}, MPICH)
+
+
+def test_the_library_is_named_briefly():
+    assert short_version(MPICH) == "MPICH 5.0.2"
+    assert short_version(OPEN_MPI) == "Open MPI v5.0.11"
+
+
+def test_shared_memory_is_chosen_for_long_buffers_of_ranks_that_share_a_node():
+    def way(*args):
+        return choose_reduction(*args)[0]
+
+    assert way("auto", 4_000_000, 4, 2) == "window"
+    assert way("auto", 280_000, 4, 2) == "allreduce"
+    assert way("auto", 280_000, 2, 2) == "window"
+    assert way("auto", 1_000, 2, 2) == "allreduce"
+    assert way("auto", 4_000_000, 1, 2) == "allreduce"
+    assert way("window", 8, 1, 2) == "window"
+    assert way("allreduce", 4_000_000, 4, 8) == "allreduce"
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1_000, 70_001])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_the_slices_of_the_ranks_cover_every_value_once_and_start_on_cache_lines(count, ranks):
+    slices = [slice_of(rank, ranks, count) for rank in range(ranks)]
+    assert [value for part in slices for value in range(count)[part]] == list(range(count))
+    assert all(part.start % CACHE_LINE == 0 or part.start == count for part in slices)
+
+
+def masks(*cores: list[int]) -> np.ndarray:
+    mask = np.zeros((len(cores), 16), bool)
+    for rank, own in enumerate(cores):
+        mask[rank, own] = True
+    return mask
+
+
+def test_cores_are_shared_fairly_by_the_ranks_that_may_use_them():
+    everything = list(range(8))
+    assert fair_threads(masks(everything, everything), 0, 8, {}) == 4
+    assert fair_threads(masks([0, 1], [2, 3, 4]), 1, 3, {}) == 3
+    assert fair_threads(masks(everything, everything, everything), 2, 8, {}) == 2
+    assert fair_threads(masks([0], [0], [0]), 0, 1, {}) == 1
+
+
+def test_quota_slurm_and_explicit_threads_limit_the_share():
+    everything = list(range(8))
+    assert fair_threads(masks(everything, everything), 0, 4, {}) == 2
+    assert fair_threads(masks(everything), 0, 8, {"SLURM_CPUS_PER_TASK": "3"}) == 3
+    assert fair_threads(masks(everything), 0, 8, {"OMP_NUM_THREADS": "5"}) == 5
+    assert fair_threads(masks(everything), 0, 8, {"OMP_NUM_THREADS": "5,2"}) == 5
+
+
+def test_an_unusable_device_is_the_users_error():
+    assert choose_device("cpu", 3).type == "cpu"
+    with pytest.raises(UserError, match="'abacus' cannot be used"):
+        choose_device("abacus", 0)
+
+
+def test_waiting_gives_up_at_its_limit():
+    assert wait_until(lambda: True)
+    assert not wait_until(lambda: False, limit=0.01)
