@@ -31,6 +31,7 @@ def test_sums_over_ranks_are_exact(dtype: np.dtype, table: list[tuple[float, flo
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_number_of_ranks_keeps_the_largest_limbs_exact(dtype: np.dtype):
+    assert MOST_RANKS == 4096
     values = np.array([LARGEST - 1, -LARGEST + 1, 2.0**-40 * (2**40 - 1), -1.0])
     encoded = encode_metrics(values, dtype)
     total = np.zeros_like(encoded)
