@@ -70,17 +70,29 @@ def gini(sizes: Int64Array) -> float:
 
 def divergences(counts: Counts, reference: FloatArray) -> FloatArray:
     """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
-    sizes = counts.sum(axis=1, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(reference)
-        own = counts * np.log(np.maximum(counts, 1))
-        cross = np.where(counts > 0, counts * logs, 0.0)
-        return np.asarray((own - cross).sum(axis=1) / sizes - np.log(sizes), np.float64)
+    client, label, held, size = _entries(counts)
+    with np.errstate(divide="ignore"):
+        terms = held * (np.log(held) - np.log(reference)[label])
+        divergence: FloatArray = np.bincount(client, terms, len(counts)) / size - np.log(size)
+    return divergence
 
 
 def label_distances(counts: Counts, reference: FloatArray) -> FloatArray:
     """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
-    return np.asarray(np.abs(counts / counts.sum(axis=1, keepdims=True) - reference).sum(axis=1), np.float64)
+    client, label, held, size = _entries(counts)
+    expected = reference[label]
+    surplus = np.abs(held / size[client] - expected) - expected
+    distance: FloatArray = reference.sum() + np.bincount(client, surplus, len(counts))
+    return distance
+
+
+def _entries(counts: Counts) -> tuple[Int64Array, Int64Array, FloatArray, FloatArray]:
+    """Client, class and value of the counts above zero, and the clients' sizes: of many small clients most are zero."""
+    flat = np.flatnonzero(np.ascontiguousarray(counts).reshape(-1) != 0)
+    client, label = np.divmod(flat, counts.shape[1])
+    held = counts.reshape(-1)[flat].astype(np.float64)
+    size = np.bincount(client, held, len(counts)).astype(np.float64)
+    return client, label, held, size
 
 
 def measure(sizes: Int64Array, count_blocks: Callable[[], Iterable[Counts]]) -> Heterogeneity:
@@ -94,16 +106,17 @@ def measure(sizes: Int64Array, count_blocks: Callable[[], Iterable[Counts]]) -> 
     """
     totals = np.asarray(sum(block.sum(axis=0, dtype=np.int64) for block in count_blocks()), np.int64)
     pooled, uniform = totals / totals.sum(), np.full(len(totals), 1 / len(totals))
-    global_sum = uniform_sum = distance_sum = 0.0
+    sums = np.zeros(3)
     held_sum, fewest, most, seen = 0, len(totals), 0, 0
     for block in count_blocks():
-        filled = block[block.any(axis=1)]
-        held = np.count_nonzero(filled, axis=1)
-        seen, held_sum = seen + len(filled), held_sum + int(held.sum())
+        held = np.count_nonzero(block, axis=1)
+        if not held.all():
+            block, held = block[held > 0], held[held > 0]
+        seen, held_sum = seen + len(block), held_sum + int(held.sum())
         fewest, most = min(fewest, int(held.min(initial=fewest))), max(most, int(held.max(initial=most)))
-        global_sum += float(divergences(filled, pooled).sum())
-        uniform_sum += float(divergences(filled, uniform).sum())
-        distance_sum += float(label_distances(filled, pooled).sum())
+        measures = divergences(block, pooled), divergences(block, uniform), label_distances(block, pooled)
+        sums += [values.sum() for values in measures]
+    kl_to_global, kl_to_uniform, label_emd = (sums / seen).tolist()
     low, first, median, third, high = (float(value) for value in np.percentile(sizes, (0, 25, 50, 75, 100)))
     return Heterogeneity(
         clients=len(sizes),
@@ -113,9 +126,9 @@ def measure(sizes: Int64Array, count_blocks: Callable[[], Iterable[Counts]]) -> 
         size_mean=float(sizes.mean()),
         gini=gini(sizes),
         classes_per_client=(fewest, held_sum / seen, most),
-        kl_to_global=global_sum / seen,
-        kl_to_uniform=uniform_sum / seen,
-        label_emd=distance_sum / seen,
+        kl_to_global=kl_to_global,
+        kl_to_uniform=kl_to_uniform,
+        label_emd=label_emd,
         class_totals=totals,
     )
 
@@ -189,10 +202,7 @@ class Inspection:
 def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
     """Measure an open store."""
 
-    def blocks() -> Iterable[Counts]:
-        return (store.small_class_counts(block) for block in store.blocks())
-
-    return Inspection(store, measure(store.sizes, blocks), verified)
+    return Inspection(store, measure(store.sizes, store.class_count_blocks), verified)
 
 
 def inspect_folder(path: Path | str, verify: bool = False, digits_options: dict[str, Any] | None = None) -> Inspection:

@@ -74,6 +74,8 @@ def class_shares(totals: str, classes: int) -> FloatArray:
 def class_totals(stock: Int64Array, shares: FloatArray, total: int) -> Int64Array:
     """Samples of every class to use (C,), in the given shares, `total` in all (0: the most that the stock allows)."""
     most = int(np.floor((stock / shares).min() + 1e-9))
+    if most == 0:
+        raise UserError(f"class {int((stock / shares).argmin())} has too few samples for these class totals: add some")
     if total > most:
         raise UserError(f"--total {total} is more than the {most} samples that these class totals allow: lower it")
     return np.minimum(largest_remainders(shares, total or most), stock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ AnyArray = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 Samples = tuple[AnyArray, AnyArray]
 
-_CLIENTS_AT_ONCE = 1 << 17  # bounds the memory of whole-population passes
+_CELLS_AT_ONCE = 1 << 22  # bounds the memory of whole-population passes
 
 
 class ShardStore:
@@ -96,18 +96,20 @@ class ShardStore:
         """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
         if clients is None:
             return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
-        return self.small_class_counts(np.asarray(clients, np.int64)).astype(np.int64)
-
-    def small_class_counts(self, clients: Int64Array) -> AnyArray:
-        """As `class_counts`, in the small unsigned type of the shards."""
-        home = self._home(clients, self.shard_starts)
-        touched = np.unique(home)
-        kind = np.result_type(*(self._shards[shard].class_counts for shard in touched)) if len(touched) else np.int64
-        counts = np.empty((len(clients), self.description.classes), kind)
-        for shard in touched:
+        wanted = np.asarray(clients, np.int64)
+        counts = np.empty((len(wanted), self.description.classes), np.int64)
+        home = self._home(wanted, self.shard_starts)
+        for shard in np.unique(home):
             mine = home == shard
-            counts[mine] = self._shards[shard].class_counts[clients[mine] - self.shard_starts[shard]]
+            counts[mine] = self._shards[shard].class_counts[wanted[mine] - self.shard_starts[shard]]
         return counts
+
+    def class_count_blocks(self) -> Iterator[AnyArray]:
+        """Class counts (m, C) of all clients in blocks, as stored: for passes over a large population."""
+        step = max(1, _CELLS_AT_ONCE // self.description.classes)
+        for shard in self._shards:
+            counts = shard.class_counts
+            yield from (counts[low : low + step] for low in range(0, len(counts), step))
 
     def client(self, client: int) -> Samples:
         """Features and labels of one client: read-only views of the mapped shard, in the stored dtypes."""
@@ -155,13 +157,6 @@ class ShardStore:
     def validation(self) -> Samples | None:
         """Features and labels of the validation part, where the folder has one."""
         return self._part("val") if "val" in self._parts else None
-
-    def blocks(self) -> list[Int64Array]:
-        """All clients in blocks, for passes over a large population in bounded memory."""
-        return [
-            np.arange(start, min(start + _CLIENTS_AT_ONCE, self.clients))
-            for start in range(0, self.clients, _CLIENTS_AT_ONCE)
-        ]
 
     def _part(self, name: str) -> Samples:
         x, y = (part.map() if isinstance(part, Section) else part for part in self._parts[name])

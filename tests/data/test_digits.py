@@ -1,0 +1,59 @@
+"""The embedded digits: a fixed split, a fixed default partition, options with clear errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmpi.data.embedded import load_digits_split
+from fedmpi.data.shards import open_store
+from fedmpi.errors import UserError
+
+
+def test_every_fifth_image_of_a_class_is_for_testing() -> None:
+    x, y, test_x, test_y = load_digits_split()
+    assert len(x) + len(test_x) == 1797 and x.shape[1:] == (1, 8, 8) and x.max() == 16
+    np.testing.assert_array_equal(np.bincount(test_y), (np.bincount(y) + np.bincount(test_y)) // 5)
+
+
+def test_the_default_is_twenty_mildly_heterogeneous_clients_always_the_same() -> None:
+    first, second = open_store("digits"), open_store("digits")
+    assert first.clients == 20 and first.samples == 1442 and first.sizes.min() > 0 and np.ptp(first.sizes) > 0
+    np.testing.assert_array_equal(first.rows(np.arange(1442))[0], second.rows(np.arange(1442))[0])
+
+
+def test_every_training_image_is_in_exactly_one_client() -> None:
+    x, _, _, _ = load_digits_split()
+    held = open_store("digits").rows(np.arange(1442))[0]
+    assert sorted(map(bytes, held.reshape(1442, -1))) == sorted(map(bytes, x.reshape(1442, -1)))
+
+
+def test_options_are_read_from_the_name_and_overridden_by_the_mapping() -> None:
+    store = open_store("digits:clients=50, partition=iid", {"clients": 7, "seed": 3})
+    assert store.clients == 7 and np.ptp(store.sizes) <= 1 and store.manifest.partition == "iid"
+    assert store.manifest.seed == 3
+
+
+def test_class_counts_and_views_agree() -> None:
+    store = open_store("digits:clients=9,alpha=0.1")
+    for client in range(9):
+        counts = np.bincount(store.client(client)[1], minlength=10)
+        np.testing.assert_array_equal(store.class_counts(np.array([client]))[0], counts)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("digits:client=3", "did you mean clients"),
+        ("digits:clients", "key=value"),
+        ("digits:clients=many", "not a number"),
+        ("digits:clients=0", "at least one"),
+        ("digits:clients=5000", "1442"),
+        ("digits:alpha=nan", "impossible"),
+        ("digits:partition=shards", "choose dirichlet or iid"),
+        ("digits:seed=-1", "impossible"),
+    ],
+)
+def test_impossible_options_are_refused_in_a_sentence(where: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        open_store(where)

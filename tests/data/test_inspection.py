@@ -1,0 +1,57 @@
+"""Measures of heterogeneity against hand-made cases, and the two faces of an inspection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedmpi.errors import UserError
+from fedmpi.inspection import divergences, gini, inspect_folder, label_distances, measure
+
+
+def test_gini_of_equal_sizes_is_zero_and_of_one_owner_nearly_one() -> None:
+    assert gini(np.full(10, 7)) == pytest.approx(0.0)
+    assert gini(np.array([0] * 99 + [5])) == pytest.approx(0.99)
+    assert gini(np.array([1, 3])) == pytest.approx(0.25)  # mean absolute difference 1, mean 2: 1 / (2 * 2)
+
+
+def test_divergences_match_their_definition() -> None:
+    counts = np.array([[4, 0, 0], [1, 1, 2], [3, 3, 3]], np.uint8)
+    reference = np.array([0.5, 0.3, 0.2])
+    p = counts / counts.sum(axis=1, keepdims=True)
+    expected = [sum(a * np.log(a / b) for a, b in zip(row, reference, strict=True) if a) for row in p]
+    np.testing.assert_allclose(divergences(counts, reference), expected)
+    np.testing.assert_allclose(label_distances(counts, reference), np.abs(p - reference).sum(axis=1))
+
+
+def test_one_class_a_client_is_log_classes_from_uniform() -> None:
+    counts = np.eye(4, dtype=np.int64) * 5
+    found = measure(counts.sum(axis=1), lambda: [counts[:1], counts[1:]])
+    assert found.kl_to_uniform == pytest.approx(np.log(4)) and found.kl_to_global == pytest.approx(np.log(4))
+    assert found.label_emd == pytest.approx(1.5) and found.classes_per_client == (1, 1.0, 1) and found.gini == 0
+
+
+def test_clients_without_samples_do_not_count_in_the_means() -> None:
+    counts = np.array([[2, 2], [0, 0]])
+    found = measure(counts.sum(axis=1), lambda: [counts])
+    assert found.empty_clients == 1 and found.kl_to_uniform == pytest.approx(0) and found.classes_per_client[0] == 2
+
+
+def test_an_inspection_tells_sizes_and_draws_a_picture(write: Callable[..., Path], tmp_path: Path) -> None:
+    inspection = inspect_folder(write([3, 1, 7, 4, 5]), verify=True)
+    console = Console(record=True, width=200, file=(tmp_path / "out").open("w"))
+    inspection.render(console)
+    text = console.export_text()
+    assert "5 in 2 shards" in text and "max 7" in text and "checksums agree" in text
+    inspection.plot(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"\.png"):
+        inspection.plot(tmp_path / "picture.nonsense")
+
+
+def test_the_digits_can_be_inspected_too() -> None:
+    assert inspect_folder("digits:clients=10,partition=iid").measures.gini < 0.01

@@ -1,0 +1,57 @@
+"""Ownership: contiguous, complete, balanced ranges of clients."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.data.ownership import ownership
+
+sizes_of = st.lists(st.integers(0, 50), min_size=1, max_size=60).map(lambda sizes: np.array(sizes, np.int64))
+
+
+def borders(sizes: np.ndarray, shards: int) -> np.ndarray:
+    return np.unique(np.linspace(0, len(sizes), min(shards, len(sizes)) + 1).astype(np.int64))
+
+
+@settings(deadline=None)
+@given(sizes_of, st.integers(1, 30), st.integers(1, 12))
+def test_the_ranges_are_contiguous_and_cover_every_client_once(sizes: np.ndarray, shards: int, workers: int) -> None:
+    owned = ownership(sizes, borders(sizes, shards), workers)
+    assert owned.shape == (workers + 1,) and owned[0] == 0 and owned[-1] == len(sizes)
+    assert (np.diff(owned) >= 0).all()
+
+
+@settings(deadline=None)
+@given(sizes_of, st.integers(1, 30), st.integers(1, 12))
+def test_no_worker_holds_more_than_its_part_and_one_shard(sizes: np.ndarray, shards: int, workers: int) -> None:
+    starts = borders(sizes, shards)
+    owned = ownership(sizes, starts, workers)
+    units = starts if len(starts) > workers else np.arange(len(sizes) + 1)
+    before = np.concatenate(([0], np.cumsum(sizes)))
+    busy = min(workers, len(units) - 1)
+    assert np.diff(before[owned]).max() <= before[-1] / busy + np.diff(before[units]).max()
+
+
+@settings(deadline=None)
+@given(sizes_of, st.integers(1, 30), st.integers(1, 12))
+def test_workers_own_whole_shards_where_there_are_enough(sizes: np.ndarray, shards: int, workers: int) -> None:
+    starts = borders(sizes, shards)
+    owned = ownership(sizes, starts, workers)
+    if len(starts) - 1 >= workers:
+        assert np.isin(owned, starts).all()
+
+
+@settings(deadline=None)
+@given(sizes_of, st.integers(1, 80))
+def test_workers_beyond_the_clients_are_idle_and_the_others_are_not(sizes: np.ndarray, workers: int) -> None:
+    owned = ownership(sizes, np.array([0, len(sizes)]), workers)
+    assert np.count_nonzero(np.diff(owned)) == min(workers, len(sizes))
+
+
+def test_ten_shards_a_worker_balance_to_a_twentieth_and_a_shard() -> None:
+    sizes = np.random.default_rng(0).lognormal(3, 1, 20_000).astype(np.int64) + 1
+    starts = ownership(sizes, np.array([0, len(sizes)]), 80)
+    loads = np.add.reduceat(sizes, ownership(sizes, starts, 8)[:-1])
+    assert loads.max() / loads.mean() < 1.06

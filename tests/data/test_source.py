@@ -1,0 +1,76 @@
+"""What engines read: normalised tensors, one client or thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.source import ClientData, Normaliser
+
+SIZES = [3, 1, 7, 4, 5]
+
+
+@pytest.fixture
+def store(write: Callable[..., Path]) -> ShardStore:
+    return open_store(write(SIZES, 3))
+
+
+def test_images_are_normalised_per_channel(store: ShardStore) -> None:
+    x, y = ClientData(store).load(2)
+    raw = torch.arange(4, 11, dtype=torch.float32) / 255
+    assert x.shape == (7, 2, 2, 2) and x.dtype == torch.float32 and y.dtype == torch.int64
+    torch.testing.assert_close(x[:, 0, 0, 0], (raw - 0.25) / 0.5)
+    torch.testing.assert_close(x[:, 1, 1, 0], (raw - 0.5) / 0.25)
+
+
+def test_chosen_rows_come_in_the_order_asked_for(store: ShardStore) -> None:
+    data = ClientData(store)
+    rows = np.array([6, 0, 3, 0])
+    before = data.load(2, rows)
+    everything = data.load(2)
+    after = data.load(2, rows)  # now from the copy kept
+    for got in (before, after):
+        assert torch.equal(got[0], everything[0][rows]) and torch.equal(got[1], everything[1][rows])
+
+
+def test_many_clients_are_the_concatenation_of_each(store: ShardStore) -> None:
+    data = ClientData(store)
+    clients = [4, 0, 2, 1]
+    rows_of = [None, np.array([2, 1]), np.array([], np.int64), None]
+    x, y = data.load_many(clients, rows_of)
+    each = [data.load(client, rows) for client, rows in zip(clients, rows_of, strict=True)]
+    assert torch.equal(x, torch.cat([part[0] for part in each]))
+    assert torch.equal(y, torch.cat([part[1] for part in each]))
+
+
+def test_a_client_read_whole_stays_within_the_budget(store: ShardStore) -> None:
+    keeping, reading = ClientData(store), ClientData(store, resident_bytes=0)
+    assert keeping.load(2)[0].data_ptr() == keeping.load(2)[0].data_ptr()
+    first = reading.load(2)[0]
+    assert first.data_ptr() != reading.load(2)[0].data_ptr() and torch.equal(first, keeping.load(2)[0])
+
+
+def test_tokens_stay_int32() -> None:
+    normalise = Normaliser(DataDescription((4,), "int32", 2, "text", 9, (), ()), torch.device("cpu"))
+    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
+    assert torch.equal(normalise(tokens), torch.from_numpy(tokens))
+
+
+def test_vectors_are_normalised_by_one_mean_or_left_alone() -> None:
+    x = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+    scaled = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (1.0,), (2.0,)), torch.device("cpu"))(x)
+    plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))(x)
+    assert scaled.tolist() == [[0.0, 0.5], [1.0, 1.5]] and plain.tolist() == x.tolist()
+
+
+def test_the_test_part_is_normalised_as_the_training_part(store: ShardStore) -> None:
+    data = ClientData(store)
+    x, y = data.test()
+    assert torch.equal(x[:3], data.load(0)[0]) and y.tolist() == [0, 1, 2] * 3
+    assert torch.equal(data.test(2, 5)[0], x[2:5]) and data.validation() is None

@@ -1,0 +1,312 @@
+"""Every partition law: no row twice, totals kept, no client empty, and the law itself."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.partitions import PARTITIONS, Partition, partition
+from data_prep.partitions.astraea_laws import class_shares
+from data_prep.sizes import largest_remainders, lognormal_sizes, whole_sizes
+from fedmpi.data.assignment import fill_by_mix, level_down
+from fedmpi.errors import UserError
+from fedmpi.streams import Purpose, Streams
+
+EVERYTHING_USED = [
+    ("iid", {}),
+    ("dirichlet", {"alpha": 0.05}),
+    ("dirichlet", {"alpha": 0.001}),
+    ("dirichlet", {"alpha": 10.0, "redraws": 0}),
+    ("dirichlet", {"alpha": 0.05, "by": "client"}),
+    ("sizes", {"law": "even"}),
+    ("sizes", {"law": "pareto", "shape": 0.5}),
+    ("sizes", {"law": "zipf", "shape": 2.0}),
+    ("sizes", {"law": "lognormal", "shape": 3.0}),
+]
+SOME_DROPPED = [
+    ("shards", {"classes_per_client": 1}),
+    ("shards", {"classes_per_client": 2, "surplus": "keep"}),
+    ("lognormal", {"mean": 1.5, "sigma": 2.0}),
+    ("lognormal", {"mean": 30.0, "law": "code"}),
+    ("label-sorted", {"size": 4}),
+    ("user", {}),
+    *(("astraea", {"variant": variant}) for variant in ("BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL")),
+]
+
+
+def draw(
+    name: str, labels: np.ndarray, classes: int, clients: int | None, seed: int = 0, **options: object
+) -> Partition:
+    users = np.arange(len(labels)) * 7919 % max(1, len(labels) // 3)
+    generator = Streams(seed).generator(Purpose.PARTITION)
+    return partition(name, labels, classes, clients, generator, users, **options)  # type: ignore[arg-type]
+
+
+def counts_of(made: Partition, labels: np.ndarray, classes: int) -> np.ndarray:
+    owner = np.repeat(np.arange(made.clients), made.sizes)
+    return np.bincount(owner * classes + labels[made.rows], minlength=made.clients * classes).reshape(-1, classes)
+
+
+labelled = st.tuples(st.integers(1, 6), st.integers(1, 120), st.integers(0, 2**32)).map(
+    lambda case: (case[0], np.random.default_rng(case[2]).integers(0, case[0], case[1]))
+)
+
+
+@pytest.mark.parametrize(("name", "options"), EVERYTHING_USED)
+@settings(deadline=None, max_examples=25)
+@given(labelled, st.integers(1, 140), st.integers(0, 2**63))
+def test_every_row_is_in_exactly_one_client_and_no_client_is_empty(name, options, case, clients, seed) -> None:
+    classes, labels = case
+    if clients > len(labels):
+        with pytest.raises(UserError, match="at most|choose a mean"):
+            draw(name, labels, classes, clients, seed, **options)
+        return
+    made = draw(name, labels, classes, clients, seed, **options)
+    assert made.clients == clients and made.sizes.min() >= 1
+    np.testing.assert_array_equal(np.sort(made.rows), np.arange(len(labels)))
+
+
+@pytest.mark.parametrize(("name", "options"), SOME_DROPPED)
+@settings(deadline=None, max_examples=25)
+@given(labelled, st.integers(1, 20), st.integers(0, 2**63))
+def test_no_row_is_in_two_clients_and_none_is_empty_or_the_reason_is_told(name, options, case, clients, seed) -> None:
+    classes, labels = case
+    try:
+        made = draw(name, labels, classes, clients, seed, **options)
+    except UserError as refusal:
+        assert ("client" in str(refusal) or "class" in str(refusal)) and "\n" not in str(refusal)
+        return
+    assert made.clients == clients and made.sizes.min() >= 1 and made.offsets[0] == 0
+    assert made.offsets[-1] == len(made.rows) == len(np.unique(made.rows))
+    assert made.rows.min() >= 0 and made.rows.max() < len(labels)
+
+
+@pytest.mark.parametrize(("name", "options"), EVERYTHING_USED + SOME_DROPPED)
+def test_the_same_seed_draws_the_same_partition_and_another_seed_another(name, options) -> None:
+    labels = np.arange(600) % 10
+    first, again, other = (draw(name, labels, 10, 20, seed, **options) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.rows, again.rows)
+    np.testing.assert_array_equal(first.offsets, again.offsets)
+    assert not np.array_equal(first.rows, other.rows)
+
+
+def test_dirichlet_by_class_has_the_moments_of_its_law() -> None:
+    """Share of client 0 of 4 in 800 independent classes: Beta(a, 3a), a = 0.5. False-alarm rate below 1e-4 (z = 4)."""
+    classes, alpha = 800, 0.5
+    labels = np.repeat(np.arange(classes), 500)
+    share = counts_of(draw("dirichlet", labels, classes, 4, alpha=alpha), labels, classes)[0] / 500
+    variance = 0.25 * 0.75 / (4 * alpha + 1)
+    assert abs(share.mean() - 0.25) < 4 * np.sqrt(variance / classes) + 1 / 500  # floors shift a share by 1 / 500
+    assert abs(share.var() / variance - 1) < 4 * np.sqrt(2 / classes) * 1.5
+
+
+def test_dirichlet_by_client_gives_equal_sizes_and_skewed_mixes() -> None:
+    labels = np.arange(6000) % 10
+    made = draw("dirichlet", labels, 10, 60, alpha=0.1, by="client")
+    assert np.ptp(made.sizes) == 0
+    largest = counts_of(made, labels, 10).max(axis=1) / 100
+    assert largest.mean() > 0.5  # a Dirichlet(0.1) mix over 10 classes has a mean largest share of about 0.75
+
+
+def test_small_alpha_leaves_clients_empty_only_when_asked() -> None:
+    labels = np.arange(2000) % 10
+    filled = draw("dirichlet", labels, 10, 100, alpha=0.01)
+    kept = draw("dirichlet", labels, 10, 100, alpha=0.01, empty="keep")
+    assert filled.sizes.min() == 1 and "drew no sample" in filled.notes[0]
+    assert kept.sizes.min() == 0 and kept.sizes.sum() == 2000
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 3, 10])
+def test_shards_give_every_client_exactly_so_many_classes_in_equal_numbers(per_client: int) -> None:
+    labels = np.repeat(np.arange(10), np.arange(500, 700, 20))
+    made = draw("shards", labels, 10, 100, classes_per_client=per_client)
+    counts = counts_of(made, labels, 10)
+    assert ((counts > 0).sum(axis=1) == per_client).all()
+    assert set(counts[counts > 0]) == {made.sizes[0] // per_client} and np.ptp(made.sizes) == 0
+    assert len(made.rows) > 0.8 * len(labels)
+
+
+def test_label_pairs_of_a_hundred_clients_vary_at_random() -> None:
+    """45 pairs, 100 clients: nearly uniform pairs. The mean over 30 draws of the number of pairs held by two clients
+    or more is near that of 100 independent uniform pairs, 45 (1 - (44/45)^100 - 100/45 (44/45)^99) = 29.4, with a
+    standard deviation below 2.5 a draw; the margin of 3 exceeds six standard errors (false alarms below 1e-6)."""
+    labels = np.repeat(np.arange(10), 600)
+    shared = []
+    for seed in range(30):
+        made = draw("shards", labels, 10, 100, seed, classes_per_client=2)
+        pairs = Counter(tuple(np.flatnonzero(row)) for row in counts_of(made, labels, 10))
+        assert all(len(pair) == 2 for pair in pairs)
+        shared.append(sum(holders > 1 for holders in pairs.values()))
+    assert abs(np.mean(shared) - 29.4) < 3 and len(set(shared)) > 3
+
+
+def test_every_pair_of_classes_is_equally_likely() -> None:
+    """Chi-square of 45 pairs over 200 draws of 20 clients; clients of a draw are nearly independent. Limit at 1e-5."""
+    labels = np.repeat(np.arange(10), 40)
+    seen = Counter()
+    for seed in range(200):
+        made = draw("shards", labels, 10, 20, seed, classes_per_client=2)
+        seen.update(tuple(np.flatnonzero(row)) for row in counts_of(made, labels, 10))
+    expected = 200 * 20 / 45
+    assert sum((count - expected) ** 2 for count in seen.values()) / expected < 96  # chi2(44) quantile at 1 - 1e-5
+    assert len(seen) == 45
+
+
+def test_label_sorted_clients_are_blocks_of_the_sorted_labels() -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 100))
+    made = draw("label-sorted", labels, 4, None, size=30)
+    assert made.clients == 13 and set(made.sizes) == {30}
+    assert (np.diff(labels[made.rows]) >= 0).all()
+    assert draw("label-sorted", labels, 4, 5, size=30).clients == 5
+
+
+def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
+    users = np.array([4, 4, 1, 0, 1, 4])
+    made = partition("user", np.zeros(6, np.int64), 1, None, Streams(0).generator(Purpose.PARTITION), users)
+    assert made.users is not None and made.users.tolist() == [0, 1, 4] and made.sizes.tolist() == [1, 2, 3]
+    assert all((users[made.rows[a:b]] == user).all() for user, a, b in zip(made.users, made.offsets, made.offsets[1:]))  # noqa: B905
+    generator = Streams(0).generator(Purpose.PARTITION)
+    large = partition("user", np.zeros(6, np.int64), 1, None, generator, users, min_samples=2)
+    assert large.users is not None and large.users.tolist() == [1, 4]
+
+
+def test_lognormal_sizes_follow_the_paper_and_the_published_code() -> None:
+    """Means of 200,000 draws at sigma = 1 have a standard error of 0.3 %; tolerances are above five of them."""
+    paper = lognormal_sizes(200_000, 50.0, 1.0, "paper", np.random.default_rng(1))
+    code = lognormal_sizes(200_000, 2.0, 1.0, "code", np.random.default_rng(1))
+    assert paper.min() >= 1 and paper.mean() == pytest.approx(50, rel=0.02)
+    assert np.log(paper).std() == pytest.approx(1, rel=0.02)
+    draws = np.random.default_rng(1).lognormal(0, 1, 200_000)
+    np.testing.assert_array_equal(code, np.ceil(2 * draws / np.ceil(draws).mean()))
+
+
+def test_lognormal_sizes_are_scaled_to_the_samples_there_are() -> None:
+    made = draw("lognormal", np.zeros(500, np.int64), 1, 400, mean=10.0)
+    assert made.sizes.sum() == 500 and made.sizes.min() == 1 and "scaled" in made.notes[0]
+
+
+@pytest.mark.parametrize("variant", ["BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL"])
+@pytest.mark.parametrize("classes", [10, 47])
+def test_astraea_sets_have_their_sizes_and_class_totals(variant: str, classes: int) -> None:
+    labels = np.repeat(np.arange(classes), 400)
+    made = draw("astraea", labels, classes, 50, variant=variant)
+    counts = counts_of(made, labels, classes)
+    totals, sizes = counts.sum(axis=0), made.sizes
+    assert made.balanced_test
+    if variant.startswith("BAL"):
+        assert np.ptp(sizes) <= 1
+    else:
+        assert sizes.max() > 3 * np.median(sizes)
+    if variant in ("BAL1", "BAL2", "INS"):
+        assert set(totals) == {400}
+    elif variant == "NORMAL":
+        assert np.abs(totals - totals[::-1]).max() <= 1  # rounding
+        assert totals.argmax() in (classes // 2 - 1, classes // 2)
+    else:
+        assert (np.diff(totals) <= 0).all() and totals[0] > 2 * totals[-1]
+    share = np.abs(counts / sizes[:, None] - totals / totals.sum()).sum(axis=1).mean()
+    assert share < 0.25 if variant == "BAL1" else share > 0.25
+
+
+def test_ltrf1_has_table_ones_share_of_ltrf2_or_the_total_asked_for() -> None:
+    labels = np.repeat(np.arange(10), 2000)
+    small, large = (len(draw("astraea", labels, 10, 50, variant=name).rows) for name in ("LTRF1", "LTRF2"))
+    assert small == round(large * 117_500 / 230_752)
+    assert len(draw("astraea", labels, 10, 50, variant="LTRF1", total=1000).rows) == 1000
+    with pytest.raises(UserError, match="--total"):
+        draw("astraea", labels, 10, 50, variant="LTRF1", total=19_999)
+
+
+def test_letters_name_their_own_frequency_when_there_are_26_classes() -> None:
+    shares = class_shares("letters", 26)
+    assert shares.argmax() == 4 and shares.argmin() == 25  # E and Z
+    for classes in (1, 2, 10, 25, 27, 47, 100):
+        assert class_shares("letters", classes).sum() == pytest.approx(1)
+        assert (np.diff(class_shares("letters", classes)) < 0).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(0, 300), st.integers(0, 3))
+def test_levelling_takes_from_the_largest_only(values, removed, floor) -> None:
+    values = np.array(values)
+    removed = min(removed, int(np.maximum(values - floor, 0).sum()))
+    taken = level_down(values, removed, floor)
+    left = values - taken
+    assert taken.sum() == removed and (taken >= 0).all() and (left[taken > 0] >= floor).all()
+    if removed:
+        assert left[taken > 0].max() <= left[taken > 0].min() + 1 and left.max() <= left[taken > 0].max() + 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50), st.integers(0, 500))
+def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:
+    sizes = whole_sizes(np.array(relative), len(relative) + extra)
+    assert sizes.sum() == len(relative) + extra and sizes.min() >= 1
+    shares = largest_remainders(np.array(relative), extra)
+    exact = np.array(relative) / sum(relative) * extra
+    assert shares.sum() == extra and (np.abs(shares - exact) <= 1 + 1e-9).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 2**32))
+def test_filling_by_mix_ends_with_every_request_met_from_stock(clients, classes, seed) -> None:
+    generator = np.random.default_rng(seed)
+    stock = generator.integers(0, 20, classes)
+    sizes = generator.multinomial(int(stock.sum()), np.full(clients, 1 / clients))
+    mixes = generator.dirichlet(np.full(classes, 0.01), clients)
+    counts = fill_by_mix(sizes, stock, mixes, generator)
+    np.testing.assert_array_equal(counts.sum(axis=1), sizes)
+    np.testing.assert_array_equal(counts.sum(axis=0), stock)
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "options", "words"),
+    [
+        ("dirichlets", 3, {}, "did you mean dirichlet"),
+        ("iid", None, {}, "--clients"),
+        ("iid", 0, {}, "at least one"),
+        ("dirichlet", 3, {}, "needs --alpha"),
+        ("dirichlet", 3, {"alpha": float("nan")}, "impossible"),
+        ("dirichlet", 3, {"alpha": -1.0}, "impossible"),
+        ("dirichlet", 3, {"alpha": "x"}, "not a float"),
+        ("dirichlet", 3, {"alpha": 1.0, "by": "row"}, "class, client"),
+        ("iid", 3, {"alpha": 1.0}, "no option --alpha"),
+        ("shards", 3, {"classes_per_client": 11}, "10 classes"),
+        ("label-sorted", None, {"size": 1000}, "lower --size"),
+        ("sizes", 3, {"mean": 99.0}, "--mean"),
+        ("user", 400, {}, "--min-samples"),
+    ],
+)
+def test_impossible_requests_are_refused_in_a_sentence(name, clients, options, words) -> None:
+    with pytest.raises(UserError, match=words):
+        draw(name, np.arange(100) % 10, 10, clients, **options)
+
+
+def test_a_data_set_without_users_has_no_partition_by_user() -> None:
+    with pytest.raises(UserError, match="names its users"):
+        partition("user", np.zeros(3, np.int64), 1, None, np.random.default_rng(0))
+
+
+def test_every_law_states_itself_and_its_options() -> None:
+    for law in PARTITIONS.values():
+        assert len(law.sentence) > 20 and law.draw.__doc__ and all(option.help for option in law.options)
+
+
+def test_fedssos_clients_of_mnist_hold_one_or_two_digits(data_folder: Path) -> None:
+    path = data_folder / "mnist" / "train-labels-idx1-ubyte.gz"
+    if not path.exists():
+        pytest.skip(f"no MNIST at {path}")
+    labels = np.frombuffer(gzip.decompress(path.read_bytes())[8:], np.uint8).astype(np.int64)
+    for per_client in (1, 2):
+        made = draw("shards", labels, 10, 100, classes_per_client=per_client)
+        assert ((counts_of(made, labels, 10) > 0).sum(axis=1) == per_client).all()
+        assert 580 <= made.sizes[0] <= 600
+    assert draw("label-sorted", labels, 10, None, size=300).clients == 200
+    totals = counts_of(draw("astraea", labels, 10, 500, variant="LTRF2"), labels, 10).sum(axis=0)
+    assert totals[0] == labels.size - np.count_nonzero(labels) or (totals <= np.bincount(labels)).all()

@@ -1,0 +1,208 @@
+"""The shard writer: faithful, byte-identical, whole or absent, careful with folders."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data_prep.writer as writer
+from data_prep.holdout import balanced_rows, hold_out
+from data_prep.partitions import Partition, partition
+from data_prep.raw import RawDataset
+from data_prep.writer import write_shards
+from fedmpi.data.assignment import offsets_of
+from fedmpi.data.schema import MANIFEST, PREPARING
+from fedmpi.data.shards import open_store
+from fedmpi.errors import UserError
+from fedmpi.streams import Purpose, Streams
+
+ROWS, CLASSES = 500, 10
+IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 1, 4, 4), dtype=np.uint8)
+LABELS = np.random.default_rng(1).integers(0, CLASSES, ROWS)
+RAW = RawDataset(
+    "pictures", "image", CLASSES, tuple("abcdefghij"), (1, 4, 4), "uint8", (0.5,), (0.3,), LABELS, None, None,
+    lambda rows: IMAGES[rows], IMAGES[:40], LABELS[:40], 2, "free", "nobody",
+)  # fmt: skip
+
+
+def drawn(name: str = "dirichlet", clients: int = 23, **options: float) -> Partition:
+    options = options or {"alpha": 0.3} if name == "dirichlet" else options
+    return partition(name, LABELS, CLASSES, clients, Streams(0).generator(Purpose.PARTITION), **options)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 7 * 16)  # many chunks
+    made = drawn()
+    manifest = write_shards(RAW, made, tmp_path / "out", 4, 0, "the command")
+    store = open_store(tmp_path / "out", verify=True)
+    for client in range(made.clients):
+        rows = made.rows[made.offsets[client] : made.offsets[client + 1]]
+        x, y = store.client(client)
+        np.testing.assert_array_equal(x, IMAGES[rows])
+        np.testing.assert_array_equal(y, LABELS[rows])
+    assert manifest["command"] == "the command" and manifest["skipped"] == 2 and manifest["dropped"] == 0
+    assert manifest["partition_options"]["alpha"] == 0.3 and manifest["seed"] == 0
+    np.testing.assert_array_equal(store.test()[0], IMAGES[:40])
+
+
+def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_shards(RAW, drawn(), tmp_path / name, 3, 0, "c", val_fraction=0.2)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two") and len(digests(tmp_path / "one")) == 6
+
+
+def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None:
+    write_shards(RAW, drawn("iid", 1), tmp_path / "out", 1, 0, "c")
+    with h5py.File(tmp_path / "out" / "train-00000.h5") as h5:
+        assert (h5["x"].dtype, h5["y"].dtype, h5["class_counts"].dtype) == (np.uint8, np.uint8, np.uint8)
+        assert h5["class_counts"][:].max() > 40 and all(h5[name].chunks is None for name in h5)
+    raw = replace(RAW, labels=np.zeros(ROWS, np.int64))
+    write_shards(raw, Partition(np.arange(ROWS), np.array([0, ROWS]), "given", {}), tmp_path / "big", 1, 0, "c")
+    with h5py.File(tmp_path / "big" / "train-00000.h5") as h5:
+        assert h5["class_counts"].dtype == np.uint16 and h5["class_counts"][0, 0] == ROWS
+
+
+def test_shards_hold_nearly_equal_samples_and_at_least_a_client(tmp_path: Path) -> None:
+    manifest = write_shards(RAW, drawn("iid", 100), tmp_path / "out", 7, 0, "c")
+    samples = [file["samples"] for file in manifest["train"]]
+    assert len(samples) == 7 and max(samples) - min(samples) <= 10
+    assert len(write_shards(RAW, drawn("iid", 3), tmp_path / "few", 7, 0, "c")["train"]) == 3
+
+
+def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -> None:
+    names = tuple(f"usér{i}" for i in range(50))
+    tokens = np.arange(ROWS * 3, dtype=np.int32).reshape(ROWS, 3) % 5
+    vectors = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+    raw = replace(
+        RAW, task="text", feature_shape=(3,), dtype="int32", mean=(), std=(), read=lambda rows: tokens[rows],
+        test_x=tokens[:40], users=np.arange(ROWS) % 50, user_names=names,
+        vocabulary=("<pad>", "<unk>", "été", "b", "c"), extras={"vectors": vectors},
+    )  # fmt: skip
+    made = partition("user", LABELS, CLASSES, 20, Streams(0).generator(Purpose.PARTITION), raw.users)
+    write_shards(raw, made, tmp_path / "out", 3, 0, "c")
+    store = open_store(tmp_path / "out", verify=True)
+    assert made.users is not None and store.client_ids.tolist() == [names[user] for user in made.users]
+    assert store.vocabulary == raw.vocabulary and store.description.vocabulary == 5
+    np.testing.assert_array_equal(store.extras["vectors"], vectors)
+    x, _ = store.client(0)
+    np.testing.assert_array_equal(x, tokens[made.rows[: made.sizes[0]]])
+
+
+def test_validation_takes_its_share_of_every_client_and_empties_none(tmp_path: Path) -> None:
+    made = drawn()
+    manifest = write_shards(RAW, made, tmp_path / "out", 2, 0, "c", val_fraction=0.25)
+    store = open_store(tmp_path / "out")
+    x, _ = store.validation() or ((), ())
+    kept, _ = store.rows(np.arange(store.samples))
+    assert manifest["val"]["samples"] == len(x) and len(x) + store.samples == ROWS and abs(len(x) - 125) <= 23
+    assert sorted(map(bytes, np.concatenate([x, kept]))) == sorted(map(bytes, IMAGES))
+    assert store.sizes.min() >= 1 and (np.abs(store.sizes - 0.75 * made.sizes) <= 1).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 0.99), st.integers(0, 2**32))
+def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
+    rows, offsets = np.random.default_rng(0).permutation(sum(sizes)), offsets_of(np.array(sizes))
+    kept, kept_offsets, held = hold_out(rows, offsets, fraction, np.random.default_rng(seed))
+    assert sorted([*kept, *held]) == sorted(rows) and kept_offsets[-1] == len(kept)
+    assert ((np.diff(kept_offsets) > 0) == (np.array(sizes) > 0)).all()
+
+
+def test_a_balanced_test_part_has_equal_class_totals(tmp_path: Path) -> None:
+    assert balanced_rows(np.array([0, 1, 1, 1, 0, 3]), 4).tolist() == [0, 1, 5]
+    made = drawn("astraea", 10, variant="LTRF2")  # type: ignore[arg-type]
+    write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), made, tmp_path / "out", 2, 0, "c")
+    totals = np.bincount(open_store(tmp_path / "out").test()[1], minlength=CLASSES)
+    assert np.ptp(totals) == 0 and totals[0] == np.bincount(LABELS).min()
+
+
+def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_path: Path) -> None:
+    out, calls = tmp_path / "out", 0
+
+    def failing(rows: np.ndarray) -> np.ndarray:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return IMAGES[rows]
+
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(replace(RAW, read=failing), drawn(), out, 4, 0, "c")
+    assert {path.name for path in out.iterdir()} == {PREPARING, "train-00000.h5", "train-00001.h5"}
+    with pytest.raises(UserError, match="interrupted"):
+        open_store(out)
+    (out / "train-00002.h5.partial").write_bytes(b"left by a process that was killed")
+    write_shards(RAW, drawn(), out, 2, 0, "c")
+    assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
+    assert open_store(out, verify=True).samples == ROWS
+
+
+def test_a_prepared_folder_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_shards(RAW, drawn(), out, 5, 0, "c")
+    before = digests(out)
+    with pytest.raises(UserError, match="--overwrite"):
+        write_shards(RAW, drawn(), out, 2, 0, "c")
+    assert digests(out) == before
+    (out / "my notes.txt").write_text("mine")
+    write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
+    assert len(open_store(out, verify=True).shard_starts) == 3 and (out / "my notes.txt").exists()
+    assert not (out / "train-00004.h5").exists()
+
+
+def test_a_folder_that_holds_something_else_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "train-00000.h5").write_text("somebody's")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds something else"):
+            write_shards(RAW, drawn(), tmp_path, 2, 0, "c", overwrite=overwrite)
+    assert (tmp_path / "train-00000.h5").read_text() == "somebody's" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="--out"):
+        write_shards(RAW, drawn(), tmp_path / "out", 2, 0, "c")
+
+
+@pytest.mark.parametrize(
+    ("raw", "arguments", "words"),
+    [
+        (RAW, {"shards": 0}, "--shards"),
+        (RAW, {"val_fraction": 1.0}, "--val"),
+        (replace(RAW, test_y=np.full(40, 10)), {}, "test labels from 10 to 10"),
+        (replace(RAW, task="text"), {}, "vocabulary"),
+    ],
+)
+def test_impossible_arguments_are_refused_before_anything_is_written(tmp_path, raw, arguments, words) -> None:
+    with pytest.raises(UserError, match=words):
+        write_shards(raw, drawn(), tmp_path / "out", **{"shards": 2, "seed": 0, "command": "c", **arguments})
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_counts_bytes_to_the_end(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    write_shards(RAW, drawn(), tmp_path / "out", 3, 0, "c", progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (ROWS * 16, ROWS * 16) and len(seen) == 3 and seen == sorted(seen)
+
+
+def test_the_source_is_read_in_bounded_chunks_front_to_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 100 * 16)
+    asked: list[np.ndarray] = []
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        asked.append(rows)
+        return IMAGES[rows]
+
+    write_shards(replace(RAW, read=read), drawn(), tmp_path / "out", 1, 0, "c")
+    assert all(len(rows) <= 100 and (np.diff(rows) > 0).all() for rows in asked)
