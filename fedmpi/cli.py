@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.errors import UserError
@@ -22,7 +21,6 @@ from fedmpi.guard import run_guarded
 app = typer.Typer(
     name="fedmpi",
     help="A parallel simulator for sampling strategies in federated learning.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
@@ -42,7 +40,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CommandLineError as error:
         message = getattr(error, "format_message", lambda: str(error))()
         raise UserError(f"{message} (try --help)") from error
@@ -82,12 +80,16 @@ def list_presets() -> None:
 
     Example: fedmpi presets
     """
-    table = Table(show_lines=True)
-    for column in ("preset", "what it is", "paper", "example"):
-        table.add_column(column, overflow="fold")
+    console = Console(highlight=False, soft_wrap=True)
     for preset in presets():
-        table.add_row(preset.name, preset.title, preset.paper, preset.example)
-    Console().print(table)
+        parts = [
+            f"{part}.{key} = {value}"
+            for part, keys in preset.table.items()
+            if isinstance(keys, dict)
+            for key, value in keys.items()
+        ]
+        console.print(f"[bold]{preset.name}[/bold]  {preset.title}")
+        console.print(f"    paper: {preset.paper}\n    parts: {', '.join(parts)}\n    try:   {preset.example}\n")
 
 
 @app.command()

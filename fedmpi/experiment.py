@@ -14,21 +14,26 @@ import torch
 from torch import Tensor
 
 import fedmpi
+from fedmpi.aggregation.gaussian_dp import add_noise
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
+from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
+from fedmpi.diagnostics import client_drift, gradient_diversity
+from fedmpi.links import round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
 from fedmpi.round_sum import RoundTotals
-from fedmpi.streams import Purpose, Streams
-from fedmpi.traffic import round_traffic
+from fedmpi.stratification import Prober, Stratifier
+from fedmpi.streams import Streams
 from fedmpi.training import Trainer
 
 log = logging.getLogger("fedmpi")
@@ -48,6 +53,8 @@ class Experiment:
         The network, its parameters views of one flat vector.
     planner : Planner
         Used by rank 0.
+    stratifier : Stratifier
+        Measures and groups the clients, all ranks together.
     trainer : Trainer
         The local work of this rank's clients.
     server_optimizer : ServerOptimizer
@@ -56,9 +63,11 @@ class Experiment:
 
     config: Config
     cluster: Cluster
+    streams: Streams
     data: ClientData
     model: FlatModel
     planner: Planner
+    stratifier: Stratifier
     trainer: Trainer
     server_optimizer: ServerOptimizer
 
@@ -76,36 +85,53 @@ class Experiment:
         streams = Streams(config.seed)
         store = open_store(config.data.shards, verify=config.data.verify and cluster.is_server)
         data = ClientData(store, device)
-        module = build(config.model.name, config.model.options, data.description, streams.seed64(Purpose.MODEL_INIT))
-        model = FlatModel(module.to(device))
-        engine = choose_engine(config, model, data, streams, cluster.rank)
+        model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
+        owned = owned_clients(config, cluster, store)
+        observer = UpdateObserver.wanted_by(config)
+        engine = choose_engine(config, model, data, streams, cluster.rank, observer)
+        labelled = config.system.availability == "label-group" and cluster.is_server
+        cohorts = CohortDraw(
+            config, data.sizes, store.class_counts() if labelled else None, streams, model_bytes=4 * model.size
+        )
+        probe = Prober(config, model, data, streams, owned)
         server = config.aggregation
         return cls(
             config=config,
             cluster=cluster,
+            streams=streams,
             data=data,
             model=model,
-            planner=Planner(config, data.sizes, streams),
-            trainer=Trainer(config, engine, data.sizes, owned_clients(config, cluster, store), streams),
+            planner=Planner(config, data.sizes, streams, cohorts),
+            stratifier=Stratifier(
+                config, cluster, owned, store.clients, model.trainable, store.class_counts, probe, streams
+            ),
+            trainer=Trainer(config, engine, data.sizes, owned, streams, observer),
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
         )
 
     def observe(self, t: int, model: Tensor) -> None:
-        """What all ranks measure together before the server plans round t."""
+        """What all ranks measure together before the server plans round t: the strata, when they are due."""
+        self.stratifier.observe(t, model)
+
+    def plan(self, t: int) -> Plan:
+        """The server's plan of round t (rank 0 only)."""
+        return self.planner.plan(t, self.stratifier.strata)
 
     def aggregate(self, plan: Plan, totals: RoundTotals) -> Tensor:
-        """The round's mean update Δ from the sums of all ranks."""
-        weight = totals.sums["weight"]
-        if plan.normalise and weight > 0:
-            return totals.update.div_(weight)
-        return totals.update
+        """The round's mean update Δ from the sums of all ranks, with the server's noise if there is to be any."""
+        weight, privacy = totals.sums["weight"], self.config.privacy
+        divisor = weight if plan.normalise and weight > 0 else 1.0
+        update = totals.update / divisor
+        if privacy.clip_norm is not None and privacy.noise_multiplier > 0:
+            largest = float(plan.coefficients.max(initial=0.0)) / divisor
+            add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, largest)
+        return update
 
     def record(self, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
         """The round's record, without what evaluation adds."""
         sums = totals.sums
-        traffic = round_traffic(self.config, self.model.size, plan)
         record = {
             "round": plan.round,
             "lr": plan.lr,
@@ -113,14 +139,32 @@ class Experiment:
             "samples": round(sums["samples"]),
             "steps": round(sums["steps"]),
             **plan.facts,
-            **traffic.record(),
+            **self._links(plan),
+            **self._observed(totals),
             "busy_seconds": totals.busy.tolist(),
         }
         return {key: value for key, value in record.items() if value is not None}
 
+    def _links(self, plan: Plan) -> dict[str, int]:
+        classes, clients = self.data.description.classes, len(self.data.sizes)
+        links = round_links(self.config, self.model.size, clients, classes, plan, self.stratifier.measured)
+        return {f"bytes_{link}": count for link, count in vars(links).items() if count}
+
+    def _observed(self, totals: RoundTotals) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        if self.config.privacy.clip_norm is not None:
+            facts["clipped_updates"] = round(totals.sums["clipped"])
+        if self.config.logging.diagnostics:
+            norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
+            facts["update_norm"] = norm
+            facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
+            facts["client_drift"] = client_drift(totals.moments, norm)
+        return facts
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint must hold besides the model: tensors by name and a header."""
-        return {f"server.{name}": value for name, value in self.server_optimizer.state().items()}, {}
+        moments = {f"server.{name}": value for name, value in self.server_optimizer.state().items()}
+        return {**moments, **self.stratifier.state(), **self.planner.accounts.state()}, {}
 
     def share_checkpoint(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
@@ -132,13 +176,13 @@ class Experiment:
             arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
         received = self.cluster.broadcast(arrays)
         device = self.model.initial.device
-        tensors = {
-            name: torch.tensor(array, device=device)
-            for name, array in zip(names, received[1:], strict=True)
-            if array.size
-        }
+        named = zip(names, received[1:], strict=True)
+        tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.server_optimizer.load(moments)
+        if checkpoint is not None:
+            self.planner.accounts.load(checkpoint.tensors)
+        self.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 
     def test_set(self) -> tuple[Tensor, Tensor]:

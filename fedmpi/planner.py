@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmpi.accounts import Accounts
 from fedmpi.aggregation.weights import coefficients, is_normalised
 from fedmpi.cohorts import CohortDraw, Turnout
 from fedmpi.config import Config
@@ -59,6 +60,7 @@ class Planner:
         self.sizes = sizes
         self.streams = streams
         self.cohorts = cohorts
+        self.accounts = Accounts(config, sizes)
         self._warned: set[str] = set()
 
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
@@ -122,7 +124,7 @@ class Planner:
             facts["size_estimate"] = sampling.estimate.total
             facts["size_true"] = sampling.estimate.true_total
             facts["clipped_fraction"] = sampling.estimate.clipped_fraction
-        return facts
+        return facts | self.accounts.enter(cohort)
 
     def _warn_once(self, kind: str, t: int, message: str) -> None:
         if kind not in self._warned:

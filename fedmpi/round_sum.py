@@ -11,18 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import (
-    Accumulator,
-    FixedPointSum,
-    FloatSum,
-    decode_metrics,
-    encode_metrics,
-    metric_slots,
-)
+from fedmpi.aggregation.exact import Accumulator, FixedPointSum, FloatSum
+from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, metric_slots
 from fedmpi.cluster import Cluster
+from fedmpi.diagnostics import UpdateMoments
 from fedmpi.local.work import WorkReport
+from fedmpi.observer import UpdateObserver
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop")
+OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares")
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class RoundTotals:
     update : Tensor float32 (d,)
         Σ c_k Δ_k.
     sums : dict
-        The metric sums by name (`SUMS`).
+        The metric sums by name (`SUMS`, `OBSERVED`).
     busy, load : float64 (ranks,)
         Seconds every rank spent on local work, and of these on loading data.
     """
@@ -43,6 +40,11 @@ class RoundTotals:
     sums: dict[str, float]
     busy: np.ndarray
     load: np.ndarray
+
+    @property
+    def moments(self) -> UpdateMoments:
+        """Sums over the participants' own updates (zeros when nobody observed them)."""
+        return UpdateMoments(*(self.sums[name] for name in OBSERVED[1:]))
 
     @property
     def stop(self) -> bool:
@@ -71,19 +73,20 @@ class RoundSum:
         self.cluster = cluster
         self.device = model.device
         self.values = model.numel()
-        self.metrics = len(SUMS) + 2 * cluster.size
-        dtype = np.dtype(np.int64 if exact else np.float32)
+        self.metrics = len(SUMS + OBSERVED) + 2 * cluster.size
+        dtype: np.dtype[np.int64] | np.dtype[np.float32] = np.dtype(np.int64) if exact else np.dtype(np.float32)
         self.buffer = cluster.sum_buffer(self.values + metric_slots(self.metrics, dtype), dtype)
         head = self.buffer[: self.values]
-        self.updates: Accumulator = FixedPointSum(head) if exact else FloatSum(head, self.device)
+        self.updates: Accumulator = (
+            FixedPointSum(head, self.device, ranks=cluster.size) if exact else FloatSum(head, self.device)
+        )
 
     def open(self) -> None:
         """Start a round with empty sums."""
-        self.buffer[:] = 0
         self.updates.reset()
 
-    def close(self, report: WorkReport, busy_seconds: float, stop: bool) -> None:
-        """Put this rank's metrics beside its update."""
+    def close(self, report: WorkReport, busy_seconds: float, stop: bool, observer: UpdateObserver | None) -> None:
+        """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
         sums = [
             report.weight,
@@ -94,18 +97,26 @@ class RoundSum:
             report.loss_count,
             float(stop),
         ]
+        moments = observer.moments() if observer else UpdateMoments()
+        observed = [
+            observer.clipped if observer else 0,
+            moments.weight,
+            moments.weighted_squares,
+            moments.term_squares,
+        ]
         ranks = np.zeros((2, self.cluster.size))
         ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds
-        metrics = np.concatenate([sums, ranks.ravel()])
+        metrics = np.concatenate([sums, observed, ranks.ravel()])
         self.buffer[self.values :] = encode_metrics(metrics, self.buffer.dtype)
 
     def reduce(self) -> RoundTotals:
         """The sums over all ranks; every rank receives the same bits."""
         total = self.cluster.reduce()
         metrics = decode_metrics(total[self.values :], self.metrics)
-        ranks = metrics[len(SUMS) :].reshape(2, -1)
+        names = SUMS + OBSERVED
+        ranks = metrics[len(names) :].reshape(2, -1)
         update = self.updates.to_update(total[: self.values])
-        return RoundTotals(update, dict(zip(SUMS, metrics.tolist(), strict=False)), ranks[0], ranks[1])
+        return RoundTotals(update, dict(zip(names, metrics.tolist(), strict=False)), ranks[0], ranks[1])
 
     def release(self) -> None:
         """Let go of the buffer's memory before the cluster closes."""

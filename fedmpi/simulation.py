@@ -75,7 +75,7 @@ class Simulation:
         """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them."""
         with self._phase("plan"):
             self.experiment.observe(t, self.model)
-            plan = self.experiment.planner.plan(t) if self.cluster.is_server else None
+            plan = self.experiment.plan(t) if self.cluster.is_server else None
             arrays = self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
@@ -87,7 +87,8 @@ class Simulation:
         report = self.experiment.trainer.train(plan, self.model, self.sums.updates)
         self.phases["load"] = report.load_seconds
         self.phases["train"] = time.perf_counter() - started - report.load_seconds
-        self.sums.close(report, busy_seconds=time.perf_counter() - started, stop=self.interrupt.requested)
+        busy = time.perf_counter() - started
+        self.sums.close(report, busy, self.interrupt.requested, self.experiment.trainer.observer)
 
     def _reduce(self) -> RoundTotals:
         with self._phase("reduce"):

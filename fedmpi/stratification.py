@@ -20,7 +20,7 @@ from fedmpi.plan import Floats, Ints
 from fedmpi.streams import Purpose, Streams
 
 log = logging.getLogger("fedmpi")
-Probe = Callable[[int, Tensor, float], Iterator[tuple[Ints, Tensor]]]
+Probe = Callable[[int, Tensor], Iterator[tuple[Ints, Tensor]]]
 
 
 class Stratifier:
@@ -39,7 +39,7 @@ class Stratifier:
     class_counts : callable
         (clients) -> int64 (k, C), for label histograms.
     probe : callable
-        (round, model, lr) -> blocks of (clients, gradients (k, d)) of the owned clients.
+        (round, model) -> blocks of (clients, gradients (k, d)) of the owned clients.
     streams : Streams
         Used for the projection and the starts of k-means.
     """
@@ -83,22 +83,22 @@ class Stratifier:
         """Whether the draws need strata or gradient norms at all."""
         return self.part.clients in ("stratified", "importance")
 
-    def observe(self, t: int, model: Tensor, lr: float) -> None:
+    def observe(self, t: int, model: Tensor) -> None:
         """Measure and cluster anew if round t is due: a collective call, on every rank alike."""
         refresh = self.part.refresh
         self.measured = self.wanted and (self._first or (refresh > 0 and t % refresh == 0))
         if not self.measured:
             return
         self._first = False
-        parts = self._gathered(self._features(t, model, lr))
+        parts = self._gathered(self._features(t, model))
         if parts is not None:
             self.strata = self._grouped(t, merge(parts))
 
-    def _features(self, t: int, model: Tensor, lr: float) -> Features:
+    def _features(self, t: int, model: Tensor) -> Features:
         if self.part.features == "label-histogram":
             mine = np.arange(*self.owned, dtype=np.int64)
             return label_histogram(mine, self.class_counts(mine))
-        return gradient_features(self.plan, self.probe(t, model, lr))
+        return gradient_features(self.plan, self.probe(t, model))
 
     def _gathered(self, mine: Features) -> list[Features] | None:
         clients = self.cluster.gather(mine.clients)

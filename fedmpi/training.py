@@ -8,6 +8,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.config import Config
 from fedmpi.local.work import Engine, LocalRule, Task, WorkReport
+from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.sampling.samples import bernoulli_rows, exact_rows, offsets_of, ratio_rows, split
 from fedmpi.streams import Streams
@@ -28,20 +29,31 @@ class Trainer:
         First owned client and one past the last; empty for a rank that only serves.
     streams : Streams
         Source of the sampled rows.
+    observer : UpdateObserver or None
+        The one that the engine shows each update, if any.
     """
 
     def __init__(
-        self, config: Config, engine: Engine, sizes: np.ndarray, owned: tuple[int, int], streams: Streams
-    ) -> None:
+        self,
+        config: Config,
+        engine: Engine,
+        sizes: np.ndarray,
+        owned: tuple[int, int],
+        streams: Streams,
+        observer: UpdateObserver | None,
+    ):
         self.config = config
         self.engine = engine
         self.sizes = sizes
         self.owned = owned
         self.streams = streams
+        self.observer = observer
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
         tasks = self.tasks(plan)
+        if self.observer is not None:
+            self.observer.begin(tasks)
         if not tasks:
             return WorkReport()
         return self.engine.train(tasks, model, self.rule(plan), plan.round, total)

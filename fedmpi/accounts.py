@@ -1,0 +1,86 @@
+"""What the server keeps account of over the rounds: privacy spent on sizes and on updates, and who was used how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.gaussian_dp import GaussianAccountant
+from fedmpi.config import Config
+from fedmpi.diagnostics import Usage, evenness
+from fedmpi.participation.clients import Cohort
+from fedmpi.plan import Ints
+from fedmpi.sampling.ledger import PrivacyLedger
+
+
+class Accounts:
+    """The server's accounts of a run.
+
+    Parameters
+    ----------
+    config : Config
+        The parts.
+    sizes : int64 (N,)
+        Effective sizes of all clients.
+    """
+
+    def __init__(self, config: Config, sizes: Ints):
+        samples, privacy = config.samples, config.privacy
+        private = samples.rule == "bernoulli" and samples.size_estimate != "exact"
+        self.sizes = sizes
+        self.asked_all = samples.asked == "all"
+        self.ledger = PrivacyLedger(len(sizes), samples.epsilon, samples.memoise) if private else None
+        self.accountant = (
+            GaussianAccountant(privacy.noise_multiplier, privacy.delta)
+            if privacy.clip_norm is not None and privacy.noise_multiplier > 0
+            else None
+        )
+        self.secret_draw = config.participation.clients in ("uniform", "weighted")
+        self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
+
+    def enter(self, cohort: Cohort) -> dict[str, Any]:
+        """Enter a round's cohort; returns what the record says of the accounts."""
+        facts: dict[str, Any] = {}
+        if self.ledger is not None:
+            entry = self.ledger.record(None if self.asked_all else cohort.clients)
+            facts["size_epsilon_round"] = entry.epsilon_round
+            facts["size_epsilon_max"] = entry.epsilon_max
+            facts["size_epsilon_mean"] = entry.epsilon_mean
+        if self.accountant is not None and cohort.inclusion.size:
+            self.accountant.spend(min(1.0, float(cohort.inclusion.max())) if self.secret_draw else 1.0)
+            facts["update_epsilon"] = self.accountant.epsilon()
+        if self.usage is not None:
+            self.usage.record(cohort.clients, cohort.multiplicity)
+            clients, samples = evenness(self.usage.clients), evenness(self.usage.clients, self.sizes)
+            facts["clients_used"], facts["client_use_gini"] = clients.used, clients.gini
+            facts["samples_used"], facts["sample_use_effective"] = samples.used, samples.effective
+            facts["inclusion_min"] = float(cohort.inclusion.min(initial=1.0))
+            facts["inclusion_max"] = float(cohort.inclusion.max(initial=0.0))
+        return facts
+
+    def state(self) -> dict[str, Tensor]:
+        """The accounts as tensors, for a checkpoint."""
+        arrays: dict[str, np.ndarray] = {}
+        if self.ledger is not None:
+            arrays |= {f"ledger.{name}": array for name, array in self.ledger.state().items()}
+        if self.accountant is not None:
+            arrays |= {f"accountant.{name}": array for name, array in self.accountant.state().items()}
+        if self.usage is not None:
+            arrays["usage.clients"] = self.usage.clients
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the accounts of a checkpoint."""
+        if self.ledger is not None:
+            self.ledger.load(_section(state, "ledger."))
+        if self.accountant is not None:
+            self.accountant.load(_section(state, "accountant."))
+        if self.usage is not None:
+            self.usage.clients[:] = state["usage.clients"].numpy()
+
+
+def _section(state: dict[str, Tensor], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value.numpy() for name, value in state.items() if name.startswith(prefix)}

@@ -1,0 +1,54 @@
+"""Which messages a round of the configured system sends, counted link by link for the record."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedmpi import traffic
+from fedmpi.config import Config
+from fedmpi.plan import Plan
+from fedmpi.traffic import RoundTraffic
+
+
+def round_links(config: Config, values: int, clients: int, classes: int, plan: Plan, measured: bool) -> RoundTraffic:
+    """Bytes of one round on every link.
+
+    Parameters
+    ----------
+    config : Config
+        Says which messages there are.
+    values : int
+        d, values of the model.
+    clients, classes : int
+        N and C.
+    plan : Plan
+        The round as planned (with its facts: rank 0 only).
+    measured : bool
+        Whether features of all clients were measured before this round.
+    """
+    participants = len(plan.clients)
+    asked = int(plan.facts.get("asked", participants))
+    if config.topology.kind == "mediators":
+        visits = config.topology.mediator_epochs * participants
+        moments = 2 * values if config.topology.keep_optimizer and config.local.optimizer == "adam" else 0
+        total = traffic.mediator_models(values, visits, len(np.unique(plan.mediators)), moments)
+    else:
+        total = traffic.star_models(values, asked, participants)
+    if config.samples.rule == "bernoulli":
+        total += traffic.size_answers(clients if config.samples.asked == "all" else participants, participants)
+    if measured:
+        total += _probes(config, values, clients, classes)
+    if plan.round == 0 and config.rebalance.enabled:
+        total += traffic.rebalancing(clients, classes)
+    elif plan.round == 0 and config.topology.kind == "mediators":
+        total += traffic.class_counts(clients, classes)
+    return total
+
+
+def _probes(config: Config, values: int, clients: int, classes: int) -> RoundTraffic:
+    features = config.participation.features
+    if features == "label-histogram":
+        return traffic.class_counts(clients, classes)
+    if features == "compressed-gradient":
+        return traffic.compressed_probes(clients, values, config.participation.levels)
+    return traffic.full_probes(clients, values)

@@ -1,0 +1,59 @@
+"""Looks at each client's own update before it is summed: clips it (client-level privacy) and measures it (diagnostics)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.gaussian_dp import clip
+from fedmpi.config import Config
+from fedmpi.diagnostics import UpdateMoments, update_moments
+from fedmpi.local.work import Task
+
+
+class UpdateObserver:
+    """Observes the updates of one rank's clients in one round after another.
+
+    Parameters
+    ----------
+    clip_norm : float or None
+        C; updates longer than this are scaled down to it.
+    measures : bool
+        Whether the norms of the updates are collected.
+    """
+
+    def __init__(self, clip_norm: float | None, measures: bool):
+        self.clip_norm = clip_norm
+        self.measures = measures
+        self.begin([])
+
+    @classmethod
+    def wanted_by(cls, config: Config) -> UpdateObserver | None:
+        """The observer of a configuration, or None when nobody needs single updates (they may then be merged)."""
+        if config.privacy.clip_norm is None and not config.logging.diagnostics:
+            return None
+        return cls(config.privacy.clip_norm, config.logging.diagnostics)
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Start a round with these tasks."""
+        self._coefficients = {task.client: task.coefficient for task in tasks}
+        self._norms: list[float] = []
+        self._factors: list[float] = []
+        self.clipped = 0
+
+    def __call__(self, client: int, update: Tensor) -> Tensor:
+        """See one client's Δ (d,); returns it, clipped in place where needed."""
+        if self.measures:
+            self._norms.append(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
+            self._factors.append(self._coefficients[client])
+        if self.clip_norm is not None:
+            update, clipped = clip(update, self.clip_norm)
+            self.clipped += clipped
+        return update
+
+    def moments(self) -> UpdateMoments:
+        """The sums of the round so far over this rank's clients."""
+        return update_moments(np.array(self._norms), np.array(self._factors))
