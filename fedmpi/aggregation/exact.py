@@ -12,10 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, metric_slots
-
-__all__ = ["Accumulator", "FixedPointSum", "FloatSum", "decode_metrics", "encode_metrics", "metric_slots"]
-
 FIXED_BITS = 40
 CHUNK = 2**16
 
