@@ -98,7 +98,7 @@ def rebalancing(clients: int, classes: int) -> RoundTraffic:
 
 
 def size_answers(asked: int, told: int) -> RoundTraffic:
-    """One size answer of every client asked; K and the estimate told to every participant (FedSampling, Algorithm 1)."""
+    """A size answer of every client asked; K and the estimate told to every participant (FedSampling, Algorithm 1)."""
     return RoundTraffic(client_up=asked * BYTES_PER_VALUE, client_down=told * 2 * BYTES_PER_VALUE)
 
 

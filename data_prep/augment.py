@@ -1,0 +1,153 @@
+"""Astraea's augmentation stored once: a prepared folder and its warped copies as a new folder of shards.
+
+    python -m data_prep.augment shards/emnist --alpha 0.67 --out shards/emnist-augmented
+
+The copies are those that a run with `rebalance.enabled = true` and the same seed makes while reading (Duan et al. 2019,
+Algorithm 2); the new folder is trained with `rebalance.enabled = false`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import typer
+
+from data_prep.partitions.common import Partition
+from data_prep.raw import RawDataset
+from data_prep.writer import write_shards
+from fedmpi.data.augment import AugmentedRows, WarpRanges
+from fedmpi.data.shards import ShardStore, open_folder
+from fedmpi.errors import UserError
+from fedmpi.rebalancing import Rebalancing, rebalance, source_rows
+from fedmpi.streams import Streams
+
+Reading = Literal["ratio", "ratio-minus-one"]
+
+
+def write_augmented(
+    folder: Path,
+    out: Path,
+    alpha: float,
+    copies: Reading = "ratio",
+    seed: int = 0,
+    ranges: WarpRanges | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Rebalancing:
+    """Write the shards of a folder again, with the augmented copies of every client behind its samples.
+
+    Parameters
+    ----------
+    folder, out : Path
+        The prepared folder and the new one.
+    alpha : float
+        α >= 0.
+    copies : {"ratio", "ratio-minus-one"}
+        See `fedmpi.rebalancing.copies_per_sample`.
+    seed : int
+        The seed of the runs whose copies these are.
+    ranges : WarpRanges
+        How far the copies are warped.
+    overwrite : bool
+        Replace what is in `out`.
+    command : str
+        For the manifest.
+    progress : callable, optional
+        ``progress(done, total)`` in bytes.
+
+    Returns
+    -------
+    Rebalancing
+        What was added; its `overhead` is that of the paper's Fig 9.
+
+    Raises
+    ------
+    UserError
+        The data are no images, the folder has a validation part, or a folder cannot be read or written.
+    """
+    store = open_folder(folder)
+    if store.validation() is not None:
+        raise UserError(f"{folder} has a validation part, which would be lost: prepare it again without --val")
+    streams = Streams(seed)
+    rebalancing = rebalance(store.class_counts(), alpha, copies, streams)
+    rows = AugmentedRows(store, rebalancing, streams, ranges)
+    partition = Partition(
+        rows=np.arange(int(rows.offsets[-1])),
+        offsets=rows.offsets,
+        law=store.manifest.partition,
+        options={**store.manifest.partition_options, "augment_alpha": alpha, "augment_copies": copies},
+        users=np.arange(store.clients) if store.client_ids.dtype.kind == "U" else store.client_ids,
+        notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
+    )
+    raw = _raw(store, rows, _labels(store, rebalancing, streams))
+    shards = len(store.shard_starts) - 1
+    write_shards(raw, partition, out, shards, store.manifest.seed, command, overwrite=overwrite, progress=progress)
+    return rebalancing
+
+
+def _labels(store: ShardStore, rebalancing: Rebalancing, streams: Streams) -> np.ndarray:
+    """Labels of all effective samples, int64 (n,)."""
+    parts = []
+    for client in range(store.clients):
+        labels = np.asarray(store.client(client)[1], np.int64)
+        parts += [labels, labels[source_rows(labels, rebalancing.copies, streams, client)]]
+    return np.concatenate(parts)
+
+
+def _raw(store: ShardStore, rows: AugmentedRows, labels: np.ndarray) -> RawDataset:
+    """The store with its copies, as the writer reads data sets."""
+    manifest, description = store.manifest, store.description
+    test_x, test_y = store.test()
+    named = store.client_ids.dtype.kind == "U"
+    return RawDataset(
+        name=manifest.dataset,
+        task="image",
+        classes=manifest.classes,
+        class_names=tuple(manifest.class_names),
+        feature_shape=description.feature_shape,
+        dtype="uint8" if description.dtype == "uint8" else "float32",
+        mean=description.mean,
+        std=description.std,
+        labels=labels,
+        users=None,
+        user_names=tuple(store.client_ids.tolist()) if named else None,
+        read=lambda positions: rows.read(positions)[0],
+        test_x=test_x,
+        test_y=np.asarray(test_y, np.int64),
+        skipped=manifest.skipped,
+        licence=manifest.licence,
+        citation=manifest.citation,
+        extras=store.extras,
+    )
+
+
+def augment(
+    folder: Annotated[Path, typer.Argument(help="a prepared folder of images")],
+    out: Annotated[Path, typer.Option(help="the folder to write")],
+    alpha: Annotated[float, typer.Option(min=0.0, help="α: (C̄/C_y)^α copies of every sample of a scarce class")] = 0.67,
+    copies: Annotated[Reading, typer.Option(help="ratio: so many copies; ratio-minus-one: one less")] = "ratio",
+    seed: Annotated[int, typer.Option(min=0, help="seed of the runs whose copies these are")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace what is in --out")] = False,
+) -> None:
+    """Store the augmented copies of scarce classes, for example
+
+    python -m data_prep.augment shards/emnist --alpha 0.67 --out shards/emnist-augmented
+    """
+    command = shlex.join(["python", "-m", "data_prep.augment", *sys.argv[1:]])
+    try:
+        done = write_augmented(folder, out, alpha, copies, seed, overwrite=overwrite, command=command)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(2) from None
+    original = int(done.sizes.sum() - done.added.sum())
+    print(f"{out}: {original} samples and {int(done.added.sum())} copies, storage overhead {done.overhead:.1%}")
+
+
+if __name__ == "__main__":
+    typer.run(augment)

@@ -1,0 +1,285 @@
+"""Augmented copies of images: random shift, rotation, shear and zoom as one affine warp, made when they are read.
+
+Duan et al. 2019 (Astraea), Algorithm 2, `Augment`. Copy j of a client always has the same source row and the same warp,
+drawn from the client's stream, so that nothing need be stored and every reading gives the same image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.shards import ShardStore
+from fedmpi.data.source import RESIDENT_BYTES, ClientData, Tensors
+from fedmpi.errors import UserError
+from fedmpi.rebalancing import Rebalancing, source_rows
+from fedmpi.streams import Purpose, Streams
+
+Int64Array = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+IMAGES_AT_ONCE = 4096  # bounds the sampling grid: 8 bytes a pixel
+_PARAMETERS = 6
+
+
+@dataclass(frozen=True)
+class WarpRanges:
+    """How far a copy may be warped; each amount is uniform within its range.
+
+    The paper names the four transformations, but not their ranges: these defaults keep letters and digits readable.
+
+    Parameters
+    ----------
+    rotation, shear : float
+        Largest angle in degrees, to either side.
+    shift : float
+        Largest displacement along each axis, as a share of the image's height or width.
+    zoom : float
+        Along each axis the image is sampled with a factor in [1 - zoom, 1 + zoom]; in [0, 1).
+    """
+
+    rotation: float = 15.0
+    shear: float = 10.0
+    shift: float = 0.1
+    zoom: float = 0.1
+
+    def __post_init__(self) -> None:
+        if min(self.rotation, self.shear, self.shift, self.zoom) < 0 or self.zoom >= 1 or self.shear >= 90:
+            raise ValueError(f"warp ranges are numbers >= 0, the zoom below 1, the shear below 90 degrees, not {self}")
+
+
+def check_images(description: DataDescription) -> None:
+    """Refuse data that cannot be warped.
+
+    Raises
+    ------
+    UserError
+        The data are no images.
+    """
+    if description.task != "image" or len(description.feature_shape) != 3:
+        raise UserError(
+            f"rebalance.enabled = true makes copies of images by warping them, but the data have task "
+            f"{description.task!r}: set rebalance.enabled = false"
+        )
+
+
+def warps_of(count: int, height: int, width: int, ranges: WarpRanges, streams: Streams, client: int) -> Floats:
+    """The affine maps of a client's copies.
+
+    Parameters
+    ----------
+    count : int
+        Copies of the client, a_k.
+    height, width : int
+        Pixels of an image.
+    ranges : WarpRanges
+    streams : Streams
+        Drawn from (AUGMENT_WARP, 0, client), six numbers a copy.
+    client : int
+
+    Returns
+    -------
+    float64 (a_k, 2, 3)
+        Output to input coordinates as `torch.nn.functional.affine_grid` takes them: both axes from -1 to 1, x first.
+        About the image's centre, in pixels: rotation · shear · zoom, then the shift.
+    """
+    drawn = streams.generator(Purpose.AUGMENT_WARP, 0, client).random((count, _PARAMETERS)) * 2 - 1
+    angle, slant = np.deg2rad(drawn[:, 0] * ranges.rotation), np.deg2rad(drawn[:, 1] * ranges.shear)
+    zoom = 1 + drawn[:, 2:4] * ranges.zoom
+    turned = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], axis=1).reshape(-1, 2, 2)
+    sheared = np.zeros((count, 2, 2))
+    sheared[:, 0, 0], sheared[:, 0, 1], sheared[:, 1, 1] = 1, -np.sin(slant), np.cos(slant)
+    half = np.array([width, height]) / 2
+    maps = np.empty((count, 2, 3))
+    maps[:, :, :2] = (turned @ sheared) * zoom[:, None, :] * half / half[:, None]
+    maps[:, :, 2] = drawn[:, 4:6] * ranges.shift * 2  # a share of the side, which is 2 long
+    return maps
+
+
+def warp(images: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """Warp every image by its own affine map, bilinearly; what lies outside repeats the border.
+
+    Parameters
+    ----------
+    images : uint8 or float32 tensor (r, channels, height, width)
+    maps : tensor (r, 2, 3)
+        From `warps_of`.
+
+    Returns
+    -------
+    tensor (r, channels, height, width)
+        On the device and in the dtype of `images`; whole numbers are rounded, as storing the copies would.
+    """
+    warped = torch.empty_like(images)
+    for start in range(0, len(images), IMAGES_AT_ONCE):
+        part = images[start : start + IMAGES_AT_ONCE].to(torch.float32)
+        theta = maps[start : start + IMAGES_AT_ONCE].to(part.device, torch.float32)
+        grid = functional.affine_grid(theta, list(part.shape), align_corners=False)
+        sampled = functional.grid_sample(part, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        if not images.dtype.is_floating_point:
+            sampled = sampled.round_()
+        warped[start : start + IMAGES_AT_ONCE] = sampled.to(images.dtype)
+    return warped
+
+
+class AugmentedRows:
+    """The samples of a store followed, client by client, by its augmented copies; in the stored dtype.
+
+    Parameters
+    ----------
+    store : ShardStore
+        Holds the original samples, which must be images.
+    rebalancing : Rebalancing
+        How many copies each client has.
+    streams : Streams
+        The streams that `rebalancing` was drawn from; the warps are drawn from them too.
+    ranges : WarpRanges
+    device : torch.device or str
+        Where images are warped.
+
+    Attributes
+    ----------
+    sizes : int64 (N,)
+        Samples of every client with its copies: row n_k + j of client k is its copy j.
+    offsets : int64 (N + 1,)
+        Effective global positions, client after client.
+
+    Raises
+    ------
+    UserError
+        The data are no images.
+    """
+
+    def __init__(
+        self,
+        store: ShardStore,
+        rebalancing: Rebalancing,
+        streams: Streams,
+        ranges: WarpRanges | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        check_images(store.description)
+        self.store = store
+        self.sizes: Int64Array = rebalancing.sizes
+        self.offsets: Int64Array = np.concatenate(([0], np.cumsum(self.sizes)))
+        self._copies = rebalancing.copies
+        self._streams = streams
+        self._ranges = ranges or WarpRanges()
+        self._device = torch.device(device)
+
+    def read(self, positions: Int64Array) -> tuple[npt.NDArray[np.generic], Int64Array]:
+        """Features and labels at effective global positions (r,), in that order, copied."""
+        clients = np.searchsorted(self.offsets, positions, side="right") - 1
+        rows = positions - self.offsets[clients]
+        copied = np.flatnonzero(rows >= self.store.sizes[clients])
+        rows[copied], maps = self._originals(clients[copied], rows[copied])
+        x, y = self._stored(self.store.offsets[clients] + rows)
+        if len(copied):
+            originals = torch.from_numpy(x[copied]).to(self._device)
+            x[copied] = warp(originals, torch.from_numpy(maps)).cpu().numpy()
+        return x, y
+
+    def _originals(self, clients: Int64Array, rows: Int64Array) -> tuple[Int64Array, Floats]:
+        """Stored row and warp of each of these copies, (r,) and (r, 2, 3)."""
+        _, height, width = self.store.description.feature_shape
+        sources, maps = np.empty(len(rows), np.int64), np.empty((len(rows), 2, 3))
+        for client in np.unique(clients).tolist():
+            mine = clients == client
+            copy = rows[mine] - self.store.sizes[client]
+            all_sources = source_rows(self.store.client(client)[1], self._copies, self._streams, client)
+            sources[mine] = all_sources[copy]
+            maps[mine] = warps_of(len(all_sources), height, width, self._ranges, self._streams, client)[copy]
+        return sources, maps
+
+    def _stored(self, positions: Int64Array) -> tuple[npt.NDArray[np.generic], Int64Array]:
+        order = np.argsort(positions, kind="stable")  # files are read front to back
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        x, y = self.store.rows(positions[order])
+        return x[inverse], y[inverse].astype(np.int64)
+
+
+class AugmentedData:
+    """What engines read when rebalancing is on: `ClientData` with every client's augmented copies behind its samples.
+
+    Tensors returned may share memory with later calls: treat them as read-only.
+
+    Parameters
+    ----------
+    data : ClientData
+        The original samples.
+    rebalancing, streams, ranges
+        See `AugmentedRows`.
+    resident_bytes : int
+        Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing.
+
+    Attributes
+    ----------
+    sizes : int64 (N,)
+        Effective sizes, copies included.
+    description : DataDescription
+    """
+
+    def __init__(
+        self,
+        data: ClientData,
+        rebalancing: Rebalancing,
+        streams: Streams,
+        ranges: WarpRanges | None = None,
+        resident_bytes: int = RESIDENT_BYTES,
+    ):
+        self.data = data
+        self.device = data.device
+        self.description = data.description
+        self._rows = AugmentedRows(data.store, rebalancing, streams, ranges, data.device)
+        self.sizes = self._rows.sizes
+        self._kept: dict[int, Tensors] = {}
+        self._budget = resident_bytes
+
+    def load(self, client: int, rows: Int64Array | None = None) -> Tensors:
+        """Samples of one client, x (r, \\*feature_shape) and y int64 (r,), by effective local rows; None for all."""
+        client = int(client)
+        if client not in self._kept:
+            whole = np.arange(self.sizes[client]) if rows is None else rows
+            loaded = self.load_positions(self._rows.offsets[client] + whole)
+            if rows is None:
+                self._keep(client, loaded)
+            return loaded
+        x, y = self._kept[client]
+        if rows is None:
+            return x, y
+        index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
+        return x.index_select(0, index), y.index_select(0, index)
+
+    def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
+        """Samples of several clients, concatenated client after client, read and warped together."""
+        positions = [
+            self._rows.offsets[client] + (np.arange(self.sizes[client]) if rows is None else rows)
+            for client, rows in zip(clients, rows_of, strict=True)
+        ]
+        return self.load_positions(np.concatenate(positions) if positions else np.empty(0, np.int64))
+
+    def load_positions(self, positions: Int64Array) -> Tensors:
+        """Samples at effective global positions: client k's row i lies at sizes[:k].sum() + i."""
+        x, y = self._rows.read(positions)
+        return self.data.normalise(x), torch.from_numpy(y).to(self.device)
+
+    def test(self, start: int = 0, stop: int | None = None) -> Tensors:
+        """Rows start ... stop - 1 of the test part, which is never augmented."""
+        return self.data.test(start, stop)
+
+    def validation(self) -> Tensors | None:
+        """The validation part, never augmented, where the store has one."""
+        return self.data.validation()
+
+    def _keep(self, client: int, tensors: Tensors) -> None:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if size <= self._budget:
+            self._kept[client] = tensors
+            self._budget -= size
