@@ -222,7 +222,11 @@ class Cluster:
         return choose_device(request, self.node_rank)
 
     def close(self) -> None:
-        """Free buffers, groups and communicators; collective. What `sum_buffer` and `reduce` gave is of no more use."""
+        """Free buffers, groups and communicators; collective.
+
+        What `sum_buffer`, `reduce` and `group` gave is of no more use. Arrays still on their way through a group are
+        safe only if the sender closes (or reduces) before it ends.
+        """
         self._groups.close()
         for summed in self._sums.values():
             summed.close()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 Job = subprocess.Popen[str]
+SHARED_MEMORY = Path("/dev/shm")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -61,6 +62,19 @@ def end_job(job: Job) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
+def sweep_shared_memory(started: float) -> None:
+    """Remove the few megabytes that an aborted MPICH job leaves behind: its files, if no process maps them any more."""
+    mapped = set()
+    for process in psutil.process_iter():
+        try:
+            mapped |= {Path(region.path.split()[0]) for region in process.memory_maps() if region.path}
+        except psutil.Error:
+            continue
+    for file in SHARED_MEMORY.glob("mpich_shm_*"):
+        if file not in mapped and file.stat().st_mtime >= started:
+            file.unlink(missing_ok=True)
+
+
 def finish_job(job: Job, timeout: float) -> subprocess.CompletedProcess[str]:
     """Wait for the job; fails the test, with what was printed, when it passes its time limit."""
     try:
@@ -71,6 +85,8 @@ def finish_job(job: Job, timeout: float) -> subprocess.CompletedProcess[str]:
         pytest.fail(f"the job did not end within {timeout} s\nstdout:\n{out}\nstderr:\n{err}")
     finally:
         end_job(job)
+    if job.returncode:
+        sweep_shared_memory(psutil.Process().create_time())
     return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 

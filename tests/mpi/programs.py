@@ -200,6 +200,7 @@ def crossing_sends() -> None:
         assert "expected" in str(error)
     else:
         raise AssertionError("a message of the wrong length was accepted")
+    cluster.close()
 
 
 def wait_politely(seconds: str) -> None:

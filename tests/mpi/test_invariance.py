@@ -1,0 +1,61 @@
+"""The random numbers belong to the clients: any number of ranks gives the same plans, rows and (to rounding) weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.mpi.launch import run_mpi
+
+TRACE = Path(__file__).parent / "trace.py"
+SMALL = "rounds=6 logging.tensorboard=false"
+CONFIGURATIONS = {
+    "fedavg": f"preset=fedavg participation.count=7 {SMALL}",
+    "fedavg with dropout": f"preset=fedavg model.name=cnn data.shards=digits:size=28 participation.count=5 {SMALL}",
+    "weighted": f"preset=fedavg-weighted participation.count=7 {SMALL}",
+    "fedsampling": f"preset=fedsampling samples.wanted=300 samples.threshold=150 {SMALL}",
+    "naive": f"preset=fedsampling-naive samples.ratio=0.1 {SMALL}",
+    "centralized": f"preset=centralized samples.wanted=100 {SMALL}",
+    "adam and samples": f"preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli samples.wanted=60 {SMALL}",
+    "exact fedavg": f"preset=fedavg aggregation.exact=true participation.count=7 {SMALL}",
+    "exact fedsampling": f"preset=fedsampling aggregation.exact=true samples.wanted=300 samples.threshold=150 {SMALL}",
+}
+NAMES = list(CONFIGURATIONS)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
+    """Traces of all configurations on 1, 2, 3, 5 and 8 ranks."""
+    folder, found = tmp_path_factory.mktemp("traces"), {}
+    for ranks in (1, 2, 3, 5, 8):
+        out = folder / f"{ranks}.npz"
+        result = run_mpi(ranks, [TRACE, out, *CONFIGURATIONS.values()], timeout=150)
+        assert result.returncode == 0, result.stderr
+        found[ranks] = dict(np.load(out))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_and_rows_do_not_depend_on_the_number_of_ranks(name: str, ranks: int, traces: dict):
+    number = NAMES.index(name)
+    for key in (f"cohorts{number}", f"facts{number}", f"rows{number}"):
+        assert np.array_equal(traces[1][key], traces[ranks][key]), key
+    assert len(traces[1][f"rows{number}"]) > 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_agree_to_rounding(name: str, ranks: int, traces: dict):
+    number = NAMES.index(name)
+    one, many = traces[1][f"model{number}"], traces[ranks][f"model{number}"]
+    assert np.linalg.norm(one - many) <= 1e-5 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("exact")])
+def test_exact_sums_give_the_same_bits_on_any_number_of_ranks(name: str, ranks: int, traces: dict):
+    number = NAMES.index(name)
+    assert np.array_equal(traces[1][f"model{number}"], traces[ranks][f"model{number}"])
