@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from fedmpi.errors import UserError
-from fedmpi.participation.clients import Cohort, StrataSummary
+from fedmpi.participation.clients import Cohort
 from fedmpi.streams import Purpose, Streams
 
 Ints = NDArray[np.int64]
@@ -168,7 +169,8 @@ def round_seconds(seconds: Floats) -> float:
 def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_out: float) -> Cohort:
     """The cohort without those who drop out after training, each with probability `drop_out`, independently.
 
-    Inclusion probabilities shrink by 1 − drop_out, so that Horvitz-Thompson weights stay unbiased.
+    Inclusion probabilities shrink such that Horvitz-Thompson weights stay unbiased: by 1 − drop_out, or, where more
+    clients of a stratum were asked than are taken, by the expected share of its m_h places that are still filled.
 
     Parameters
     ----------
@@ -184,17 +186,31 @@ def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_o
     if drop_out == 0:
         return cohort
     chance = streams.generator(Purpose.AVAILABILITY, round, DROP_OUT).random(clients)[cohort.clients]
-    return restricted(cohort, chance >= drop_out, 1.0 - drop_out)
+    return restricted(cohort, chance >= drop_out, _filled_places(cohort, 1.0 - drop_out))
 
 
-def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: float = 1.0) -> Cohort:
-    """The participants marked in `keep` (m,), inclusion probabilities times `shrink`, m_h counted anew."""
-    stratum = None if cohort.stratum is None else cohort.stratum[keep]
-    strata = cohort.strata
-    if strata is not None and stratum is not None:
-        draws = np.bincount(stratum, minlength=len(strata.sizes)).astype(np.int64)
-        strata = StrataSummary(strata.sizes, draws, strata.spread)
-    return Cohort(cohort.clients[keep], cohort.multiplicity[keep], cohort.inclusion[keep] * shrink, stratum, strata)
+def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float = 1.0) -> Cohort:
+    """The participants marked in `keep` (m,), inclusion probabilities times `shrink`, a number or (m,).
+
+    `strata` stays as it is: m_h remains the number allocated.
+    """
+    return Cohort(
+        cohort.clients[keep],
+        cohort.multiplicity[keep],
+        (cohort.inclusion * shrink)[keep],
+        None if cohort.stratum is None else cohort.stratum[keep],
+        cohort.strata,
+    )
+
+
+def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
+    """E[min(m_h, arrivals)] / m_h for each participant's stratum; the survival probability where no more are asked."""
+    if cohort.stratum is None or cohort.strata is None:
+        return survival
+    places = cohort.strata.draws
+    asked = np.bincount(cohort.stratum, minlength=len(places))
+    filled = [binom.sf(np.arange(m), n, survival).sum() / max(m, 1) for m, n in zip(places, asked, strict=True)]
+    return np.asarray(filled)[cohort.stratum]
 
 
 def _place_in_stratum(stratum: Ints, strata: int) -> Ints:

@@ -153,7 +153,8 @@ def rounded_at_random(quotas: Floats, count: int, generator: np.random.Generator
     ends = np.cumsum(fractions[order])
     ends *= missing / ends[-1]
     points = generator.random() + np.arange(missing)
-    whole[order[np.searchsorted(ends, points, side="right")]] += 1
+    last = len(order) - 1  # rounding can put the last point on the very end
+    whole[order[np.minimum(np.searchsorted(ends, points, side="right"), last)]] += 1
     return whole
 
 

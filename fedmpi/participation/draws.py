@@ -124,7 +124,8 @@ def systematic(inclusion: Floats, order: Ints, start: float) -> Ints:
     order = order[~certain[order] & (inclusion[order] > 0)]
     ends = np.cumsum(inclusion[order])
     ends *= count / ends[-1]
-    drawn = order[np.searchsorted(ends, start + np.arange(count), side="right")]
+    last = len(order) - 1  # rounding can put the last point on the very end
+    drawn = order[np.minimum(np.searchsorted(ends, start + np.arange(count), side="right"), last)]
     return np.sort(np.concatenate([np.flatnonzero(certain), drawn]))
 
 

@@ -110,3 +110,4 @@ def test_strata_of_clients_with_two_classes_are_the_pairs_held_by_two_clients_or
     pairs = label_sets(mnist[1], partition)
     shared = {pair for pair in pairs if pairs.count(pair) >= 2}
     assert found.max() + 1 == len(shared)
+    assert not shared & {pair for pair, stratum in zip(pairs, found, strict=True) if stratum < 0}

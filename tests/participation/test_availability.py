@@ -1,0 +1,61 @@
+"""Laws of availability."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmpi.errors import UserError
+from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
+from fedmpi.streams import Streams
+
+STREAMS = Streams(7)
+
+
+def test_everybody_is_always_available_by_default() -> None:
+    assert available_clients(Availability(), STREAMS, 3, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_more_generous_laws_have_everybody_of_the_stricter_ones() -> None:
+    strict, generous = (available_clients(Availability("bernoulli", p), STREAMS, 4, 500) for p in (0.3, 0.6))
+    assert np.isin(strict, generous).all()
+    assert len(strict) < len(generous)
+
+
+def test_a_client_s_availability_does_not_depend_on_how_many_clients_follow() -> None:
+    law = Availability("time-of-day", 0.9, 0.1)
+    few, many = (available_clients(law, STREAMS, 2, clients) for clients in (100, 1000))
+    assert np.array_equal(few, many[many < 100])
+
+
+def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
+    law = Availability("time-of-day", 0.8, 0.2, period=24)
+    day = np.array([probabilities(law, STREAMS, t, 50) for t in range(25)])
+    assert day.min() >= 0.2
+    assert day.max() <= 0.8
+    assert day.mean(axis=0) == pytest.approx(np.full(50, 0.5), abs=0.02)
+    assert day[24] == pytest.approx(day[0])
+    assert day[0].std() > 0.1
+
+
+def test_label_groups_have_their_own_probabilities() -> None:
+    labels = dominant_label(np.array([[5, 1, 0], [0, 0, 9], [2, 2, 1]]))
+    assert labels.tolist() == [0, 2, 0]
+    law = Availability("label-group", by_label=(1.0, 0.5, 0.0))
+    assert probabilities(law, STREAMS, 0, 3, labels).tolist() == [1.0, 0.0, 1.0]
+    assert available_clients(law, STREAMS, 0, 3, labels).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"law": "bernoulli", "probability": 1.5},
+        {"law": "time-of-day", "period": 0.0},
+        {"law": "time-of-day", "probability": 0.1, "lowest": 0.5},
+        {"law": "label-group"},
+        {"law": "label-group", "by_label": (0.5, -1.0)},
+    ],
+)
+def test_impossible_laws_are_refused(options: dict) -> None:
+    with pytest.raises(UserError, match="availability"):
+        Availability(**options)

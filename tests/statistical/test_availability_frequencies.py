@@ -1,0 +1,47 @@
+"""How often clients are really available, and how often they drop out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmpi.participation.availability import Availability, available_clients, probabilities
+from fedmpi.participation.clients import everyone
+from fedmpi.streams import Streams
+from fedmpi.system_model import survivors
+
+CLIENTS, ROUNDS = 60, 2000
+LABELS = np.arange(CLIENTS) % 4
+STREAMS = Streams(5)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Availability("bernoulli", 0.3),
+        Availability("time-of-day", 0.9, 0.2, period=24),
+        Availability("label-group", by_label=(0.2, 0.4, 0.6, 0.8)),
+    ],
+    ids=lambda law: law.law,
+)
+def test_clients_are_available_as_often_as_their_law_says(law: Availability) -> None:
+    """60 clients, 2,000 rounds: no frequency is 5 standard errors off (false alarm 4e-5 per law)."""
+    hits, expected, variance = np.zeros(CLIENTS), np.zeros(CLIENTS), np.zeros(CLIENTS)
+    for round in range(ROUNDS):
+        hits[available_clients(law, STREAMS, round, CLIENTS, LABELS)] += 1
+        chance = probabilities(law, STREAMS, round, CLIENTS, LABELS)
+        expected += chance
+        variance += chance * (1 - chance)
+    assert (np.abs(hits - expected) < 5 * np.sqrt(variance)).all()
+
+
+def test_drop_outs_are_as_frequent_as_stated_and_independent_of_availability() -> None:
+    """2,000 rounds × 60 clients: frequency and correlation with availability within 5 standard errors (1e-6)."""
+    law, cohort = Availability("bernoulli", 0.5), everyone(CLIENTS)
+    stayed, present = np.zeros((ROUNDS, CLIENTS)), np.zeros((ROUNDS, CLIENTS))
+    for round in range(ROUNDS):
+        stayed[round, survivors(STREAMS, round, cohort, CLIENTS, 0.25).clients] = 1
+        present[round, available_clients(law, STREAMS, round, CLIENTS)] = 1
+    number = stayed.size
+    assert abs(stayed.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / number)
+    assert abs(np.corrcoef(stayed.ravel(), present.ravel())[0, 1]) < 5 / np.sqrt(number)
