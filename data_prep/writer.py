@@ -19,6 +19,7 @@ from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import AnyArray, RawDataset
 from data_prep.statistics import class_count_blocks
+from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import (
     CLASS_COUNTS,
     CLIENT_IDS,
@@ -228,9 +229,7 @@ def _read(raw: RawDataset, rows: Int64Array) -> AnyArray:
     if x.shape != (len(rows), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
         said = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
         raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {said}")
-    placed = np.empty_like(x)
-    placed[order] = x
-    return placed
+    return x.take(inverse_of(order), axis=0)
 
 
 def _write_part(raw: RawDataset, path: Path, x: AnyArray, y: Int64Array) -> ShardFile:

@@ -30,6 +30,13 @@ def offsets_of(sizes: Int64Array) -> Int64Array:
     return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
 
 
+def inverse_of(permutation: Int64Array) -> Int64Array:
+    """The inverse of a permutation, int64 (n,)."""
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
+
+
 def group_by_owner(owner: npt.NDArray[np.integer], clients: int, generator: np.random.Generator) -> Rows:
     """Rows of every client in random order, from the owner of each row (n,); a negative owner drops the row."""
     shuffled = generator.permutation(len(owner))

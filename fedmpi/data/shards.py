@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
 from fedmpi.data.shardfile import Section, ShardData, check_checksum, check_size, open_part, open_train, read_arrays
 from fedmpi.errors import UserError
@@ -98,7 +99,7 @@ class ShardStore:
             return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
         wanted = np.asarray(clients, np.int64)
         counts = np.empty((len(wanted), self.description.classes), np.int64)
-        home = self._home(wanted, self.shard_starts)
+        home = np.searchsorted(self.shard_starts, wanted, side="right") - 1
         for shard in np.unique(home):
             mine = home == shard
             counts[mine] = self._shards[shard].class_counts[wanted[mine] - self.shard_starts[shard]]
@@ -129,16 +130,22 @@ class ShardStore:
         """
         if len(self._shards) == 1:
             return _take(self._shards[0], positions)
-        home = self._home(positions, self._sample_starts)
-        touched = np.unique(home)
-        if len(touched) == 1:
-            return _take(self._shards[touched[0]], positions - self._sample_starts[touched[0]])
-        description = self.description
-        x = np.empty((len(positions), *description.feature_shape), description.dtype)
+        if len(positions) > 1 and (np.diff(positions) < 0).any():
+            order = np.argsort(positions, kind="stable")  # files are read front to back
+            x, y = self.rows(positions[order])
+            back = inverse_of(order)
+            return x.take(back, axis=0), y.take(back)
+        if len(positions) and not 0 <= positions[0] <= positions[-1] < self.samples:
+            raise IndexError(f"sample positions must lie in 0 ... {self.samples - 1}")
+        x = np.empty((len(positions), *self.description.feature_shape), self.description.dtype)
         y = np.empty(len(positions), np.int64)
-        for shard in touched:
-            mine = np.flatnonzero(home == shard)
-            x[mine], y[mine] = _take(self._shards[shard], positions[mine] - self._sample_starts[shard])
+        cuts = np.searchsorted(positions, self._sample_starts)
+        for shard in np.flatnonzero(np.diff(cuts)).tolist():
+            mine = slice(cuts[shard], cuts[shard + 1])
+            local = positions[mine] - self._sample_starts[shard]
+            # With "clip" take writes into x directly; the positions are in range.
+            self._shards[shard].x.take(local, axis=0, out=x[mine], mode="clip")
+            y[mine] = self._shards[shard].y.take(local)
         return x, y
 
     def span(self, start: int, stop: int) -> list[Samples]:
@@ -161,10 +168,6 @@ class ShardStore:
     def _part(self, name: str) -> Samples:
         x, y = (part.map() if isinstance(part, Section) else part for part in self._parts[name])
         return x, y
-
-    @staticmethod
-    def _home(items: Int64Array, starts: Int64Array) -> Int64Array:
-        return np.searchsorted(starts, items, side="right") - 1
 
 
 def _take(shard: ShardData, rows: Int64Array) -> Samples:

@@ -127,7 +127,7 @@ class ClientData:
         x : float32 or int32 (sum of r, \\*feature_shape)
         y : int64 (sum of r,)
         """
-        return self._gather(self.positions(np.asarray(clients, np.int64), rows_of))
+        return self._tensors(*self.store.rows(self.positions(np.asarray(clients, np.int64), rows_of)))
 
     def positions(self, clients: Int64Array, rows_of: Sequence[Int64Array | None]) -> Int64Array:
         """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
@@ -150,15 +150,6 @@ class ClientData:
         """The validation part, normalised, where the store has one."""
         part = self.store.validation()
         return None if part is None else self._tensors(*part)
-
-    def _gather(self, positions: Int64Array) -> Tensors:
-        if len(positions) < 2 or (np.diff(positions) >= 0).all():
-            return self._tensors(*self.store.rows(positions))
-        order = np.argsort(positions, kind="stable")  # files are read front to back
-        inverse = np.empty_like(order)
-        inverse[order] = np.arange(len(order))
-        x, y = self.store.rows(positions[order])
-        return self._tensors(x.take(inverse, axis=0), y.take(inverse))
 
     def _tensors(self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> Tensors:
         return self.normalise(x), torch.from_numpy(y.astype(np.int64)).to(self.device)

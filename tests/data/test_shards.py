@@ -32,6 +32,8 @@ def test_rows_are_found_whatever_the_number_of_shards(write: Write, shards: int)
     store = open_store(write(SIZES, shards))
     assert len(store.shard_starts) - 1 == min(shards, len(SIZES))
     positions = np.array([0, 2, 3, 9, 10, 19])
+    with pytest.raises(IndexError):
+        store.rows(np.array([3, 20]))
     for wanted in (positions, positions[::-1], positions[:1], positions[:0]):
         x, y = store.rows(wanted)
         np.testing.assert_array_equal(x[:, 1, 1, 1], wanted)

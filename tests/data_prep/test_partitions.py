@@ -45,7 +45,7 @@ def draw(
 ) -> Partition:
     users = np.arange(len(labels)) * 7919 % max(1, len(labels) // 3)
     generator = Streams(seed).generator(Purpose.PARTITION)
-    return partition(name, labels, classes, clients, generator, users, **options)  # type: ignore[arg-type]
+    return partition(name, labels, classes, clients, generator, users, **options)
 
 
 def counts_of(made: Partition, labels: np.ndarray, classes: int) -> np.ndarray:
