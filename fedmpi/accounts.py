@@ -1,4 +1,4 @@
-"""What the server keeps account of over the rounds: privacy spent on sizes and on updates, and who was used how often."""
+"""What the server keeps account of: privacy spent on sizes and on updates, and who was used how often."""
 
 from __future__ import annotations
 

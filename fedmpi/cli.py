@@ -42,8 +42,7 @@ def _run() -> int:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CommandLineError as error:
-        message = getattr(error, "format_message", lambda: str(error))()
-        raise UserError(f"{message} (try --help)") from error
+        raise UserError(f"{getattr(error, 'message', error)} (try --help)") from error
     return code if isinstance(code, int) else 0
 
 

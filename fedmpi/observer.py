@@ -1,4 +1,4 @@
-"""Looks at each client's own update before it is summed: clips it (client-level privacy) and measures it (diagnostics)."""
+"""Looks at each client's own update before it is summed: clips it (privacy) and measures it (diagnostics)."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Planner:
         """Raw coefficients; of kinds that count samples, the factor of one sample."""
         used = np.ones_like(cohort.clients) if kind in PER_SAMPLE else None
         wanted = self.config.samples.wanted or int(self.sizes[cohort.clients].sum())
-        return coefficients(kind, cohort, self.sizes, used, wanted)
+        return coefficients(kind, cohort, self.sizes, used, wanted, self.config.aggregation.population)
 
     def _facts(self, turnout: Turnout, sampling: DataSampling) -> dict[str, Any]:
         cohort, system = turnout.cohort, self.config.system

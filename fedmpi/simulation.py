@@ -32,7 +32,7 @@ class Simulation:
     experiment : Experiment
         The parts, assembled on this rank.
     recorder : Recorder or None
-        The run's folder; rank 0 only.
+        The run's folder, on rank 0 only; None on all ranks runs without records.
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
@@ -50,7 +50,7 @@ class Simulation:
     def run(self) -> int:
         """Run all rounds; returns the exit code: 0 done, 75 stopped by a signal after saving."""
         first = self._resume()
-        if self.cluster.is_server:
+        if self.recorder is not None:
             self.display = open_display(self.config.rounds, first, self.config.logging.interval)
         stopped = False
         for t in range(first, self.config.rounds):

@@ -64,7 +64,7 @@ class FloatSum:
             self._host.copy_(self.tensor)
 
     def to_update(self, reduced: NDArray[np.float32] | NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(reduced).to(self.tensor.device, torch.float32, copy=True)
+        return torch.tensor(reduced, dtype=torch.float32, device=self.tensor.device)
 
 
 class FixedPointSum:
@@ -133,9 +133,8 @@ class FixedPointSum:
         """Nothing to do: the sum is kept in the buffer."""
 
     def to_update(self, reduced: NDArray[np.float32] | NDArray[np.int64]) -> torch.Tensor:
-        fixed = torch.from_numpy(reduced)
         update = torch.empty(reduced.size)
         for start in range(0, reduced.size, CHUNK):
             part = slice(start, start + CHUNK)
-            update[part] = fixed[part].to(torch.float64).mul_(1 / self._scale)
+            update[part] = torch.from_numpy(reduced[part] / self._scale)
         return update.to(self._device)

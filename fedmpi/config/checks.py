@@ -129,6 +129,10 @@ RELEVANCE: dict[str, Relevance] = {
     ),
     "rebalance.alpha": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
     "rebalance.copies": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
+    "aggregation.population": Relevance(
+        lambda c: c.aggregation.weights in ("normalised", "unbiased", "literal"),
+        'aggregation.weights = "normalised", "unbiased" or "literal"',
+    ),
     "aggregation.beta1": Relevance(
         lambda c: c.aggregation.optimizer != "sgd", 'aggregation.optimizer other than "sgd"'
     ),

@@ -188,6 +188,8 @@ class AggregationPart(Part):
     )
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K; stratified: N_h/N · mean (FedSTaS);
     normalised: n_k/π_k, normalised (FedSSO); unbiased: Horvitz–Thompson; literal: (N/K) ρ_k (FedSSO, Eq 3)."""
+    population: Literal["samples", "clients"] = "samples"
+    """What normalised, unbiased and literal weights estimate: the mean over all samples, or over all clients."""
     optimizer: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "sgd"
     """The server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
     lr: Positive = 1.0

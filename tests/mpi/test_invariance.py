@@ -13,7 +13,7 @@ TRACE = Path(__file__).parent / "trace.py"
 SMALL = "rounds=6 logging.tensorboard=false"
 CONFIGURATIONS = {
     "fedavg": f"preset=fedavg participation.count=7 {SMALL}",
-    "fedavg with dropout": f"preset=fedavg model.name=cnn data.shards=digits:size=28 participation.count=5 {SMALL}",
+    "fedavg with dropout": f"preset=fedavg model.name=tests.mpi.user_models:dropout_mlp participation.count=5 {SMALL}",
     "weighted": f"preset=fedavg-weighted participation.count=7 {SMALL}",
     "fedsampling": f"preset=fedsampling samples.wanted=300 samples.threshold=150 {SMALL}",
     "naive": f"preset=fedsampling-naive samples.ratio=0.1 {SMALL}",

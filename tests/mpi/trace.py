@@ -1,6 +1,6 @@
 """A program for MPI tests: runs configurations and saves what every rank planned, drew and computed.
 
-    mpiexec -n N python tests/mpi/trace.py OUT.npz SETTINGS [SETTINGS ...]     (settings joined by spaces)
+mpiexec -n N python tests/mpi/trace.py OUT.npz SETTINGS [SETTINGS ...]     (settings joined by spaces)
 """
 
 from __future__ import annotations

@@ -1,0 +1,20 @@
+"""A user's own models, named in configurations as "tests.mpi.user_models:…"."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from fedmpi.data.schema import DataDescription
+
+
+def dropout_mlp(description: DataDescription, width: int = 32) -> nn.Module:
+    """A perceptron with plain torch dropout."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(description.feature_shape), width),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(width, description.classes),
+    )
