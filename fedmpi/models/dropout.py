@@ -179,7 +179,7 @@ def install_dropout(module: nn.Module) -> Masks:
         for name, child in parent.named_children():
             if isinstance(child, Dropout):
                 child.masks = masks
-            elif isinstance(child, _REPLACED):
+            elif isinstance(child, _REPLACED) and type(child) in _REPLACED:
                 channels = not isinstance(child, nn.Dropout)
                 new = swapped.setdefault(child, Dropout(child.p, masks, channels))
                 setattr(parent, name, new.train(child.training))

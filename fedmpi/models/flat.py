@@ -71,19 +71,25 @@ class FlatModel:
         self.has_dropout = has_dropout(module)
         self.dtype = self.parameters[0].dtype
         self.embeddings = _sparse_capable(module)
+        self._bound: Tensor | None = None
+        self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
 
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
         if flat.shape != (self.size,) or not flat.is_contiguous():
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
-        flat = flat.detach()
-        for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat), strict=True):
+        if flat is self._bound:
+            return
+        for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat.detach()), strict=True):
             tensor.data = view
+        self._bound = flat
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""
-        return self._cut(flat)[: len(self.parameters)]
+        if self._viewed is None or self._viewed[0] is not flat:
+            self._viewed = flat, self._cut(flat.detach())[: len(self.parameters)]
+        return self._viewed[1]
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         values = self.parameters if flat.numel() == self.trainable else [*self.parameters, *self.buffers]

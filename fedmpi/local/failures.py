@@ -1,0 +1,46 @@
+"""How a failing client is reported: by name, with what to do about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fedmpi.errors import ClientFailure, UserError
+
+
+@contextmanager
+def named_client(client: int, rank: int) -> Iterator[None]:
+    """Turn an exception into a ClientFailure that names the client and the rank; a UserError passes as it is."""
+    try:
+        yield
+    except (ClientFailure, UserError):
+        raise
+    except Exception as cause:
+        raise ClientFailure(client, rank, cause) from cause
+
+
+def check_loss(loss_sum: float, lr: float) -> None:
+    """Refuse a loss that is infinite or not a number.
+
+    Raises
+    ------
+    FloatingPointError
+        With the advice to lower the learning rate: a diverged client would ruin the global model without a word.
+    """
+    if not math.isfinite(loss_sum):
+        raise FloatingPointError(f"the loss is {loss_sum}: training diverged at lr = {lr:g}; lower local.lr")
+
+
+def check_update(delta: Tensor, lr: float) -> None:
+    """Refuse an update (d,) with values that are infinite, not a number, or too large to be squared.
+
+    Raises
+    ------
+    FloatingPointError
+        As `check_loss`.
+    """
+    if not math.isfinite(float(delta.dot(delta))):
+        raise FloatingPointError(f"the update is not finite: training diverged at lr = {lr:g}; lower local.lr")

@@ -1,0 +1,258 @@
+"""The merged engine: clients that take one SGD step from the same model are one weighted gradient.
+
+Σ_k c_k Δ_k = −η Σ_k (c_k / r_k) Σ_i ∇ℓ_i(w), over the r_k rows of client k's only batch: exact up to rounding, and its
+cost is that of the samples, however many clients own them. FedProx's term vanishes in a first step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.errors import ClientFailure, UserError
+from fedmpi.local.failures import check_loss
+from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
+from fedmpi.models.dropout import JoinedMasks
+from fedmpi.models.flat import FlatModel, add_gradients
+from fedmpi.streams import Purpose, Streams
+
+CHUNK_ROWS = {"cpu": 256, "cuda": 4096}
+"""Samples of one pass: on a CPU few enough to keep the activations in the cache."""
+
+SPARSE_ABOVE = 4
+"""Embedding rows per token of a chunk above which gradients of the tables are kept sparse; below, dense is as fast."""
+
+
+class MergedEngine:
+    """Trains any number of one-step clients as one weighted batch, cut into chunks.
+
+    Parameters
+    ----------
+    model : FlatModel
+        Bound to the round's start while it trains.
+    source : DataSource
+        The clients' samples; `load_positions` is used where it has it.
+    streams : Streams
+        Rows of a drawn batch, dropout masks.
+    rank : int
+        Named in failures.
+    """
+
+    name = "merged"
+    description = "merged: one-step clients as one weighted gradient"
+
+    def __init__(self, model: FlatModel, source: DataSource, streams: Streams, rank: int = 0):
+        self.model, self.source, self.streams, self.rank = model, source, streams, rank
+        self._offsets: Ints | None = None
+        self._load_positions = getattr(source, "load_positions", None)
+
+    def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
+        """Why merging would not be exact, or None where it is."""
+        if rule.optimizer != "sgd":
+            return f"local.optimizer = {rule.optimizer} is not linear in the gradient"
+        if self.model.has_buffers:
+            return "the model has buffers that every client changes (batch norm)"
+        if getattr(total, "tensor", None) is None:
+            return "exact sums need every client's own update"
+        traits = forward_traits(self.model, self.source.description)
+        if traits.couples:
+            return "a sample's logits depend on the other samples of its batch"
+        if traits.draws:
+            return "the model draws from torch's own generator"
+        return None
+
+    def accepts(self, task: Task, rule: LocalRule) -> bool:
+        """Whether the task is a single step."""
+        return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
+
+    def train(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        """Add Σ coefficient · Δ of one-step tasks to `total`.
+
+        Raises
+        ------
+        UserError
+            Merging is not exact for this configuration, or a task has several steps.
+        ClientFailure
+            A loss or a gradient that is not finite.
+        """
+        if not all(self.accepts(task, rule) for task in tasks):
+            raise UserError(
+                'local.engine = "merged" needs clients that take a single step: set local.steps = 1, or choose "auto"'
+            )
+        clients, rows, counts = self._rows_of(tasks, rule, round)
+        coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))
+        weights = np.repeat(coefficients / np.maximum(counts, 1), counts)
+        report = self.train_rows(np.repeat(clients, counts), rows, weights, start, rule, round, total)
+        report.clients, report.weight = len(tasks), float(coefficients.sum())
+        report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
+        return report
+
+    def train_rows(
+        self,
+        clients: Ints,
+        rows: Ints,
+        weights: NDArray[np.float64],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> WorkReport:
+        """Add −η Σ_i weights_i ∇ℓ_i(start) to `total`; the clients are not looped over unless the model has dropout.
+
+        Parameters
+        ----------
+        clients, rows : int64 (r,)
+            Owner and local row of every sample; the samples of a client lie together.
+        weights : float64 (r,)
+            c_k / r_k of the sample's owner.
+        start : Tensor (d,)
+        rule : LocalRule
+            Gives η.
+        round : int
+            Keys the dropout streams.
+        total : Accumulator
+            With a float `tensor`.
+
+        Returns
+        -------
+        WorkReport
+            `clients`, `steps` and `samples` count owners and samples; `weight` is Σ weights.
+        """
+        reason = self.refusal(rule, total)
+        if reason is not None:
+            raise UserError(f'local.engine = "merged" is not exact here: {reason}; choose "auto"')
+        self.model.bind(start)
+        self.model.module.train()
+        report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
+        report.clients = report.steps = _runs(clients)[0].size
+        target = total.tensor  # type: ignore[attr-defined]
+        views = self.model.views(target)
+        with self.model.sparse_embeddings(self._prefer_sparse()):
+            for part in self._chunks(clients):
+                losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, report)
+                self._check(losses, clients[part], rule)
+        if not math.isfinite(float(target.dot(target))):
+            self._name_culprit(clients, rows, start, rule, round)
+        return report
+
+    def _add_chunk(
+        self,
+        views: list[Tensor],
+        clients: Ints,
+        rows: Ints,
+        weights: NDArray[np.float64],
+        rule: LocalRule,
+        round: int,
+        report: WorkReport,
+    ) -> Tensor:
+        """Add one chunk's weighted gradient to the views; the samples' losses (r,)."""
+        started = time.perf_counter()
+        x, y = self._load(clients, rows)
+        loaded = time.perf_counter()
+        if self.model.has_dropout:
+            owners, counts = _runs(clients)
+            streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
+            self.model.masks.source = JoinedMasks(streams, counts.tolist())
+        factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
+        losses, gradients = self.model.weighted_gradient(x, y, factors)
+        add_gradients(views, gradients, -rule.lr)
+        report.loss_sum += float(losses.sum(dtype=torch.float64))
+        report.load_seconds += loaded - started
+        report.train_seconds += time.perf_counter() - loaded
+        return losses
+
+    def _rows_of(self, tasks: Sequence[Task], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:
+        """The clients (m,), the local rows of their single batches, one after another, and how many each has (m,)."""
+        sizes = self.source.sizes
+        clients = np.fromiter((task.client for task in tasks), np.int64, len(tasks))
+        given = [self._batch(task, rule, task_size(task, sizes), round) for task in tasks]
+        partial = np.fromiter((rows is not None for rows in given), bool, len(tasks))
+        counts = sizes[clients]
+        counts[partial] = [len(rows) for rows in given if rows is not None]
+        rows = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        if partial.any():
+            rows[np.repeat(partial, counts)] = np.concatenate([chosen for chosen in given if chosen is not None])
+        return clients, rows, counts
+
+    def _batch(self, task: Task, rule: LocalRule, n: int, round: int) -> Ints | None:
+        """The local rows of the task's only batch; None = all of the client's."""
+        if not needs_order(rule, n):
+            return task.rows
+        generator = self.streams.generator(Purpose.BATCH_ORDER, round, task.client)
+        [chosen] = schedule(rule, n, generator)
+        assert chosen is not None and len(chosen) == batch_rows(rule, n)
+        return chosen if task.rows is None else task.rows[chosen]
+
+    def _chunks(self, clients: Ints) -> Iterator[slice]:
+        """Cuts of about CHUNK_ROWS; between clients where masks are drawn, since a client draws for its whole batch."""
+        size = CHUNK_ROWS.get(self.model.device.type, CHUNK_ROWS["cpu"])
+        ends = np.arange(1, len(clients) + 1)
+        if self.model.has_dropout:
+            ends = np.cumsum(_runs(clients)[1])
+        first = 0
+        while first < len(clients):
+            place = int(np.searchsorted(ends, first + size, side="right"))
+            last = int(ends[max(place - 1, 0)])
+            if last <= first:  # a single client larger than a chunk
+                last = int(ends[place])
+            yield slice(first, last)
+            first = last
+
+    def _load(self, clients: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
+        if self._load_positions is None:
+            owners, counts = _runs(clients)
+            return self.source.load_many(owners, np.split(rows, np.cumsum(counts)[:-1]))
+        if self._offsets is None:
+            sizes = self.source.sizes
+            self._offsets = np.cumsum(sizes) - sizes
+        found: tuple[Tensor, Tensor] = self._load_positions(self._offsets[clients] + rows)
+        return found
+
+    def _prefer_sparse(self) -> bool:
+        """Sparse gradients pay where a chunk touches few rows of the tables."""
+        tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
+        return sum(table.num_embeddings for table in self.model.embeddings) > SPARSE_ABOVE * tokens
+
+    def _check(self, losses: Tensor, clients: Ints, rule: LocalRule) -> None:
+        finite = torch.isfinite(losses)
+        if not bool(finite.all()):
+            place = int(torch.nonzero(~finite)[0])
+            self._fail(int(clients[place]), float(losses[place]), rule)
+
+    def _fail(self, client: int, loss: float, rule: LocalRule) -> None:
+        try:
+            check_loss(loss, rule.lr)
+        except FloatingPointError as cause:
+            raise ClientFailure(client, self.rank, cause) from cause
+
+    def _name_culprit(self, clients: Ints, rows: Ints, start: Tensor, rule: LocalRule, round: int) -> None:
+        """The sum is not finite though every loss is: find the first client whose gradient is not."""
+        own = torch.zeros_like(start)
+        views = self.model.views(own)
+        owners, counts = _runs(clients)
+        for client, last, count in zip(owners.tolist(), np.cumsum(counts).tolist(), counts.tolist(), strict=True):
+            part = slice(last - count, last)
+            own.zero_()
+            weights = np.full(count, 1 / count)
+            self._add_chunk(views, clients[part], rows[part], weights, rule, round, WorkReport())
+            self._fail(client, float(own.dot(own)), rule)
+        raise FloatingPointError(f"the sum of the updates overflows at lr = {rule.lr:g}: lower local.lr")
+
+
+def _runs(clients: Ints) -> tuple[Ints, Ints]:
+    """The clients of consecutive equal entries, and how many entries each run has."""
+    if not len(clients):
+        return clients, clients
+    starts = np.flatnonzero(np.concatenate([[True], clients[1:] != clients[:-1]]))
+    return clients[starts], np.diff(np.append(starts, len(clients)))

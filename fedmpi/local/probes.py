@@ -1,0 +1,147 @@
+"""Gradients of clients at a given model: what strata and importance draws look at.
+
+FedSTS and FedSTaS use the full local gradient, FedSSO the change of one local step, which is −η times a gradient.
+Dropout is off; batch norm uses the statistics of the probe's own batch, as in a local step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.local.failures import named_client
+from fedmpi.local.traits import forward_traits, kept_generator, seed_module
+from fedmpi.local.work import DataSource, Ints
+from fedmpi.models.dropout import NoMasks
+from fedmpi.models.flat import FlatModel, add_gradients
+from fedmpi.streams import Purpose, Streams
+
+Probe = Literal["full", "batch", "sample"]
+
+PROBE_ROWS = 1024
+"""Samples whose activations are held at once; a larger local set is passed in parts."""
+
+BLOCK_BYTES = 1 << 26
+
+
+def client_gradients(
+    source: DataSource,
+    model: FlatModel,
+    clients: Iterable[int] | Ints,
+    w: Tensor,
+    probe: Probe,
+    streams: Streams,
+    round: int,
+    batch_rows: int | None = None,
+    rank: int = 0,
+) -> Iterator[tuple[int, Tensor]]:
+    """Each client's mean gradient at `w`.
+
+    Parameters
+    ----------
+    source : DataSource
+        The clients' samples.
+    model : FlatModel
+        Bound to a copy of `w` while a gradient is computed.
+    clients : iterable of int
+        In the order wanted.
+    w : Tensor (d,)
+        Left as it is.
+    probe : {"full", "batch", "sample"}
+        All local samples, `batch_rows` of them, or one; drawn from the stream (PROBE, round, client).
+    streams : Streams
+    round : int
+    batch_rows : int or None
+        B of the probe "batch"; None = all samples.
+    rank : int
+        Named in failures.
+
+    Yields
+    ------
+    client : int
+    gradient : Tensor (t,)
+        Over the t trainable values; the same memory every time. Zero for a client without samples.
+
+    Raises
+    ------
+    ClientFailure
+        Anything raised for a client, or a gradient that is not finite.
+    """
+    point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
+    draws = forward_traits(model, source.description).draws
+    for client in clients:
+        client = int(client)
+        with named_client(client, rank), kept_generator() if draws else nullcontext():
+            if draws:
+                seed_module(streams, round, client)
+            rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client)
+            x, y = source.load(client, rows)
+            _mean_gradient(model, point.copy_(w), x, y, gradient)
+            if not bool(torch.isfinite(gradient.sum())):
+                raise FloatingPointError("its gradient is not finite: training diverged; lower local.lr")
+        yield client, gradient
+
+
+def gradient_blocks(
+    source: DataSource,
+    model: FlatModel,
+    clients: Iterable[int] | Ints,
+    w: Tensor,
+    probe: Probe,
+    streams: Streams,
+    round: int,
+    batch_rows: int | None = None,
+    rank: int = 0,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[tuple[Ints, Tensor]]:
+    """The gradients of `client_gradients` in blocks of bounded memory.
+
+    Parameters
+    ----------
+    block_bytes : int
+        About the size of a block.
+
+    Yields
+    ------
+    clients : int64 (k,)
+    gradients : Tensor (k, t)
+        On the CPU; memory of its own.
+    """
+    height = max(1, block_bytes // (model.trainable * w.element_size()))
+    stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank)
+    while True:
+        members: list[int] = []
+        block = torch.empty(height, model.trainable, dtype=w.dtype)
+        for place, (client, gradient) in enumerate(islice(stream, height)):
+            members.append(client)
+            block[place] = gradient
+        if not members:
+            return
+        yield np.array(members, np.int64), block[: len(members)]
+
+
+def _probed_rows(
+    n: int, probe: Probe, batch_rows: int | None, streams: Streams, round: int, client: int
+) -> Ints | None:
+    count = {"full": n, "batch": n if batch_rows is None else batch_rows, "sample": 1}[probe]
+    if count >= n:
+        return None
+    return streams.generator(Purpose.PROBE, round, client).choice(n, count, replace=False, shuffle=False)
+
+
+def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: Tensor) -> None:
+    """The gradient of the mean loss of (x, y) at `point`, into `out` (t,)."""
+    model.bind(point)
+    model.module.train()
+    model.masks.source = NoMasks()
+    views = model.views(out.zero_())
+    for first in range(0, len(y), PROBE_ROWS):
+        part = slice(first, first + PROBE_ROWS)
+        _, gradients = model.loss_gradient(x[part], y[part])
+        add_gradients(views, gradients, len(y[part]) / len(y))

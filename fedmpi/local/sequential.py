@@ -1,0 +1,212 @@
+"""The sequential engine: one client after the other on one flat working vector, for any nn.Module.
+
+No optimizer object a client, no DataLoader, no copy of the model: the vector is refilled, gradients are subtracted in
+place, batches are slices of one gather.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.local.failures import check_loss, check_update, named_client
+from fedmpi.local.optimizers import SGD, Adam, AdamState, LocalOptimizer
+from fedmpi.local.schedule import batch_rows, needs_order, passes
+from fedmpi.local.traits import forward_traits, kept_generator, seed_module
+from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport
+from fedmpi.models.dropout import ClientMasks
+from fedmpi.models.flat import FlatModel
+from fedmpi.streams import Purpose, Streams
+
+GATHER_BYTES = 1 << 22
+"""Rows gathered at once: large enough to spread the cost of the call, small enough for the cache."""
+
+
+class SequentialEngine:
+    """Trains one client after the other.
+
+    Parameters
+    ----------
+    model : FlatModel
+        Bound to the engine's own working vector while it trains.
+    source : DataSource
+        The clients' samples.
+    streams : Streams
+        Batch order, dropout masks, and seeds for models that draw from torch's generator.
+    rank : int
+        Named in failures.
+    observe : callable, optional
+        observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
+    """
+
+    name = "sequential"
+    description = "sequential: one client after the other"
+
+    def __init__(
+        self, model: FlatModel, source: DataSource, streams: Streams, rank: int = 0, observe: Observer | None = None
+    ):
+        self.model, self.source, self.streams = model, source, streams
+        self.rank, self.observe = rank, observe
+        self._memory = _WorkingMemory(model)
+        self._gathered: tuple[Tensor, Tensor] | None = None
+
+    def train(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
+
+        Raises
+        ------
+        ClientFailure
+            Naming the client: anything raised inside its work, or a loss or an update that is not finite.
+        """
+        report = WorkReport()
+        w = self._memory.vector
+        for task in tasks:
+            w.copy_(start)
+            report += self.advance(w, task, rule, round)
+            with named_client(task.client, self.rank):
+                delta = w.sub_(start)
+                check_update(delta, rule.lr)
+                if self.observe is not None:
+                    replaced = self.observe(task.client, delta)
+                    delta = delta if replaced is None else replaced
+                total.add(delta, task.coefficient)
+            report.weight += task.coefficient
+        return report
+
+    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+        """One client's local steps on `w` (d,), in place; w's values on entry are the proximal term's w_start.
+
+        Parameters
+        ----------
+        w : Tensor (d,)
+        task : Task
+            Its coefficient plays no part here.
+        rule : LocalRule
+        round : int
+            Keys the random streams, with the task's visit.
+        state : AdamState, optional
+            Adam's memory to go on with; a fresh one by default.
+
+        Raises
+        ------
+        ClientFailure
+            As `train`.
+        """
+        draws = forward_traits(self.model, self.source.description).draws
+        with named_client(task.client, self.rank), kept_generator() if draws else nullcontext():
+            started = time.perf_counter()
+            x, y = self.source.load(task.client, task.rows)
+            loaded = time.perf_counter()
+            report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
+            if len(y):
+                if draws:
+                    seed_module(self.streams, task.stream_round(round), task.client)
+                optimizer = self._prepare(w, task, rule, round, state)
+                self._steps(optimizer, x, y, task, rule, round, report)
+                check_loss(report.loss_sum, rule.lr)
+            report.train_seconds = time.perf_counter() - loaded
+            return report
+
+    def _prepare(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None) -> LocalOptimizer:
+        """Bind the model to `w` and point its dropout at the client's stream."""
+        self.model.bind(w)
+        if not self.model.module.training:
+            self.model.module.train()
+        if self.model.has_dropout:
+            stream = self.streams.generator(Purpose.DROPOUT, task.stream_round(round), task.client)
+            self.model.masks.source = ClientMasks(stream)
+        return self._memory.optimizer(w, rule, state)
+
+    def _steps(
+        self,
+        optimizer: LocalOptimizer,
+        x: Tensor,
+        y: Tensor,
+        task: Task,
+        rule: LocalRule,
+        round: int,
+        report: WorkReport,
+    ) -> None:
+        losses = self._memory.losses.zero_()
+        for batch_x, batch_y in self._batches(x, y, task, rule, round):
+            loss, gradients = self.model.loss_gradient(batch_x, batch_y)
+            optimizer.step(gradients)
+            losses.add_(loss, alpha=len(batch_y))
+            report.steps += 1
+            report.loss_count += len(batch_y)
+        report.loss_sum = float(losses)
+
+    def _batches(
+        self, x: Tensor, y: Tensor, task: Task, rule: LocalRule, round: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        n = len(y)
+        size = batch_rows(rule, n)
+        generator = None
+        if needs_order(rule, n):
+            generator = self.streams.generator(Purpose.BATCH_ORDER, task.stream_round(round), task.client)
+        at_once = _rows_at_once(x, size)
+        for order in passes(rule, n, generator):
+            if order is None:
+                yield x, y
+                continue
+            index = torch.from_numpy(order).to(y.device)
+            for rows in torch.split(index, at_once):
+                some_x, some_y = self._gather(x, y, rows)
+                yield from zip(torch.split(some_x, size), torch.split(some_y, size), strict=True)
+
+    def _gather(self, x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of a client in the order they are visited, in memory that is used again."""
+        buffers = self._gathered
+        if buffers is None or len(buffers[0]) < len(rows) or buffers[0].shape[1:] != x.shape[1:]:
+            buffers = self._gathered = x.new_empty(len(rows), *x.shape[1:]), y.new_empty(len(rows))
+        some_x, some_y = buffers[0][: len(rows)], buffers[1][: len(rows)]
+        torch.index_select(x, 0, rows, out=some_x)
+        torch.index_select(y, 0, rows, out=some_y)
+        return some_x, some_y
+
+
+def _rows_at_once(x: Tensor, batch: int) -> int:
+    """A multiple of the batch size that gathers about GATHER_BYTES."""
+    row_bytes = max(1, x.element_size() * x[0].numel())
+    return batch * max(1, GATHER_BYTES // (row_bytes * batch))
+
+
+class _WorkingMemory:
+    """The vectors an engine needs, allocated when first used and then kept."""
+
+    def __init__(self, model: FlatModel):
+        self.model = model
+        self.vector = torch.empty_like(model.initial)
+        self.losses = torch.zeros((), dtype=torch.float64, device=model.device)
+        self._start: Tensor | None = None
+        self._adam: tuple[Tensor, Tensor, AdamState] | None = None
+
+    def optimizer(self, w: Tensor, rule: LocalRule, state: AdamState | None) -> LocalOptimizer:
+        """The optimizer of one client's work on `w`."""
+        values = w[: self.model.trainable]
+        start = self._proximal_start(values) if rule.proximal_mu else None
+        if rule.optimizer == "sgd":
+            return SGD(values, self.model.views(w), rule, start)
+        gradient, scratch, own = self._adam_memory()
+        if state is None:
+            state = own
+            state.reset()
+        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch)
+
+    def _proximal_start(self, values: Tensor) -> Tensor:
+        if self._start is None:
+            self._start = torch.empty_like(values)
+        return self._start.copy_(values)
+
+    def _adam_memory(self) -> tuple[Tensor, Tensor, AdamState]:
+        if self._adam is None:
+            gradient = torch.empty_like(self.vector[: self.model.trainable])
+            self._adam = gradient, torch.empty_like(gradient), AdamState.fresh(self.model)
+        return self._adam

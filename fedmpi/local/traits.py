@@ -1,0 +1,137 @@
+"""What a model's forward pass does beside computing, found out by trying it: draws from torch's global generator,
+lets the samples of a batch influence one another, or cannot read the data at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.errors import UserError
+from fedmpi.models.dropout import NoMasks
+from fedmpi.models.flat import FlatModel
+from fedmpi.streams import Purpose, Streams
+
+TRIAL_ROWS = 4
+
+
+@dataclass(frozen=True)
+class ForwardTraits:
+    """What training with merged batches must know about a model.
+
+    Attributes
+    ----------
+    draws : bool
+        The forward pass draws from torch's global generator (functional dropout, the dropout of nn.LSTM …).
+    couples : bool
+        A sample's logits depend on the other samples of the batch (batch norm …).
+    """
+
+    draws: bool
+    couples: bool
+
+
+_known: WeakKeyDictionary[FlatModel, ForwardTraits] = WeakKeyDictionary()
+
+
+def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTraits:
+    """The traits of a model, tried once on a few made-up samples; neither its values nor any generator change.
+
+    The model is then bound to a scratch copy of its initial values.
+
+    Raises
+    ------
+    UserError
+        The model fails on samples of this shape, or does not return one logit a class.
+    """
+    if model not in _known:
+        _known[model] = _try_out(model, description)
+    return _known[model]
+
+
+def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
+    x = _made_up_samples(model, description)
+    model.bind(model.initial.clone())
+    was_training = model.module.training
+    model.module.train()
+    previous, model.masks.source = model.masks.source, NoMasks()
+    try:
+        with torch.no_grad(), kept_generator():
+            draws = _draws(model, x)
+            torch.default_generator.manual_seed(0)
+            whole = _logits(model, x, description)
+            halves = [_logits(model, half, description) for half in x.chunk(2)]
+    finally:
+        model.masks.source = previous
+        model.module.train(was_training)
+    return ForwardTraits(draws, couples=not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5))
+
+
+@contextmanager
+def kept_generator() -> Iterator[None]:
+    """Put torch's global generators back to where they stood."""
+    devices = list(range(torch.cuda.device_count())) if _cuda_in_use() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def seed_module(streams: Streams, round: int, client: int) -> None:
+    """Seed torch's global generators for one client; call it within `kept_generator`.
+
+    Used for models that draw from them: reproducible and the same on any rank, though engines then differ.
+    """
+    torch.manual_seed(streams.seed64(Purpose.MODULE, round, client))
+
+
+def _draws(model: FlatModel, x: Tensor) -> bool:
+    before = _generator_states()
+    try:
+        model.module(x)
+    except Exception:  # reported by _logits, which runs the same pass
+        return False
+    return any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _generator_states() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if _cuda_in_use():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
+    try:
+        logits = model.module(x)
+    except Exception as error:
+        raise UserError(
+            f"the model cannot read {description.task} samples of shape {tuple(description.feature_shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(logits, Tensor) or logits.shape != (len(x), description.classes):
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(
+            f"the model must return logits of shape (samples, {description.classes}), one a class of the data, "
+            f"but {len(x)} samples gave {found}"
+        )
+    return logits
+
+
+def _made_up_samples(model: FlatModel, description: DataDescription) -> Tensor:
+    generator = np.random.Generator(np.random.Philox(0))
+    shape = (TRIAL_ROWS, *description.feature_shape)
+    if description.task == "text":
+        tokens = generator.integers(0, max(description.vocabulary, 1), shape, dtype=np.int32)
+        return torch.from_numpy(tokens).to(model.device)
+    values = torch.from_numpy(generator.standard_normal(shape))
+    return values.to(device=model.device, dtype=model.dtype)
