@@ -6,69 +6,35 @@ Memory is bounded by one chunk of features; the manifest is written last, so a f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from data_prep.files import entry, reserve, shard_starts, smallest_unsigned, store, whole_h5, write_text
+from data_prep.files import entry, store, whole_h5, write_text
 from data_prep.folder import claim, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import AnyArray, RawDataset
-from data_prep.statistics import class_count_blocks
-from fedmpi.data.assignment import inverse_of
+from data_prep.shard import make_plan, row_bytes, write_rows, write_shard
 from fedmpi.data.schema import (
-    CLASS_COUNTS,
-    CLIENT_IDS,
     EXTRAS,
     FEATURES,
     LABELS,
     MANIFEST,
-    OFFSETS,
     TEST,
     VALIDATION,
     VOCABULARY,
     DataDescription,
     Manifest,
     ShardFile,
-    shard_name,
 )
 from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
 
-CHUNK_BYTES = 64 << 20
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that decides the bytes of the training shards.
-
-    Parameters
-    ----------
-    raw : RawDataset
-    rows, offsets : int64 (n,), int64 (N + 1,)
-        Training rows of the clients after the validation part was taken.
-    client_ids : ndarray (N,)
-        int64 or bytes.
-    starts : int64 (shards + 1,)
-        First client of every shard.
-    label_dtype, count_dtype : dtype
-        Of y and class_counts.
-    """
-
-    raw: RawDataset
-    rows: Int64Array
-    offsets: Int64Array
-    client_ids: AnyArray
-    starts: Int64Array
-    label_dtype: np.dtype[Any]
-    count_dtype: np.dtype[Any]
 
 
 def write_shards(
@@ -143,12 +109,12 @@ def _write_all(
 ) -> dict[str, Any]:
     generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
     rows, offsets, held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
-    plan = _plan(raw, partition, rows, offsets, shards)
-    ticks = _Ticks(progress, (len(rows) + len(held)) * _row_bytes(raw))
+    plan = make_plan(raw, partition, rows, offsets, shards)
+    ticks = _Ticks(progress, (len(rows) + len(held)) * row_bytes(raw))
     train = [write_shard(plan, index, folder, ticks.add) for index in range(len(plan.starts) - 1)]
     test = balanced_rows(raw.test_y, raw.classes) if partition.balanced_test else np.arange(len(raw.test_y))
     test_file = _write_part(raw, folder / TEST, raw.test_x[test], raw.test_y[test])
-    val_file = _write_rows(plan, folder / VALIDATION, held, ticks.add) if len(held) else None
+    val_file = write_rows(plan, folder / VALIDATION, held, ticks.add) if len(held) else None
     manifest = Manifest(
         dataset=raw.name,
         partition=partition.law,
@@ -176,73 +142,11 @@ def _write_all(
     return manifest.as_dict()
 
 
-def write_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None]) -> ShardFile:
-    """Write one training shard; shards are independent, so several processes may each write some."""
-    first, last = int(plan.starts[index]), int(plan.starts[index + 1])
-    rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
-    path = folder / shard_name(index)
-    with whole_h5(path) as h5:
-        store(h5, OFFSETS, plan.offsets[first : last + 1] - plan.offsets[first])
-        store(h5, CLIENT_IDS, plan.client_ids[first:last])
-        counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
-        mine = Partition(rows, plan.offsets[first : last + 1] - plan.offsets[first], "", {})
-        filled = 0
-        for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
-            counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
-            filled += len(block)
-        _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return entry(path, first, last - first, len(rows))
-
-
-def _plan(raw: RawDataset, partition: Partition, rows: Int64Array, offsets: Int64Array, shards: int) -> Plan:
-    draft = Plan(
-        raw,
-        rows,
-        offsets,
-        _client_ids(raw, partition),
-        shard_starts(np.diff(offsets), shards),
-        smallest_unsigned(raw.classes - 1) if raw.classes <= 256 else np.dtype(np.int32),
-        np.dtype(np.uint8),
-    )
-    blocks = class_count_blocks(Partition(rows, offsets, "", {}), raw.labels, raw.classes)
-    largest = max(int(block.max(initial=0)) for block in blocks)
-    return Plan(**{**draft.__dict__, "count_dtype": smallest_unsigned(largest)})
-
-
-def _stream(
-    h5: h5py.File, raw: RawDataset, rows: Int64Array, label_dtype: np.dtype[Any], tick: Callable[[int], None]
-) -> None:
-    labels = reserve(h5, LABELS, (len(rows),), label_dtype)
-    features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
-    step = max(1, CHUNK_BYTES // _row_bytes(raw))
-    for low in range(0, len(rows), step):
-        part = rows[low : low + step]
-        labels[low : low + len(part)] = raw.labels[part].astype(label_dtype)
-        features[low : low + len(part)] = _read(raw, part)
-        tick(len(part) * _row_bytes(raw))
-
-
-def _read(raw: RawDataset, rows: Int64Array) -> AnyArray:
-    """Features of rows in the order given; the source is read front to back."""
-    order = np.argsort(rows, kind="stable")
-    x = np.asarray(raw.read(rows[order]))
-    if x.shape != (len(rows), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
-        said = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
-        raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {said}")
-    return x.take(inverse_of(order), axis=0)
-
-
 def _write_part(raw: RawDataset, path: Path, x: AnyArray, y: Int64Array) -> ShardFile:
     with whole_h5(path) as h5:
         store(h5, LABELS, y.astype(np.int64))
         store(h5, FEATURES, x.astype(raw.dtype, copy=False))
     return entry(path, samples=len(y))
-
-
-def _write_rows(plan: Plan, path: Path, rows: Int64Array, tick: Callable[[int], None]) -> ShardFile:
-    with whole_h5(path) as h5:
-        _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return entry(path, samples=len(rows))
 
 
 def _write_extras(raw: RawDataset, folder: Path) -> ShardFile | None:
@@ -261,22 +165,10 @@ def _write_vocabulary(raw: RawDataset, folder: Path) -> ShardFile | None:
     return entry(folder / VOCABULARY)
 
 
-def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
-    if partition.users is None:
-        return np.arange(partition.clients)
-    if raw.user_names is None:
-        return partition.users
-    return np.char.encode(np.array([raw.user_names[user] for user in partition.users]), "utf-8")
-
-
 def _describe(raw: RawDataset) -> DataDescription:
     return DataDescription(
         raw.feature_shape, raw.dtype, raw.classes, raw.task, len(raw.vocabulary), tuple(raw.mean), tuple(raw.std)
     )
-
-
-def _row_bytes(raw: RawDataset) -> int:
-    return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize
 
 
 def _check(raw: RawDataset) -> None:

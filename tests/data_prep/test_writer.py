@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import data_prep.writer as writer
+import data_prep.shard as shard
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset
@@ -42,7 +42,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 7 * 16)  # many chunks
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 7 * 16)  # many chunks
     made = drawn()
     manifest = write_shards(RAW, made, tmp_path / "out", 4, 0, "the command")
     store = open_store(tmp_path / "out", verify=True)
@@ -197,7 +197,7 @@ def test_progress_counts_bytes_to_the_end(tmp_path: Path) -> None:
 
 
 def test_the_source_is_read_in_bounded_chunks_front_to_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 100 * 16)
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 100 * 16)
     asked: list[np.ndarray] = []
 
     def read(rows: np.ndarray) -> np.ndarray:

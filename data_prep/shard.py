@@ -1,0 +1,123 @@
+"""One training shard: what decides its bytes, and its streaming to a file in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from data_prep.files import entry, reserve, shard_starts, smallest_unsigned, store, whole_h5
+from data_prep.partitions.common import Int64Array, Partition
+from data_prep.raw import AnyArray, RawDataset
+from data_prep.statistics import class_count_blocks
+from fedmpi.data.assignment import inverse_of
+from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, ShardFile, shard_name
+
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the bytes of the training shards.
+
+    Parameters
+    ----------
+    raw : RawDataset
+    rows, offsets : int64 (n,), int64 (N + 1,)
+        Training rows of the clients after the validation part was taken.
+    client_ids : ndarray (N,)
+        int64 or bytes.
+    starts : int64 (shards + 1,)
+        First client of every shard.
+    label_dtype, count_dtype : dtype
+        Of y and class_counts.
+    """
+
+    raw: RawDataset
+    rows: Int64Array
+    offsets: Int64Array
+    client_ids: AnyArray
+    starts: Int64Array
+    label_dtype: np.dtype[Any]
+    count_dtype: np.dtype[Any]
+
+
+def make_plan(raw: RawDataset, partition: Partition, rows: Int64Array, offsets: Int64Array, shards: int) -> Plan:
+    """The plan of a partition whose clients keep `rows` (n,) at `offsets` (N + 1,); at most one shard a client."""
+    draft = Plan(
+        raw,
+        rows,
+        offsets,
+        _client_ids(raw, partition),
+        shard_starts(np.diff(offsets), shards),
+        smallest_unsigned(raw.classes - 1) if raw.classes <= 256 else np.dtype(np.int32),
+        np.dtype(np.uint8),
+    )
+    blocks = class_count_blocks(Partition(rows, offsets, "", {}), raw.labels, raw.classes)
+    largest = max(int(block.max(initial=0)) for block in blocks)
+    return replace(draft, count_dtype=smallest_unsigned(largest))
+
+
+def write_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None]) -> ShardFile:
+    """Write one training shard; shards are independent, so several processes may each write some."""
+    first, last = int(plan.starts[index]), int(plan.starts[index + 1])
+    rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
+    path = folder / shard_name(index)
+    with whole_h5(path) as h5:
+        store(h5, OFFSETS, plan.offsets[first : last + 1] - plan.offsets[first])
+        store(h5, CLIENT_IDS, plan.client_ids[first:last])
+        counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
+        mine = Partition(rows, plan.offsets[first : last + 1] - plan.offsets[first], "", {})
+        filled = 0
+        for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
+            counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
+            filled += len(block)
+        _stream(h5, plan.raw, rows, plan.label_dtype, tick)
+    return entry(path, first, last - first, len(rows))
+
+
+def write_rows(plan: Plan, path: Path, rows: Int64Array, tick: Callable[[int], None]) -> ShardFile:
+    """Write features and labels of training rows that belong to no client, e.g. the validation part."""
+    with whole_h5(path) as h5:
+        _stream(h5, plan.raw, rows, plan.label_dtype, tick)
+    return entry(path, samples=len(rows))
+
+
+def _stream(
+    h5: h5py.File, raw: RawDataset, rows: Int64Array, label_dtype: np.dtype[Any], tick: Callable[[int], None]
+) -> None:
+    labels = reserve(h5, LABELS, (len(rows),), label_dtype)
+    features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
+    step = max(1, CHUNK_BYTES // row_bytes(raw))
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
+        labels[low : low + len(part)] = raw.labels[part].astype(label_dtype)
+        features[low : low + len(part)] = _read(raw, part)
+        tick(len(part) * row_bytes(raw))
+
+
+def _read(raw: RawDataset, rows: Int64Array) -> AnyArray:
+    """Features of rows in the order given; the source is read front to back."""
+    order = np.argsort(rows, kind="stable")
+    x = np.asarray(raw.read(rows[order]))
+    if x.shape != (len(rows), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
+        said = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
+        raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {said}")
+    return x.take(inverse_of(order), axis=0)
+
+
+def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
+    if partition.users is None:
+        return np.arange(partition.clients)
+    if raw.user_names is None:
+        return partition.users
+    return np.char.encode(np.array([raw.user_names[user] for user in partition.users]), "utf-8")
+
+
+def row_bytes(raw: RawDataset) -> int:
+    """Bytes of the features of one row."""
+    return int(np.prod(raw.feature_shape, dtype=np.int64)) * np.dtype(raw.dtype).itemsize

@@ -1,0 +1,21 @@
+"""Helpers of the partition tests: a draw from a seed, and the class counts of its clients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.partitions import Partition, partition
+from fedmpi.streams import Purpose, Streams
+
+
+def draw(
+    name: str, labels: np.ndarray, classes: int, clients: int | None, seed: int = 0, **options: object
+) -> Partition:
+    users = np.arange(len(labels)) * 7919 % max(1, len(labels) // 3)
+    generator = Streams(seed).generator(Purpose.PARTITION)
+    return partition(name, labels, classes, clients, generator, users, **options)
+
+
+def counts_of(made: Partition, labels: np.ndarray, classes: int) -> np.ndarray:
+    owner = np.repeat(np.arange(made.clients), made.sizes)
+    return np.bincount(owner * classes + labels[made.rows], minlength=made.clients * classes).reshape(-1, classes)

@@ -1,0 +1,103 @@
+"""Size laws, Astraea's sets, and the whole-number arithmetic under the partitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.partitions.astraea_laws import class_shares
+from data_prep.sizes import largest_remainders, lognormal_sizes, whole_sizes
+from fedmpi.data.assignment import fill_by_mix, level_down
+from fedmpi.errors import UserError
+from tests.data_prep.partition_draws import counts_of, draw
+
+
+def test_lognormal_sizes_follow_the_paper_and_the_published_code() -> None:
+    """Means of 200,000 draws at sigma = 1 have a standard error of 0.3 %; tolerances are above five of them."""
+    paper = lognormal_sizes(200_000, 50.0, 1.0, "paper", np.random.default_rng(1))
+    code = lognormal_sizes(200_000, 2.0, 1.0, "code", np.random.default_rng(1))
+    assert paper.min() >= 1 and paper.mean() == pytest.approx(50, rel=0.02)
+    assert np.log(paper).std() == pytest.approx(1, rel=0.02)
+    draws = np.random.default_rng(1).lognormal(0, 1, 200_000)
+    np.testing.assert_array_equal(code, np.ceil(2 * draws / np.ceil(draws).mean()))
+
+
+def test_lognormal_sizes_are_scaled_to_the_samples_there_are() -> None:
+    made = draw("lognormal", np.zeros(500, np.int64), 1, 400, mean=10.0)
+    assert made.sizes.sum() == 500 and made.sizes.min() == 1 and "scaled" in made.notes[0]
+
+
+@pytest.mark.parametrize("variant", ["BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL"])
+@pytest.mark.parametrize("classes", [10, 47])
+def test_astraea_sets_have_their_sizes_and_class_totals(variant: str, classes: int) -> None:
+    labels = np.repeat(np.arange(classes), 400)
+    made = draw("astraea", labels, classes, 50, variant=variant)
+    counts = counts_of(made, labels, classes)
+    totals, sizes = counts.sum(axis=0), made.sizes
+    assert made.balanced_test
+    if variant.startswith("BAL"):
+        assert np.ptp(sizes) <= 1
+    else:
+        assert sizes.max() > 3 * np.median(sizes)
+    if variant in ("BAL1", "BAL2", "INS"):
+        assert set(totals) == {400}
+    elif variant == "NORMAL":
+        assert np.abs(totals - totals[::-1]).max() <= 1  # rounding
+        assert totals.argmax() in (classes // 2 - 1, classes // 2)
+    else:
+        assert (np.diff(totals) <= 0).all() and totals[0] > 2 * totals[-1]
+    share = np.abs(counts / sizes[:, None] - totals / totals.sum()).sum(axis=1).mean()
+    assert share < 0.25 if variant == "BAL1" else share > 0.25
+
+
+def test_ltrf1_has_table_ones_share_of_ltrf2_or_the_total_asked_for() -> None:
+    labels = np.repeat(np.arange(10), 2000)
+    small, large = (len(draw("astraea", labels, 10, 50, variant=name).rows) for name in ("LTRF1", "LTRF2"))
+    assert small == round(large * 117_500 / 230_752)
+    assert len(draw("astraea", labels, 10, 50, variant="LTRF1", total=1000).rows) == 1000
+    with pytest.raises(UserError, match="--total"):
+        draw("astraea", labels, 10, 50, variant="LTRF1", total=19_999)
+
+
+def test_letters_name_their_own_frequency_when_there_are_26_classes() -> None:
+    shares = class_shares("letters", 26)
+    assert shares.argmax() == 4 and shares.argmin() == 25  # E and Z
+    for classes in (1, 2, 10, 25, 27, 47, 100):
+        assert class_shares("letters", classes).sum() == pytest.approx(1)
+        assert (np.diff(class_shares("letters", classes)) < 0).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(0, 300), st.integers(0, 3))
+def test_levelling_takes_from_the_largest_only(values, removed, floor) -> None:
+    values = np.array(values)
+    removed = min(removed, int(np.maximum(values - floor, 0).sum()))
+    taken = level_down(values, removed, floor)
+    left = values - taken
+    assert taken.sum() == removed and (taken >= 0).all() and (left[taken > 0] >= floor).all()
+    if removed:
+        assert left[taken > 0].max() <= left[taken > 0].min() + 1 and left.max() <= left[taken > 0].max() + 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50), st.integers(0, 500))
+def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:
+    sizes = whole_sizes(np.array(relative), len(relative) + extra)
+    assert sizes.sum() == len(relative) + extra and sizes.min() >= 1
+    shares = largest_remainders(np.array(relative), extra)
+    exact = np.array(relative) / sum(relative) * extra
+    assert shares.sum() == extra and (np.abs(shares - exact) <= 1 + 1e-9).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 2**32))
+def test_filling_by_mix_ends_with_every_request_met_from_stock(clients, classes, seed) -> None:
+    generator = np.random.default_rng(seed)
+    stock = generator.integers(0, 20, classes)
+    sizes = generator.multinomial(int(stock.sum()), np.full(clients, 1 / clients))
+    mixes = generator.dirichlet(np.full(classes, 0.01), clients)
+    counts = fill_by_mix(sizes, stock, mixes, generator)
+    np.testing.assert_array_equal(counts.sum(axis=1), sizes)
+    np.testing.assert_array_equal(counts.sum(axis=0), stock)
