@@ -193,7 +193,7 @@ def _locate(chosen: DataSet, job: Job) -> Path:
 def _report_rows(tally: Tally, console: Console) -> None:
     if tally.unreadable:
         console.print(
-            f"left out: {tally.unreadable:,} rows that cannot be read; the first: {tally.first}", markup=False
+            f"rows that cannot be read, left out: {tally.unreadable:,}; the first: {tally.first}", markup=False
         )
     for rule, count in tally.dropped.items():
         console.print(f"left out: {count:,} {rule}", markup=False)

@@ -1,0 +1,159 @@
+"""The command line: lists, refusals with one sentence and exit code 2, what lands in the folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.datasets.registry import DATASETS
+from data_prep.listing import flag
+from data_prep.partitions import PARTITIONS
+from fedmpi.data.schema import read_manifest
+from fedmpi.data.shards import open_store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+Output = pytest.CaptureFixture[str]
+
+
+def test_list_shows_every_data_set_and_every_partition_with_its_options(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name in DATASETS:
+        assert f" {name} " in shown
+    for name, law in PARTITIONS.items():
+        assert f" {name} " in shown
+        for option in law.options:
+            assert flag(option.name) in shown
+
+
+def test_the_help_of_a_data_set_shows_an_example_and_the_partition_options(capsys: Output) -> None:
+    assert main(["mnist", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "python -m data_prep digits" in shown and "--classes-per-client" in shown
+
+
+def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
+    words = ["digits", "--partition", "iid", "--clients", "10", "--shards", "2", "--out", str(tmp_path / "s")]
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep", *words], capture_output=True, text=True, timeout=100, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stderr
+    assert "writing" in done.stdout and "\x1b" not in done.stdout
+    assert open_store(tmp_path / "s", verify=True).clients == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("mnst --partition iid --clients 3 --out o", "no data set 'mnst'; did you mean mnist?"),
+        ("digits --partition dirichlt --clients 3 --out o", "no partition 'dirichlt'; did you mean dirichlet?"),
+        ("digits --partition iid --alpha 1 --clients 3 --out o", "iid takes no --alpha (that is for dirichlet"),
+        ("digits --partition dirichlet --alhpa 1 --clients 3 --out o", "no option --alhpa; did you mean --alpha?"),
+        ("digits --partition dirichlet --alpha --clients 3 --out o", "--alpha needs a value"),
+        ("digits --partition dirichlet --alpha x --clients 3 --out o", "--alpha 'x' is not a float"),
+        ("digits --partition dirichlet --clients 3 --out o", "needs --alpha"),
+        ("digits --partition iid --out o", "needs the number of clients"),
+        ("digits --partition iid --clients 0 --out o", "--clients 0 is impossible"),
+        ("digits --partition iid --clients 3 --shards 0 --out o", "--shards 0 is impossible"),
+        ("digits --partition iid --clients 3 --val 1 --out o", "--val 1.0 is impossible"),
+        ("digits --partition iid --clients three --out o", "--clients"),
+        ("digits --partition iid --clients 3", "--out"),
+        ("digits --partition user --out o", "names its users"),
+        ("digits --partition iid --clients 3 --seed -1 --out o", "--seed"),
+        ("digits --partition iid --clients 3 --out o surplus", "what is 'surplus' for?"),
+        ("digits --length 3 --partition iid --clients 3 --out o", "digits takes no --length"),
+        ("digits --raw . --partition iid --clients 3 --out o", "digits is built in"),
+        ("mnist --partition iid --clients 3 --out o", "where is mnist? give --raw DIR or --download"),
+        ("mnist --raw . --download --partition iid --clients 3 --out o", "exclude each other"),
+        ("mnist --raw missing --partition iid --clients 3 --out o", "--raw missing does not exist"),
+        ("mnist --raw . --partition iid --clients 3 --out o", "no train-images-idx3-ubyte in ."),
+        ("mind --download --partition iid --clients 3 --out o", "fetch it by hand (from https://msnews.github.io)"),
+        ("mind --raw . --length 0 --partition iid --clients 3 --out o", "--length 0 is impossible"),
+        ("arrays --raw . --partition iid --clients 3 --out o", ". is not a file"),
+        ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task 'sound' is unknown"),
+        ("--seed 3 digits", "the data set comes first"),
+    ],
+)
+def test_wrong_input_is_refused_with_one_sentence(
+    words: str, message: str, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_several_processes_are_refused(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert main(["digits", "--partition", "iid", "--clients", "3", "--out", str(tmp_path / "s")]) == 2
+    assert "data_prep is one process" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named(capsys: Output, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["digits", "--partition", "iid", "--clients", "3", "--out", str(tmp_path / "file" / "s")]) == 2
+    assert str(tmp_path / "file" / "s") in capsys.readouterr().err
+
+
+def test_a_prepared_folder_is_replaced_only_when_asked(capsys: Output, tmp_path: Path) -> None:
+    words = ["digits", "--partition", "iid", "--out", str(tmp_path / "s"), "--clients"]
+    assert main([*words, "5"]) == 0
+    assert main([*words, "6"]) == 2
+    assert str(tmp_path / "s") in capsys.readouterr().err
+    assert main([*words, "6", "--overwrite"]) == 0
+    assert open_store(tmp_path / "s").clients == 6
+
+
+def test_the_manifest_keeps_the_command_and_the_options(tmp_path: Path) -> None:
+    words = ["digits", "--partition", "dirichlet", "--alpha=0.5", "--by", "client", "--clients", "12", "--seed", "9"]
+    assert main([*words, "--out", str(tmp_path / "s s")]) == 0
+    manifest = read_manifest(tmp_path / "s s")
+    assert manifest.command == f"python -m data_prep {' '.join(words)} --out '{tmp_path / 's s'}'"
+    assert manifest.partition_options["alpha"] == 0.5 and manifest.partition_options["by"] == "client"
+    assert (manifest.seed, manifest.clients) == (9, 12)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    words = ["digits", "--partition", "lognormal", "--sigma", "1", "--clients", "50", "--shards", "3", "--val", "0.1"]
+    sums = {}
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert main([*words, "--seed", seed, "--out", str(tmp_path / name)]) == 0
+        manifest = read_manifest(tmp_path / name)
+        sums[name] = [file.sha256 for file in manifest.files()]
+    assert sums["a"] == sums["b"] and sums["a"] != sums["c"]
+
+
+def test_a_picture_is_drawn_on_demand(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ["digits", "--partition", "iid", "--clients", "5", "--out", str(tmp_path / "s")]
+    assert main([*words, "--plot", str(tmp_path / "p.png")]) == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, capsys: Output) -> None:
+    rows = "".join(f"N{row}\t{'ab'[row % 2]}\t\tword{row % 3} common\t\t\t[]\t[]\n" for row in range(20))
+    (tmp_path / "news.tsv").write_text(rows + "broken\n")
+    (tmp_path / "glove.txt").write_text("common 1 2\nword1 3 4\n")
+    words = ["mind", "--raw", str(tmp_path), "--length", "4", "--vocabulary", "3", "--partition", "iid"]
+    words += ["--clients", "4", "--vectors", str(tmp_path / "glove.txt"), "--out", str(tmp_path / "s")]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "rows that cannot be read, left out: 1; the first:" in shown and "line 21" in shown
+    store = open_store(tmp_path / "s")
+    assert store.vocabulary == ("<pad>", "<unk>", "common", "word0", "word1")
+    assert store.description.vocabulary == 5 and store.client(0)[0].shape[1:] == (4,)
+    vectors = store.extras["vectors"]
+    assert vectors.dtype == np.float32 and vectors[2].tolist() == [1, 2]
+    assert vectors[3:].tolist() == [[0, 0], [3, 4]]
+    assert main([*words, "--overwrite", "--strict"]) == 2
+    assert "line 21" in capsys.readouterr().err

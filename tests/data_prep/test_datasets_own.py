@@ -1,0 +1,188 @@
+"""The user's own arrays and tables, small text files, and what all readers share."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.files import Scratch, channel_statistics, hold_out
+from data_prep.datasets.registry import DATASETS
+from data_prep.raw import RawDataset
+from fedmpi.errors import UserError
+
+RNG = np.random.default_rng(7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "task", "stored", "kind"),
+    [
+        ((30, 7), np.float64, "vector", (7,), "float32"),
+        ((30, 7), np.uint8, "vector", (7,), "uint8"),
+        ((30, 6, 5), np.uint8, "image", (1, 6, 5), "uint8"),
+        ((30, 6, 5, 3), np.uint8, "image", (3, 6, 5), "uint8"),
+        ((30, 3, 6, 5), np.float32, "image", (3, 6, 5), "float32"),
+    ],
+)
+def test_arrays_are_stored_as_their_shape_and_dtype_say(
+    tmp_path: Path, shape: tuple[int, ...], dtype: type, task: str, stored: tuple[int, ...], kind: str
+) -> None:
+    x = (RNG.random(shape) * 255).astype(dtype)
+    np.savez_compressed(tmp_path / "a.npz", x=x, y=np.array(["b", "a", "c"] * 10), user=np.arange(30) % 4)
+    raw = _read("arrays", tmp_path / "a.npz")
+    assert (raw.task, raw.feature_shape, raw.dtype) == (task, stored, kind)
+    assert raw.class_names == ("a", "b", "c") and raw.user_names == ("0", "1", "2", "3")
+    train, test = hold_out(30)
+    expected = np.moveaxis(x, -1, 1) if len(shape) == 4 and shape[-1] == 3 else x
+    assert np.array_equal(raw.read(np.arange(24)).ravel(), expected[train].astype(kind).ravel())
+    assert np.array_equal(raw.test_x.ravel(), expected[test].astype(kind).ravel())
+    assert raw.users is not None and raw.users.tolist() == (train % 4).tolist()
+
+
+def test_arrays_may_bring_their_test_part_and_fortran_order(tmp_path: Path) -> None:
+    x, x_test = np.asfortranarray(RNG.random((5, 3))), RNG.random((2, 3))
+    np.savez(tmp_path / "a.npz", x=x, y=[2, 2, 0, 1, 1], x_test=x_test, y_test=[0, 7])
+    raw = _read("arrays", tmp_path / "a.npz")
+    assert raw.class_names == ("0", "1", "2", "7") and raw.test_y.tolist() == [0, 3]
+    assert np.array_equal(raw.read(np.arange(5)), x.astype(np.float32))
+    assert np.array_equal(raw.test_x, x_test.astype(np.float32))
+
+
+def test_wide_integers_need_a_task(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(40).reshape(10, 4), y=np.arange(10) % 2)
+    with pytest.raises(UserError, match="--task text"):
+        _read("arrays", tmp_path / "a.npz")
+    raw = _read("arrays", tmp_path / "a.npz", ReadOptions(task="text"))
+    assert raw.dtype == "int32" and len(raw.vocabulary) == 40 and raw.mean == ()
+    assert _read("arrays", tmp_path / "a.npz", ReadOptions(task="vector")).dtype == "float32"
+
+
+def test_rows_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    x = RNG.random((10, 3))
+    x[4, 1], x[7, 0] = np.nan, np.inf
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x[:3], y_test=[0, 1, 0])
+    tally = Tally()
+    raw = _read("arrays", tmp_path / "a.npz", tally=tally)
+    assert len(raw.labels) == 8 and raw.skipped == 2 and "array x, row 4" in tally.first
+    assert np.isfinite(raw.mean).all() and np.isfinite(raw.std).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x": np.zeros((3, 2))}, "holds no array 'y'"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"y has shape \(4,\) where x has 3 rows"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(3), "x_test": np.zeros((3, 2))}, "only one of x_test and y_test"),
+        ({"x": np.array([{}, {}]), "y": np.zeros(2)}, "array x: it holds Python objects"),
+        ({"x": np.zeros(3), "y": np.zeros(3)}, "one row of them a sample"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "a.npz", **content)
+    with pytest.raises(UserError, match=message):
+        _read("arrays", tmp_path / "a.npz")
+
+
+def test_a_damaged_npz_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=RNG.random((50, 20)), y=np.arange(50) % 2)
+    content = (tmp_path / "a.npz").read_bytes()
+    (tmp_path / "a.npz").write_bytes(content[:3000])
+    with pytest.raises(UserError, match="a.npz is not a readable .npz file"):
+        _read("arrays", tmp_path / "a.npz")
+
+
+def test_a_csv_table_is_read_with_its_label_and_user_columns(tmp_path: Path) -> None:
+    lines = ["a,kind,b,user", *(f"{row},{'xyz'[row % 3]},{row / 2},u{row % 2}" for row in range(10))]
+    (tmp_path / "t.csv").write_text("\n".join([*lines, "1,x", "1,y,oops,u0"]) + "\n")
+    tally = Tally()
+    raw = _read("arrays", tmp_path / "t.csv", ReadOptions(label="kind"), tally)
+    train, _ = hold_out(10)
+    assert np.array_equal(raw.read(np.arange(8)), np.stack([train, train / 2], 1).astype(np.float32))
+    assert [raw.class_names[label] for label in raw.labels] == ["xyz"[row % 3] for row in train]
+    assert raw.user_names == ("u0", "u1") and raw.skipped == 2
+    assert "t.csv, line 12: 2 columns where the header names 4" in tally.first
+
+
+def test_a_csv_without_the_label_column_names_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"no column 'label' \(a, b\); name the label column with --label"):
+        _read("arrays", tmp_path / "t.csv")
+
+
+def test_sentiment_rows_that_cannot_be_read_are_named_by_line(tmp_path: Path) -> None:
+    good = '"0","1","date","NO_QUERY","anna","sad, very sad"\n'
+    bad = '"3","2","date","NO_QUERY","bert","what"\n"4","short"\n'
+    latin = '"4","5","d","q","b","caf\xe9"\n'.encode("latin-1")
+    (tmp_path / "training.csv").write_bytes((good + bad + good).encode() + latin)
+    (tmp_path / "testdata.csv").write_text(good.replace('"0"', '"2"') + good)
+    tally = Tally()
+    raw = _read("sentiment140", tmp_path, tally=tally)
+    assert raw.labels.tolist() == [0, 0, 1] and raw.skipped == 2 and "café" in raw.vocabulary
+    assert "training.csv, line 2: the target is '3'" in tally.first
+    assert tally.dropped == {"neutral tweets (label 2)": 1} and raw.user_names == ("anna", "b")
+
+
+def test_mind_rows_with_missing_columns_are_counted(tmp_path: Path) -> None:
+    row = "N{}\t{}\t\ttitle {}\t\t\t[]\t[]\n"
+    rows = "".join(row.format(number, "news" if number % 2 else "autos", number) for number in range(10))
+    (tmp_path / "news.tsv").write_text(rows + "N11\tnews\n" + row.format(12, "", 12))
+    tally = Tally()
+    raw = _read("mind", tmp_path, tally=tally)
+    assert (len(raw.labels), len(raw.test_y), raw.skipped) == (8, 2, 2)
+    assert "line 11: 2 columns instead of 8" in tally.first and raw.class_names == ("autos", "news")
+
+
+def test_amazon_reads_2014_and_2023_keys_from_several_files(tmp_path: Path) -> None:
+    old = {"reviewerID": "A", "overall": 5.0, "reviewText": "fine thing"}
+    new = {"user_id": "B", "rating": 1, "text": "bad thing"}
+    _json_lines(tmp_path / "old.json.gz", [old] * 5)
+    _json_lines(tmp_path / "new.jsonl.gz", [new] * 5 + [{"rating": 9, "text": "x"}])
+    with pytest.raises(UserError, match="name those to read with --file"):
+        _read("amazon", tmp_path)
+    with pytest.raises(UserError, match="no review file odd.json.gz"):
+        _read("amazon", tmp_path, ReadOptions(files=("odd.json.gz",)))
+    raw = _read("amazon", tmp_path, ReadOptions(files=("old.json.gz", "new.jsonl.gz")))
+    assert raw.user_names == ("A", "B") and raw.skipped == 1
+    assert sorted([*raw.labels, *raw.test_y]) == [0] * 5 + [4] * 5
+
+
+def test_users_are_kept_only_when_every_training_row_has_one(tmp_path: Path) -> None:
+    review = {"overall": 5.0, "reviewText": "fine thing"}
+    _json_lines(tmp_path / "r.json.gz", [review | {"reviewerID": "A"}] * 5 + [review] * 5)
+    tally = Tally()
+    assert _read("amazon", tmp_path, tally=tally).users is None
+    assert "training rows name no user" in tally.notes[0]
+
+
+def test_the_held_out_rows_are_a_fifth_and_always_the_same() -> None:
+    train, test = hold_out(1003)
+    assert len(test) == 200 and np.array_equal(np.sort(np.r_[train, test]), np.arange(1003))
+    assert np.array_equal(test, hold_out(1003)[1])
+
+
+def test_channel_statistics_are_those_of_numpy() -> None:
+    x = RNG.integers(0, 256, (700, 3, 4, 4), np.uint8)
+    mean, std = channel_statistics(x, 255.0)
+    assert np.allclose(mean, (x / 255).mean((0, 2, 3))) and np.allclose(std, (x / 255).std((0, 2, 3)))
+
+
+def test_scratch_rows_are_those_appended() -> None:
+    scratch = Scratch((2, 3), np.int32)
+    blocks = [RNG.integers(0, 9, (rows, 2, 3)) for rows in (4, 0, 7)]
+    for block in blocks:
+        scratch.append(block)
+    assert np.array_equal(scratch.rows(), np.concatenate(blocks))
+    assert Scratch((2,), np.uint8).rows().shape == (0, 2)
+
+
+def _read(name: str, raw: Path, options: ReadOptions | None = None, tally: Tally | None = None) -> RawDataset:
+    return DATASETS[name].read(raw, options or ReadOptions(), tally or Tally())
+
+
+def _json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
