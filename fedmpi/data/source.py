@@ -52,7 +52,8 @@ class Normaliser:
         if self.device.type == "cpu":
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         else:
-            out.copy_(torch.from_numpy(np.require(x, requirements=["C", "A", "W"])), non_blocking=True)
+            stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
+            out.copy_(stored.to(self.device, non_blocking=True))  # widened there, not before the transfer
         return out if self._scale is None else out.mul_(self._scale).add_(self._shift)
 
 
