@@ -1,0 +1,209 @@
+"""The batched engine: many clients advance together, their parameters stacked along a client dimension.
+
+For models made of layers with a stacked form (`models.layers_net`). Results equal the sequential engine's to rounding:
+the same batches, the same masks, the same updates; only the order of additions differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.data.schema import DataDescription
+from fedmpi.errors import ClientFailure
+from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
+from fedmpi.local.batched_stack import Stack
+from fedmpi.local.batched_update import stack_optimizer
+from fedmpi.local.failures import check_loss, check_update, named_client
+from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
+from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.layers_net import StackedNet, translate, why_not_stackable
+from fedmpi.streams import Purpose, Streams
+
+CACHE_BYTES = 8 << 20
+DEVICE_SHARE = 0.25
+MOST_CLIENTS_CPU = 32
+MOST_CLIENTS_DEVICE = 512
+
+
+class BatchedEngine:
+    """Trains chunks of clients side by side.
+
+    Parameters
+    ----------
+    model : FlatModel
+        Of a module that `why_not_batched` accepts.
+    source : DataSource
+        The clients' samples, on the model's device.
+    streams : Streams
+        Batch order and dropout masks.
+    rank : int
+        Named in failures.
+    observe : callable, optional
+        observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
+    chunk : int, optional
+        Clients side by side; chosen by `chunk_size` when not given.
+
+    Raises
+    ------
+    NotStackable
+        The model has no stacked form.
+    """
+
+    name = "batched"
+
+    def __init__(
+        self,
+        model: FlatModel,
+        source: DataSource,
+        streams: Streams,
+        rank: int = 0,
+        observe: Observer | None = None,
+        chunk: int | None = None,
+    ):
+        self.model, self.source, self.streams = model, source, streams
+        self.rank, self.observe, self.chunk = rank, observe, chunk
+        self.net = translate(model.module, source.description)
+        self._stack: Stack | None = None
+
+    def train(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
+
+        Raises
+        ------
+        ClientFailure
+            Naming the client: anything raised while its samples are read, or a loss or an update that is not finite.
+        """
+        sizes = {id(task): task_size(task, self.source.sizes) for task in tasks}
+        report = WorkReport(clients=len(tasks), weight=float(sum(task.coefficient for task in tasks)))
+        working = [task for task in tasks if step_count(rule, sizes[id(task)])]
+        working.sort(key=lambda task: (step_count(rule, sizes[id(task)]), sizes[id(task)]), reverse=True)
+        if not working:
+            return report
+        rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
+        capacity = self.chunk or chunk_size(self.net, rows, rule, start)
+        chunks = -(-len(working) // capacity)
+        with torch.no_grad():
+            stack = self._prepare(-(-len(working) // chunks), rows, rule, start)
+            for part in np.array_split(np.arange(len(working)), chunks):
+                report += self._train_chunk(stack, [working[i] for i in part], start, rule, round, total)
+        return report
+
+    def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
+        """The stack of earlier rounds where it is large enough."""
+        fused, kept = stack_optimizer(rule).fused, self._stack
+        if kept is not None and (kept.fused, kept.dtype) == (fused, start.dtype):
+            if kept.capacity >= capacity and kept.rows >= rows:
+                kept.begin(start)
+                return kept
+            capacity, rows = max(capacity, kept.capacity), max(rows, kept.rows)
+        self._stack = stack = Stack(self.net, capacity, rows, fused, start.dtype, start.device)
+        stack.begin(start)
+        return stack
+
+    def _train_chunk(
+        self, stack: Stack, tasks: list[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        started = time.perf_counter()
+        features, labels = [], []
+        for task in tasks:
+            with named_client(task.client, self.rank):
+                x, y = self.source.load(task.client, task.rows)
+                features.append(x)
+                labels.append(y)
+        loaded = time.perf_counter()
+        timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
+        optimizer = stack_optimizer(rule)
+        feed = Feed(timetable, stack.open(features, start, optimizer), labels)
+        masks = MaskFeed([self._generator(Purpose.DROPOUT, task, round) for task in tasks], timetable)
+        weights = Weights(timetable, stack.dtype, stack.device)
+        for step in range(timetable.steps):
+            net = stack.bound(timetable.active(step), timetable.rows(step))
+            feed.fill(net, step)
+            masks.fill(net, step)
+            net.step(*weights.of(step, net.clients, net.rows))
+            for block in stack.blocks(net.clients):
+                optimizer.finish(block, step + 1)
+        loss_sum = -float(stack.log_likelihood.sum(dtype=torch.float64))
+        self._collect(stack, tasks, rule, total)
+        check_loss(loss_sum, rule.lr)
+        return WorkReport(
+            steps=int(np.count_nonzero(timetable.counts)),
+            samples=sum(map(len, labels)),
+            loss_sum=loss_sum,
+            loss_count=int(timetable.counts.sum()),
+            load_seconds=loaded - started,
+            train_seconds=time.perf_counter() - loaded,
+        )
+
+    def _timetable(self, tasks: list[Task], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
+        batches = [
+            schedule(rule, n, self._generator(Purpose.BATCH_ORDER, task, round) if needs_order(rule, n) else None)
+            for task, n in zip(tasks, sizes, strict=True)
+        ]
+        return Timetable.of(batches, sizes)
+
+    def _generator(self, purpose: Purpose, task: Task, round: int) -> np.random.Generator:
+        return self.streams.generator(purpose, task.stream_round(round), task.client)
+
+    def _collect(self, stack: Stack, tasks: list[Task], rule: LocalRule, total: Accumulator) -> None:
+        """Add the changes to the sum: all at once, or one by one where somebody looks at them or the sum is exact."""
+        summed: Tensor | None = getattr(total, "tensor", None)
+        if self.observe is None and summed is not None:
+            coefficients = torch.tensor([task.coefficient for task in tasks], dtype=stack.dtype, device=stack.device)
+            if not bool(stack.add_changes(coefficients, summed).isfinite()):
+                self._name_the_diverged(stack, tasks, rule)
+            return
+        for number, task in enumerate(tasks):
+            with named_client(task.client, self.rank):
+                delta = stack.change_of(number)
+                check_update(delta, rule.lr)
+                if self.observe is not None:
+                    replaced = self.observe(task.client, delta)
+                    delta = delta if replaced is None else replaced
+                total.add(delta, task.coefficient)
+
+    def _name_the_diverged(self, stack: Stack, tasks: list[Task], rule: LocalRule) -> None:
+        for number, task in enumerate(tasks):
+            with named_client(task.client, self.rank):
+                check_update(stack.change_of(number), rule.lr)
+        raise ClientFailure(
+            tasks[0].client, self.rank, FloatingPointError(f"the weighted sum of {len(tasks)} updates is not finite")
+        )
+
+
+def why_not_batched(module: nn.Module, description: DataDescription) -> str | None:
+    """The reason why the batched engine cannot train a model, None if it can."""
+    return why_not_stackable(module, description)
+
+
+def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor) -> int:
+    """How many clients to train side by side.
+
+    On a CPU as many as keep parameters, optimizer state and activations within CACHE_BYTES, at least two: more clients
+    spread the cost of a call, but values that leave the cache cost more. On a GPU as many as fit in DEVICE_SHARE of the
+    free memory.
+
+    Parameters
+    ----------
+    net : StackedNet
+    rows : int
+        Samples of the largest batch.
+    rule : LocalRule
+    start : Tensor (d,)
+        Gives dtype and device.
+    """
+    copies = 1 if rule.optimizer == "sgd" else 5
+    client_bytes = start.element_size() * (copies * net.stack_size + rows * net.values_per_row)
+    if start.device.type == "cpu":
+        return int(np.clip(CACHE_BYTES // client_bytes, 2, MOST_CLIENTS_CPU))
+    free, _ = torch.cuda.mem_get_info(start.device)
+    return int(np.clip(DEVICE_SHARE * free // client_bytes, 1, MOST_CLIENTS_DEVICE))

@@ -1,0 +1,151 @@
+"""What the steps of a chunk of clients read: batches in each client's own order, weights of the samples, masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.local.batched_stack import BoundNet
+from fedmpi.local.work import Ints
+from fedmpi.models.dropout import draw_mask
+
+JOIN_BELOW = 1024
+"""Bytes of a sample below which the clients' samples are joined and gathered by one call a step; larger samples are
+gathered client by client, which saves the copy that joins them."""
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Who takes which step with how many samples; clients are sorted by steps, longest first.
+
+    Parameters
+    ----------
+    batches : list of list
+        For every client the local rows of each of its steps, None = all of them.
+    counts : int64 (T, K)
+        Samples in the step, 0 when the client has finished.
+    """
+
+    batches: list[list[Ints | None]]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: list[list[Ints | None]], sizes: Sequence[int]) -> Timetable:
+        """From the schedules of the clients, longest first."""
+        counts = np.zeros((len(batches[0]), len(batches)), np.int64)
+        for client, (schedule, size) in enumerate(zip(batches, sizes, strict=True)):
+            counts[: len(schedule), client] = [size if rows is None else len(rows) for rows in schedule]
+        return cls(batches, counts)
+
+    @property
+    def steps(self) -> int:
+        return len(self.counts)
+
+    def active(self, step: int) -> int:
+        """k: the first k clients take the step."""
+        return int(np.count_nonzero(self.counts[step]))
+
+    def rows(self, step: int) -> int:
+        """b: the samples of the largest batch of the step."""
+        return int(self.counts[step].max())
+
+    def index(self, client: int, step: int) -> Ints | None:
+        return self.batches[client][step]
+
+
+class Weights:
+    """1 / (samples of the client's batch) for every sample of every step, 0 for padding."""
+
+    def __init__(self, timetable: Timetable, dtype: torch.dtype, device: torch.device):
+        counts = timetable.counts
+        columns = np.arange(max(1, int(counts.max())))
+        self._ragged = [bool((row[row > 0] != row.max()).any()) for row in counts]
+        counted = (columns < counts[:, :, None]).astype(np.float64)
+        weights = counted / np.maximum(counts, 1)[:, :, None]
+        self._counted = torch.from_numpy(counted).unsqueeze(3).to(device=device, dtype=dtype)
+        self._weights = torch.from_numpy(weights).unsqueeze(3).to(device=device, dtype=dtype)
+
+    def of(self, step: int, clients: int, rows: int) -> tuple[Tensor | float, Tensor | None]:
+        """Weights (k, b, 1), or the one weight of all samples, and which are samples at all (None = all)."""
+        if not self._ragged[step]:
+            return 1.0 / rows, None
+        return self._weights[step, :clients, :rows], self._counted[step, :clients, :rows]
+
+
+class Feed:
+    """Fills the buffers of a bound network with the batches of a step.
+
+    Parameters
+    ----------
+    timetable : Timetable
+    features : list of Tensor (n_j, …)
+        What the steps read of every client.
+    labels : list of int64 Tensor (n_j,)
+    joined : bool, optional
+        One gather a step from the samples of all clients, or one a client; by default where it pays.
+    """
+
+    def __init__(self, timetable: Timetable, features: list[Tensor], labels: list[Tensor], joined: bool | None = None):
+        self.timetable = timetable
+        if joined is None:
+            sample = features[0][0]
+            joined = sample.device.type != "cpu" or sample.numel() * sample.element_size() < JOIN_BELOW
+        self._joined = torch.cat(features) if joined else None
+        self._features = features
+        self._all_labels = torch.cat(labels)
+        firsts = np.cumsum([0, *map(len, labels[:-1])])
+        self._positions = torch.from_numpy(self._index(firsts)).to(self._all_labels.device)
+        self._firsts = firsts
+
+    def _index(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions (T, K, B) in the joined samples; padding reads the very first one."""
+        counts = self.timetable.counts
+        index = np.zeros((*counts.shape, max(1, int(counts.max()))), np.int64)
+        for client, first in enumerate(firsts):
+            for step, rows in enumerate(self.timetable.batches[client]):
+                count = counts[step, client]
+                index[step, client, :count] = first + (np.arange(count) if rows is None else rows)
+        return index
+
+    def fill(self, net: BoundNet, step: int) -> None:
+        """The samples and labels of a step."""
+        positions = self._positions[step, : net.clients, : net.rows]
+        torch.index_select(self._all_labels, 0, positions.reshape(-1), out=net.loss.labels.view(-1))
+        if self._joined is not None:
+            rows = net.x.view(-1, net.x.shape[2])
+            torch.index_select(self._joined, 0, positions.reshape(-1), out=rows)
+            return
+        for client, (into, count) in enumerate(zip(net.clients_x, self.timetable.counts[step].tolist(), strict=False)):
+            index = positions[client] - self._firsts[client]
+            if count < net.rows:
+                into[count:].zero_()
+                into, index = into[:count], index[:count]
+            torch.index_select(self._features[client], 0, index, out=into)
+
+
+class MaskFeed:
+    """Fills the masks of a bound network from each client's own stream.
+
+    Parameters
+    ----------
+    generators : list of Generator
+        Streams (DROPOUT, round, client).
+    timetable : Timetable
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator], timetable: Timetable):
+        self._generators = generators
+        self._timetable = timetable
+
+    def fill(self, net: BoundNet, step: int) -> None:
+        """The masks of a step; a client's stream serves layer after layer, as in the module itself."""
+        counts = self._timetable.counts[step, : net.clients].tolist()
+        for dropout in net.dropouts:
+            drawn = dropout.drawn.numpy()
+            for client, count in enumerate(counts):
+                drawn[client, :count] = draw_mask(self._generators[client], count, dropout.units, dropout.p)

@@ -1,0 +1,214 @@
+"""The stack: the values of the clients that train side by side, and the network bound to the first k of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedmpi.local.batched_update import Block, StackOptimizer
+from fedmpi.models.layers import CrossEntropy, DropoutOp, Op, Place, Slot, Step, Workspace
+from fedmpi.models.layers_net import StackedNet
+from fedmpi.models.layers_text import EmbeddingOp, Tables
+
+MOST_BINDINGS = 64
+
+
+class Stack:
+    """Values (K, d') of up to K clients, and everything that their steps need, kept from round to round.
+
+    Parameters
+    ----------
+    net : StackedNet
+    capacity, rows : int
+        K, and the largest batch B.
+    fused : bool
+        Whether gradients are never formed (plain SGD).
+    dtype, device
+        Of the values.
+
+    Attributes
+    ----------
+    log_likelihood : Tensor
+        Its sum is that of the log-probabilities of all labels seen since `open`.
+    """
+
+    def __init__(
+        self, net: StackedNet, capacity: int, rows: int, fused: bool, dtype: torch.dtype, device: torch.device
+    ):
+        self.net, self.capacity, self.rows, self.fused = net, capacity, rows, fused
+        self.dtype, self.device = dtype, device
+        self.values = torch.zeros(capacity, net.stack_size, dtype=dtype, device=device)
+        self.gradients = self.values if fused else torch.zeros_like(self.values)
+        self.start = torch.zeros(1, net.stack_size, dtype=dtype, device=device)
+        self.log_likelihood = torch.zeros(capacity * rows, dtype=dtype, device=device)
+        self.workspace = Workspace(dtype, device)
+        self.step = Step(1, 0)
+        self.clients = 0
+        self.tables: Tables | None = None
+        self._block = Block.of(self.values, self.gradients, self.start, memory=not fused)
+        self._table_block: Block | None = None
+        self._bound: dict[tuple[int, int], BoundNet] = {}
+
+    def begin(self, start: Tensor) -> None:
+        """Take over the server's values (d,) of this round."""
+        for slot in self.net.slots:
+            slot.of_stack(self.start, _arranged(slot))[0].copy_(slot.from_flat(start))
+
+    def open(self, features: Sequence[Tensor], start: Tensor, optimizer: StackOptimizer) -> list[Tensor]:
+        """Begin the work of some clients at the server's values.
+
+        Parameters
+        ----------
+        features : list of Tensor (n_j, …)
+            The samples of each client.
+        start : Tensor (d,)
+        optimizer : StackOptimizer
+
+        Returns
+        -------
+        list of Tensor
+            What the steps read of each client: rows (n_j, values), or the rows of its words in the stacked table.
+        """
+        self.clients = len(features)
+        self.log_likelihood.zero_()
+        self.values[: self.clients].copy_(self.start.expand(self.clients, -1))
+        self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
+        if not self.fused:
+            self._block.reset()
+        embedding = self.net.embedding
+        if embedding is None:
+            return [x.reshape(len(x), -1).to(self.dtype) for x in features]
+        if embedding.weight is None:
+            return [x.long() for x in features]
+        self.tables = Tables(features, embedding.weight.from_flat(start))
+        gradient = self.tables.values if self.fused else self.tables.gradient
+        self._table_block = Block.of(self.tables.values, gradient, self.tables.start, memory=not self.fused)
+        return self.tables.ids
+
+    def bound(self, clients: int, rows: int) -> BoundNet:
+        """The network on the first `clients` clients and batches of `rows` samples."""
+        key = (clients, rows)
+        if key not in self._bound:
+            if len(self._bound) >= MOST_BINDINGS:
+                self._bound.clear()
+            self._bound[key] = BoundNet(self, clients, rows)
+        found = self._bound[key]
+        found.attach()
+        return found
+
+    def blocks(self, clients: int) -> list[Block]:
+        """What the optimizer changes for the first `clients` clients."""
+        blocks = [self._block.prefix(clients)]
+        if self.tables is not None and self._table_block is not None:
+            blocks.append(self._table_block.prefix(self.tables.bounds[clients]))
+        return blocks
+
+    def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
+        """total += Σ coefficient · (value − start) over the open clients.
+
+        Parameters
+        ----------
+        coefficients : Tensor (k,)
+        total : Tensor (d,)
+
+        Returns
+        -------
+        Tensor ()
+            The squared length of what was added; not finite when a client's training diverged.
+        """
+        change = torch.mv(self.values[: self.clients].t(), coefficients)
+        change.sub_(self.start[0] * coefficients.sum())
+        for slot in self.net.slots:
+            slot.from_flat(total).add_(slot.of_stack(change.unsqueeze(0), _arranged(slot))[0])
+        length = change.dot(change)
+        if self.tables is not None:
+            repeats = torch.tensor(self.tables.bounds, device=self.device).diff()
+            scaled = (self.tables.values - self.tables.start) * coefficients.repeat_interleave(repeats).unsqueeze(1)
+            self._table(total).index_add_(0, self.tables.rows, scaled)
+            length = length + scaled.square().sum()
+        return length
+
+    def change_of(self, client: int) -> Tensor:
+        """The update Δ of one of the open clients as a flat vector (d,)."""
+        delta = torch.zeros(self.net.size, dtype=self.dtype, device=self.device)
+        change = self.values[client : client + 1] - self.start
+        for slot in self.net.slots:
+            slot.from_flat(delta).copy_(slot.of_stack(change, _arranged(slot))[0])
+        if self.tables is not None:
+            own = slice(self.tables.bounds[client], self.tables.bounds[client + 1])
+            self._table(delta)[self.tables.rows[own]] = self.tables.values[own] - self.tables.start[own]
+        return delta
+
+    def _table(self, flat: Tensor) -> Tensor:
+        embedding = self.net.embedding
+        assert embedding is not None and embedding.weight is not None
+        return embedding.weight.from_flat(flat)
+
+
+def _arranged(slot: Slot) -> tuple[int, ...]:
+    """The parameter's shape in the order of the stack."""
+    return slot.shape if slot.axes is None else tuple(slot.shape[axis] for axis in slot.axes)
+
+
+class _Parameters:
+    """The first k clients of a stack, seen by a layer."""
+
+    def __init__(self, stack: Stack, clients: int):
+        self.step = stack.step
+        self._values, self._targets = stack.values[:clients], stack.gradients[:clients]
+
+    def value(self, slot: Slot, *shape: int) -> Tensor:
+        return slot.of_stack(self._values, shape)
+
+    def target(self, slot: Slot, *shape: int) -> Tensor:
+        return slot.of_stack(self._targets, shape)
+
+
+class BoundNet:
+    """The network on k clients and batches of b samples: fill `x`, `loss.labels` and the masks, then take a step.
+
+    Attributes
+    ----------
+    x : Tensor (k, b, values)
+        The batches; int64 rows of the stacked table for texts.
+    dropouts : list of DropoutOp
+        In the order in which a client's stream serves them.
+    """
+
+    def __init__(self, stack: Stack, clients: int, rows: int):
+        net, take = stack.net, stack.workspace.take
+        self.stack, self.clients, self.rows = stack, clients, rows
+        dtype = torch.int64 if net.embedding is not None else stack.dtype
+        self.x = take("x", clients, rows, math.prod(net.feature_shape), dtype=dtype)
+        parameters = _Parameters(stack, clients)
+        self.ops: list[Op] = []
+        current = self.x
+        for number, layer in enumerate(net.layers):
+            first = number <= net.first_trained
+            op = layer.bind(Place(clients, rows, stack.workspace, parameters, number, first), current)
+            self.ops.append(op)
+            current = op.output
+        self.dropouts = [op for op in self.ops if isinstance(op, DropoutOp)]
+        self.loss = CrossEntropy(Place(clients, rows, stack.workspace, parameters, len(self.ops)), current)
+        self._sums = stack.log_likelihood[: clients * rows].view(clients, rows, 1)
+        self.clients_x = list(self.x.unbind(0))
+        self._backward = list(reversed(self.ops[net.first_trained :]))
+
+    def attach(self) -> None:
+        """Point the look-up of words at the tables of the clients now at work."""
+        op, tables = self.ops[0], self.stack.tables
+        if isinstance(op, EmbeddingOp) and tables is not None:
+            count = tables.bounds[self.clients]
+            op.table = tables.values[:count]
+            op.target = op.table if self.stack.fused else tables.gradient[:count]
+
+    def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
+        """Forward, loss, backward, with the layers' part of the update."""
+        for op in self.ops:
+            op.forward()
+        gradient = self.loss.gradient(weights, counted, self._sums)
+        for op in self._backward:
+            gradient = op.backward(gradient)

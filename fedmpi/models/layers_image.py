@@ -1,0 +1,237 @@
+"""Convolution and max pooling of many clients side by side, on columns (k, channels · height · width, b).
+
+With the samples innermost, unfolding an image is a copy of whole runs of b values picked by one index, and folding the
+gradient back is a sum of runs: both are library kernels (index_select, embedding_bag), and nothing has to be permuted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedmpi.models.layers import Op, Place, Slot
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rows become columns: the images as they are read, before the first convolution."""
+
+    units: int
+
+    @property
+    def values(self) -> int:
+        return self.units
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _ColumnsOp(self, place, x)
+
+
+class _ColumnsOp:
+    def __init__(self, layer: Columns, place: Place, x: Tensor):
+        self.output = place.take("output", place.clients, layer.units, place.rows, guard=place.rows)
+        self._arranged, self._rows = self.output.transpose(1, 2), x
+
+    def forward(self) -> None:
+        self._arranged.copy_(self._rows)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        return gradient.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which input values every output of a convolution sees.
+
+    Parameters
+    ----------
+    image : (channels, height, width)
+        Of the input.
+    kernel, stride, padding : (vertical, horizontal)
+    """
+
+    image: tuple[int, int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @cached_property
+    def output(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        sizes = [
+            (size + 2 * padding - kernel) // stride + 1
+            for size, kernel, stride, padding in zip(
+                self.image[1:], self.kernel, self.stride, self.padding, strict=True
+            )
+        ]
+        return sizes[0], sizes[1]
+
+    @property
+    def patch(self) -> int:
+        """Values under one filter: channels · kernel."""
+        return self.image[0] * self.kernel[0] * self.kernel[1]
+
+    @property
+    def units(self) -> int:
+        """Values of the input."""
+        return self.image[0] * self.image[1] * self.image[2]
+
+    def unfold_index(self) -> Tensor:
+        """For every value of the patches (patch · output) the input value it copies, −1 for padding; int64."""
+        channels, height, width = self.image
+        down, right = self.padding
+        index = torch.arange(self.units).view(channels, height, width)
+        index = torch.nn.functional.pad(index, (right, right, down, down), value=-1)
+        windows = index.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1])
+        return windows.permute(0, 3, 4, 1, 2).reshape(-1)
+
+
+class _Maps:
+    """The index vectors of a geometry for up to K clients, made once per device."""
+
+    def __init__(self, geometry: Geometry):
+        self.geometry = geometry
+        self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
+
+    def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """`gather` (k · patches) for index_select on the input with a zero row before it; `members` and `offsets` (k ·
+        units + 1) for embedding_bag on the patches: which of them are summed into every input value."""
+        made = self._made.get(device)
+        if made is None or made[0] < clients:
+            made = (clients, *(part.to(device) for part in self._make(clients)))
+            self._made[device] = made
+        _, gather, members, starts = made
+        unfolded, units = gather.numel() // made[0], self.geometry.units
+        per_client = members.numel() // made[0]
+        return gather[: clients * unfolded], members[: clients * per_client], starts[: clients * units + 1]
+
+    def _make(self, clients: int) -> tuple[Tensor, Tensor, Tensor]:
+        index, units = self.geometry.unfold_index(), self.geometry.units
+        inside = (index >= 0).nonzero().squeeze(1)
+        members = inside[torch.argsort(index[inside], stable=True)]
+        counts = torch.bincount(index[inside], minlength=units)
+        client = torch.arange(clients)[:, None]
+        gather = torch.where(index >= 0, index + 1 + client * units, 0)
+        all_members = members + client * index.numel()
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat(clients).cumsum(0)])
+        return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Unfold, one matrix product a client, bias (nn.Conv2d without groups or dilation)."""
+
+    geometry: Geometry
+    filters: int
+    weight: Slot
+    bias: Slot | None
+
+    @cached_property
+    def maps(self) -> _Maps:
+        return _Maps(self.geometry)
+
+    @property
+    def values(self) -> int:
+        height, width = self.geometry.output
+        return self.geometry.units + (2 * self.geometry.patch + 2 * self.filters) * height * width
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _ConvolutionOp(self, place, x)
+
+
+class _ConvolutionOp:
+    def __init__(self, layer: Convolution, place: Place, x: Tensor):
+        geometry, parameters, clients, rows = layer.geometry, place.parameters, place.clients, place.rows
+        height, width = geometry.output
+        positions, shape = height * width * rows, (layer.filters, geometry.patch)
+        self.step, self.first = parameters.step, place.first
+        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
+        self.transposed = self.weight.transpose(1, 2)
+        self.bias = self.bias_target = None
+        if layer.bias is not None:
+            self.bias = parameters.value(layer.bias, layer.filters, 1)
+            self.bias_target = parameters.target(layer.bias, layer.filters, 1)
+            self.bias_gradient = place.take("bias", clients, layer.filters, 1)
+        self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
+        self.guarded = x.as_strided((1 + clients * geometry.units, rows), (rows, 1), x.storage_offset() - rows)
+        self.zero_row = self.guarded[0] if any(geometry.padding) else None
+        self.patches = place.take("patches", clients, geometry.patch, positions)
+        self.patch_rows = self.patches.view(-1, rows)
+        self.patches_transposed = self.patches.transpose(1, 2)
+        self.output = place.take("output", clients, layer.filters * height * width, rows, guard=rows)
+        self.product = self.output.view(clients, layer.filters, positions)
+        if not place.first:
+            self.patch_gradient = place.scratch(clients, geometry.patch, positions)
+            self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
+        self.input_shape = (clients, geometry.units, rows)
+
+    def forward(self) -> None:
+        if self.zero_row is not None:
+            self.zero_row.zero_()
+        torch.index_select(self.guarded, 0, self.gather, out=self.patch_rows)
+        torch.bmm(self.weight, self.patches, out=self.product)
+        if self.bias is not None:
+            self.product.add_(self.bias)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        gradient = gradient.view(self.product.shape)
+        folded = gradient
+        if not self.first:
+            torch.bmm(self.transposed, gradient, out=self.patch_gradient)
+            folded = _sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
+        self.step.product(self.target, gradient, self.patches_transposed)
+        if self.bias_target is not None:
+            self.step.plain(self.bias_target, torch.sum(gradient, 2, keepdim=True, out=self.bias_gradient))
+        return folded
+
+
+def _sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
+    """out[i] = Σ rows[members[offsets[i]:offsets[i + 1]]]."""
+    summed: Tensor = torch.ops.aten._embedding_bag_forward_only(
+        rows, members, offsets, False, 0, False, None, True
+    )[0]  # fmt: skip
+    return summed
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """nn.MaxPool2d: PyTorch's own kernel, which takes the columns as channels-last images of b "channels"."""
+
+    image: tuple[int, int, int]
+    output: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def values(self) -> int:
+        return 3 * self.image[0] * self.output[0] * self.output[1]
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _MaxPoolOp(self, place, x)
+
+
+class _MaxPoolOp:
+    def __init__(self, layer: MaxPool, place: Place, x: Tensor):
+        channels, height, width = layer.image
+        planes, rows = place.clients * channels, place.rows
+        self.window = [list(layer.kernel), list(layer.stride), list(layer.padding), [1, 1]]
+        self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
+        size = layer.output[0] * layer.output[1]
+        self.output = place.take("output", place.clients, channels * size, rows, guard=rows)
+        self.pooled_shape = (planes, *layer.output, rows)
+        self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
+        self.where = place.take("where", *self.pooled_shape, dtype=torch.int64).permute(0, 3, 1, 2)
+        self.input_shape = (place.clients, channels * height * width, rows)
+
+    def forward(self) -> None:
+        torch.ops.aten.max_pool2d_with_indices.out(self.x, *self.window, False, out=self.pooled, indices=self.where)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        gradient = gradient.view(self.pooled_shape).permute(0, 3, 1, 2)
+        spread: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient, self.x, *self.window, False, self.where
+        )
+        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)

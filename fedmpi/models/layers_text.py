@@ -1,0 +1,190 @@
+"""Word vectors and convolutions with max over time of many clients side by side, on (k, b, length, dimension).
+
+A client's copy of the word vectors holds only the words that occur in its texts: every other row stays as the server
+sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmpi.models.layers import Op, Place, Slot
+
+
+class Tables:
+    """The word vectors of the clients of one chunk, one client's words after another's.
+
+    Attributes
+    ----------
+    rows : int64 (R,)
+        The word of every row.
+    bounds : list of int (K + 1)
+        Client j holds the rows bounds[j] … bounds[j + 1] − 1.
+    start, values, gradient : Tensor (R, E)
+        As sent by the server, as trained, and the sum of the gradients of a step.
+    """
+
+    def __init__(self, texts: Sequence[Tensor], table: Tensor):
+        words, self.ids, self.bounds = [], [], [0]
+        for text in texts:
+            present, local = torch.unique(text, return_inverse=True)
+            words.append(present)
+            self.ids.append(local + self.bounds[-1])
+            self.bounds.append(self.bounds[-1] + len(present))
+        self.rows = torch.cat(words).long()
+        self.start = table.index_select(0, self.rows)
+        self.values = self.start.clone()
+        self.gradient = torch.zeros_like(self.start)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Looks up the words of a text: nn.Embedding (with a slot) or constant vectors.
+
+    Parameters
+    ----------
+    length, dimension : int
+        L and E.
+    weight : Slot or None
+        Of the table in the flat vector; None = the vectors never change.
+    vectors : Tensor (V, E) or None
+        The constant vectors.
+    """
+
+    length: int
+    dimension: int
+    weight: Slot | None
+    vectors: Tensor | None = None
+
+    @property
+    def values(self) -> int:
+        return 2 * self.length * self.dimension
+
+    def bind(self, place: Place, x: Tensor) -> EmbeddingOp:
+        return EmbeddingOp(self, place, x)
+
+
+class EmbeddingOp:
+    """The look-up bound to k clients; `table` is set when a chunk begins, its gradient goes to `target`."""
+
+    def __init__(self, layer: Embedding, place: Place, x: Tensor):
+        self.ids = x.view(-1)
+        self.step = place.parameters.step
+        self.trained = layer.weight is not None
+        self.output = place.take("output", place.clients, place.rows, layer.length, layer.dimension)
+        self._rows = self.output.view(-1, layer.dimension)
+        self.table = self.target = layer.vectors if layer.vectors is not None else self._rows
+
+    def forward(self) -> None:
+        torch.index_select(self.table, 0, self.ids, out=self._rows)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        if self.trained:
+            if self.step.keep != 1:
+                self.target.mul_(self.step.keep)
+            self.target.index_add_(0, self.ids, gradient.view(self._rows.shape), alpha=self.step.rate)
+        return gradient
+
+
+@dataclass(frozen=True)
+class MaxOverTime:
+    """Filters of several widths over the words, the maximum over the positions, ReLU; the result lies as rows.
+
+    Parameters
+    ----------
+    length, dimension, filters : int
+        L, E, F.
+    widths : tuple of int
+    weights, biases : tuple of Slot
+        One a width; the weights' axes are (filter, word, dimension).
+    """
+
+    length: int
+    dimension: int
+    filters: int
+    widths: tuple[int, ...]
+    weights: tuple[Slot, ...]
+    biases: tuple[Slot, ...]
+
+    @property
+    def values(self) -> int:
+        windows = sum(
+            (self.length - width + 1) * (2 * width * self.dimension + 2 * self.filters) for width in self.widths
+        )
+        return windows + 4 * self.filters * len(self.widths)
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _MaxOverTimeOp(self, place, x)
+
+
+class _MaxOverTimeOp:
+    def __init__(self, layer: MaxOverTime, place: Place, x: Tensor):
+        self.output = place.take("output", place.clients, place.rows, layer.filters * len(layer.widths))
+        self.first = place.first
+        self.word_gradient = place.take("gradient", *x.shape)
+        self.banks = [_Bank(layer, number, place, x, self) for number in range(len(layer.widths))]
+
+    def forward(self) -> None:
+        for bank in self.banks:
+            bank.forward()
+        self.output.relu_()
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        torch.ops.aten.threshold_backward.grad_input(gradient, self.output, 0, grad_input=gradient)
+        if not self.first:
+            self.word_gradient.zero_()
+        for bank in self.banks:
+            bank.backward(gradient)
+        return self.word_gradient
+
+
+class _Bank:
+    """The filters of one width."""
+
+    def __init__(self, layer: MaxOverTime, number: int, place: Place, x: Tensor, parent: _MaxOverTimeOp):
+        width, filters, dimension = layer.widths[number], layer.filters, layer.dimension
+        clients, rows, positions = place.clients, place.rows, layer.length - width + 1
+        parameters, shape = place.parameters, (filters, width * dimension)
+        self.step, self.first = parameters.step, place.first
+        self.part = slice(number * filters, (number + 1) * filters)
+        self.weight = parameters.value(layer.weights[number], *shape)
+        self.target = parameters.target(layer.weights[number], *shape)
+        self.transposed = self.weight.transpose(1, 2)
+        self.bias = parameters.value(layer.biases[number], 1, filters)
+        self.bias_target = parameters.target(layer.biases[number], 1, filters)
+        text = layer.length * dimension
+        self.windows = x.as_strided(
+            (clients, rows, positions, width * dimension), (rows * text, text, dimension, 1), x.storage_offset()
+        )
+        self.patches = place.take(f"patches{number}", clients, rows, positions, width * dimension)
+        self.patch_matrix = self.patches.view(clients, rows * positions, width * dimension)
+        self.scores = place.take(f"scores{number}", clients, rows, positions, filters)
+        self.score_matrix = self.scores.view(clients, rows * positions, filters)
+        self.maxima = place.take(f"maxima{number}", clients, rows, filters)
+        self.where = place.take(f"where{number}", clients, rows, filters, dtype=torch.int64)
+        self.output = parent.output[..., self.part]
+        self.patch_gradient = place.scratch(clients, rows * positions, width * dimension)
+        words = self.patch_gradient.view(clients, rows, positions, width, dimension)
+        self.shifts = [
+            (parent.word_gradient[:, :, shift : shift + positions], words[:, :, :, shift]) for shift in range(width)
+        ]
+
+    def forward(self) -> None:
+        self.patches.copy_(self.windows)
+        torch.bmm(self.patch_matrix, self.transposed, out=self.score_matrix)
+        torch.max(self.scores, 2, out=(self.maxima, self.where))
+        torch.add(self.maxima, self.bias, out=self.output)
+
+    def backward(self, gradient: Tensor) -> None:
+        gradient = gradient[..., self.part]
+        self.scores.zero_().scatter_(2, self.where.unsqueeze(2), gradient.unsqueeze(2))
+        if not self.first:
+            torch.bmm(self.score_matrix, self.weight, out=self.patch_gradient)
+            for words, part in self.shifts:
+                words.add_(part)
+        self.step.product(self.target, self.score_matrix.transpose(1, 2), self.patch_matrix)
+        self.step.plain(self.bias_target, gradient.sum(1, keepdim=True))

@@ -1,0 +1,86 @@
+"""Clients for the tests of the batched engine: ragged, made up once, given to engines as a `DataSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.work import Ints, LocalRule, Task, WorkReport
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+
+CLASSES = 5
+IMAGES = DataDescription((1, 14, 14), "float32", CLASSES, "image", 0, (), ())
+COLOURED = DataDescription((3, 16, 16), "float32", CLASSES, "image", 0, (), ())
+TEXTS = DataDescription((12,), "int32", CLASSES, "text", 60, (), ())
+
+
+@dataclass
+class Source:
+    """Random samples of every client, in memory."""
+
+    description: DataDescription
+    sizes: Ints
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(self.seed)
+        shape = self.description.feature_shape
+        self.x: list[Tensor] = []
+        self.y: list[Tensor] = []
+        for size in self.sizes:
+            if self.description.task == "text":
+                tokens = generator.integers(0, self.description.vocabulary, (size, *shape), dtype=np.int32)
+                self.x.append(torch.from_numpy(tokens))
+            else:
+                self.x.append(torch.from_numpy(generator.standard_normal((size, *shape))).to(self.dtype))
+            self.y.append(torch.from_numpy(generator.integers(0, CLASSES, size)))
+
+    def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
+        if rows is None:
+            return self.x[client], self.y[client]
+        index = torch.from_numpy(rows)
+        return self.x[client][index], self.y[client][index]
+
+    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> tuple[Tensor, Tensor]:
+        loaded = [self.load(int(client), rows) for client, rows in zip(clients, rows_of, strict=True)]
+        return torch.cat([x for x, _ in loaded]), torch.cat([y for _, y in loaded])
+
+
+def ragged_sizes(clients: int, most: int, seed: int = 3) -> Ints:
+    """Sizes from 1 to `most`, many small, a few large."""
+    return np.maximum(1, np.rint(most * np.random.default_rng(seed).beta(0.7, 2.0, clients))).astype(np.int64)
+
+
+def flat_model(name: str, description: DataDescription, dtype: torch.dtype, **options: object) -> FlatModel:
+    return FlatModel(build(name, options, description, seed=1).to(dtype))
+
+
+def tasks_for(sizes: Ints) -> list[Task]:
+    """Every client once, weighted by size; every fifth trains on a sample of its rows."""
+    total = float(sizes.sum())
+    tasks = []
+    for client, size in enumerate(sizes.tolist()):
+        rows = np.arange(0, size, 2) if client % 5 == 4 else None
+        tasks.append(Task(client, rows, size / total))
+    return tasks
+
+
+def train(engine, tasks: list[Task], start: Tensor, rule: LocalRule, round: int = 2) -> tuple[Tensor, WorkReport]:
+    """The model after one round, and the report."""
+    buffer = np.zeros(start.numel(), np.float64 if start.dtype == torch.float64 else np.float32)
+    total = FloatSum(buffer)
+    report = engine.train(tasks, start, rule, round, total)
+    total.flush()
+    return start + torch.from_numpy(buffer), report
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
