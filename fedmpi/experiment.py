@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from fedmpi.data.source import ClientData
 from fedmpi.diagnostics import client_drift, gradient_diversity
 from fedmpi.links import round_links
 from fedmpi.local.engines import choose_engine
+from fedmpi.local.probes import gradient_blocks
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
 from fedmpi.round_sum import RoundTotals
-from fedmpi.stratification import Prober, Stratifier
+from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
 from fedmpi.training import Trainer
 
@@ -93,7 +95,12 @@ class Experiment:
         cohorts = CohortDraw(
             config, data.sizes, store.class_counts() if labelled else None, streams, model_bytes=4 * model.size
         )
-        probe = Prober(config, model, data, streams, owned)
+        batch_rows = None if config.local.batch_size == "all" else config.local.batch_size
+
+        def probe(t: int, w: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
+            kind, mine = config.participation.probe, range(*owned)
+            return gradient_blocks(data, model, mine, w, kind, streams, t, batch_rows, cluster.rank)
+
         server = config.aggregation
         return cls(
             config=config,
