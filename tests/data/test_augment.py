@@ -151,9 +151,10 @@ def image_folder(tmp_path: Path, names: tuple[str, ...] | None = None, val: floa
     labels = generator.choice(4, 160, p=[0.05, 0.15, 0.3, 0.5])
     images = generator.integers(0, 256, (160, 3, 6, 7)).astype(np.uint8)
     raw = RawDataset(
-        name="noise", task="image", classes=4, class_names=("a", "b", "c", "d"), feature_shape=(3, 6, 7), dtype="uint8",
+        name="noise", task="image", classes=4, class_names=tuple("abcd"), feature_shape=(3, 6, 7), dtype="uint8",
         mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.2), labels=labels, users=None, user_names=names,
-        read=lambda rows: images[rows], test_x=images[:9], test_y=labels[:9], skipped=0, licence="none", citation="none",
+        read=lambda rows: images[rows], test_x=images[:9], test_y=labels[:9], skipped=0, licence="none",
+        citation="none",
     )  # fmt: skip
     offsets = np.array([0, 5, 30, 50, 70, 90, 120, 125, 160])
     partition = Partition(np.arange(160), offsets, "given", {}, users=None if names is None else np.arange(8))

@@ -1,0 +1,141 @@
+"""The relay of models on 1, 2, 3 and 5 ranks against Algorithm 1 as plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.cluster import Cluster
+from fedmpi.errors import ClientFailure
+from fedmpi.mediators.relay import run_relay
+from fedmpi.mediators.relay_plan import plan_relay
+from tests.mediators.relay_runs import (
+    ROUNDS,
+    SGD,
+    VARIANTS,
+    Variant,
+    cohort,
+    digits_engine,
+    plain,
+    relayed,
+)
+from tests.mpi.launch import run_mpi
+
+COUNTS = ("clients", "samples", "steps", "visits", "hops", "loss_sum", "weight", "moved")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As each rank of the jobs has: the bits of a matrix product depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def expected(one_thread: None) -> dict[str, np.ndarray]:
+    engine = digits_engine()
+    return {name: plain(variant, engine).numpy() for name, variant in VARIANTS.items()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_process_equals_the_plain_loop(name: str, expected: dict[str, np.ndarray]) -> None:
+    w, report = relayed(VARIANTS[name], digits_engine(), Cluster(None, "none"))
+    assert np.isfinite(expected[name]).all()
+    check_equal(name, w.numpy(), expected[name])
+    assert report.hops == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_any_number_of_ranks_equals_the_plain_loop(ranks: int, expected: dict[str, np.ndarray], tmp_path: Path) -> None:
+    job = run_mpi(ranks, ["-m", "tests.mediators.relay_runs", tmp_path / "runs.npz"], timeout=100)
+    assert job.returncode == 0, job.stderr
+    runs = np.load(tmp_path / "runs.npz")
+    moved_before = 0.0
+    for name, variant in VARIANTS.items():
+        check_equal(name, runs[name], expected[name])
+        counts = dict(zip(COUNTS, runs[f"{name}-counts"].tolist(), strict=True))
+        check_counts(variant, counts, counts["moved"] - moved_before, ranks)
+        moved_before = counts["moved"]
+
+
+def check_equal(name: str, w: np.ndarray, expected: np.ndarray) -> None:
+    """Bits with exact sums; 1e-5 relative with float sums, whose order depends on the workers."""
+    if VARIANTS[name].exact:
+        np.testing.assert_array_equal(w, expected, err_msg=name)
+    else:
+        assert np.linalg.norm(w - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def check_counts(variant: Variant, counts: dict[str, float], moved: float, ranks: int) -> None:
+    """The sums over the ranks are those of the cohorts, and MPI moved one model (with its memory) a hop."""
+    engine = digits_engine()
+    tasks = [task for t in range(ROUNDS) for task in cohort(engine, t, variant.most)[2].values()]
+    assert counts["clients"] == len(tasks)
+    assert counts["samples"] == sum(
+        len(task.rows) if task.rows is not None else int(engine.source.sizes[task.client]) for task in tasks
+    )
+    assert counts["visits"] == variant.epochs * len(tasks)
+    assert counts["weight"] == pytest.approx(ROUNDS)
+    values = engine.model.size + (2 * engine.model.trainable if variant.keep else 0)
+    assert moved == counts["hops"] * (4 * values + 16)
+    assert (counts["hops"] > 0) == (ranks > 2 and variant.owners != "placed" and variant.most > 1)
+
+
+def test_gamma_one_with_one_epoch_is_fedavg_to_the_bit(expected: dict[str, np.ndarray]) -> None:
+    engine = digits_engine()
+    w = engine.model.initial.clone()
+    for t in range(ROUNDS):
+        buffer = np.empty(engine.model.size, np.int64)
+        total = FixedPointSum(buffer)
+        engine.train(list(cohort(engine, t, 1)[2].values()), w, SGD, t, total)
+        w += total.to_update(buffer)
+    np.testing.assert_array_equal(expected["fedavg"], w.numpy())
+
+
+def test_the_loops_are_sensitive_to_what_they_check(expected: dict[str, np.ndarray]) -> None:
+    """Order of visits, mediator epochs, the optimizer's memory and the proximal term all leave a trace."""
+    names = ("exact", "kept-adam", "fresh-adam", "proximal", "fedavg")
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            assert not np.allclose(expected[first], expected[second], rtol=1e-3)
+    engine = digits_engine()
+    assert not np.allclose(plain(replace(VARIANTS["exact"], epochs=1), engine).numpy(), expected["exact"], rtol=1e-3)
+
+
+def test_every_mediator_epoch_has_its_own_batch_order() -> None:
+    engine = digits_engine()
+    _, _, tasks = cohort(engine, 0, 5)
+    task = next(task for task in tasks.values() if task.rows is None)
+    first, second = engine.model.initial.clone(), engine.model.initial.clone()
+    engine.advance(first, task, SGD, 0)
+    engine.advance(second, replace(task, visit=1), SGD, 0)
+    assert not torch.equal(first, second)
+
+
+def test_a_client_that_diverges_is_named() -> None:
+    engine, cluster = digits_engine(), Cluster(None, "none")
+    clients, mediators, tasks = cohort(engine, 0, 5)
+    plan = plan_relay(np.zeros_like(clients), clients, mediators, 1, np.ones(len(clients)), 1)
+    total = FixedPointSum(np.empty(engine.model.size, np.int64))
+    wild = replace(SGD, lr=1e30)
+    with pytest.raises(ClientFailure, match=r"client \d+ on rank 0.*lower local.lr"):
+        run_relay(cluster, engine, plan, tasks, engine.model.initial, wild, 0, total)
+
+
+def test_mediators_without_any_rows_change_nothing() -> None:
+    engine, cluster = digits_engine(), Cluster(None, "none")
+    clients, mediators, _ = cohort(engine, 0, 5)
+    plan = plan_relay(np.zeros_like(clients), clients, mediators, 2, np.ones(len(clients)), 1)
+    buffer = np.empty(engine.model.size, np.int64)
+    total = FixedPointSum(buffer)
+    report = run_relay(cluster, engine, plan, {}, engine.model.initial, SGD, 0, total)
+    assert not buffer.any()
+    assert (report.visits, report.work.clients, report.work.weight) == (0, 0, 0.0)
