@@ -1,13 +1,15 @@
 """Polite waiting: a rank that waits must leave its core to the ranks that compute.
 
-A blocking MPI call spins. Here a tiny non-blocking operation is polled, first eagerly (a short wait costs
-microseconds), then with growing sleeps; only when everybody has arrived is the blocking collective called. Large
-non-blocking collectives are never polled with sleeps: they only progress inside the test, so the sleeps would starve
-them. Python signal handlers run between polls.
+A blocking MPI call spins. Here a tiny non-blocking operation is polled: first eagerly (a short wait costs
+microseconds), for a millisecond giving way to whoever wants the core, then with sleeps of a tenth of the time waited so
+far, at most 2 ms. Only when everybody has arrived is the blocking collective called. Large non-blocking collectives are
+never polled with sleeps: they only progress inside the test, so the sleeps would starve them. Python's signal handlers
+run between polls.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 EAGER_TESTS = 200
-FIRST_SLEEP = 50e-6
-SLEEP_GROWTH = 1.5
+YIELDING_SECONDS = 1e-3
+SLEEP_SHARE = 0.1
+SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 2e-3
 
 
@@ -31,7 +34,7 @@ def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_
     limit : float, optional
         Give up after this many seconds; None waits for ever.
     longest_sleep : float
-        Where the growing sleeps end, in seconds.
+        The longest sleep between two polls, in seconds.
 
     Returns
     -------
@@ -41,13 +44,15 @@ def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_
     for _ in range(EAGER_TESTS):
         if arrived():
             return True
-    deadline = None if limit is None else time.monotonic() + limit
-    sleep = FIRST_SLEEP
+    started = time.monotonic()
     while not arrived():
-        if deadline is not None and time.monotonic() > deadline:
+        waited = time.monotonic() - started
+        if limit is not None and waited > limit:
             return False
-        time.sleep(sleep)
-        sleep = min(sleep * SLEEP_GROWTH, longest_sleep)
+        if waited < YIELDING_SECONDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(max(waited * SLEEP_SHARE, SHORTEST_SLEEP), longest_sleep))
     return True
 
 

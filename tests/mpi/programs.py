@@ -104,7 +104,7 @@ def sum_rounds(reduction: str, rounds: str) -> None:
     for _ in range(5):
         check_sum(cluster, 30_011, "float32", int(rounds) // 5)
         check_sum(cluster, 5_003, "int64", int(rounds) // 5)
-    moved = cluster.bytes_moved
+    moved = cluster.share_bytes()
     if cluster.size > 1:
         assert (moved.window > 0) == (reduction == "window")
         assert (moved.allreduce > 0) == (reduction == "allreduce" or cluster.nodes > 1)
