@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn import config_context
 from sklearn.cluster import OPTICS, KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances
@@ -82,10 +83,13 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise 
     UserError
         If `noise` is "drop" and OPTICS finds no cluster at all.
     """
+    if not np.isfinite(matrix).all():
+        raise ValueError("feature vectors must be finite")
     if len(matrix) < min_samples:
         found = np.full(len(matrix), DROPPED)
     else:
-        with threadpool_limits(1), warnings.catch_warnings():
+        # assume_finite: else scikit-learn checks all N² distances again for every client
+        with threadpool_limits(1), config_context(assume_finite=True), warnings.catch_warnings():
             # coinciding clients have reachability 0, whose ratios the ξ method divides by
             warnings.simplefilter("ignore", RuntimeWarning)
             if len(matrix) <= DISTANCES_UP_TO:
