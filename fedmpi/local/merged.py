@@ -25,7 +25,7 @@ from fedmpi.models.dropout import JoinedMasks
 from fedmpi.models.flat import FlatModel, add_gradients
 from fedmpi.streams import Purpose, Streams
 
-CHUNK_ROWS = {"cpu": 256, "cuda": 4096}
+CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples of one pass: on a CPU few enough to keep the activations in the cache."""
 
 SPARSE_ABOVE = 4
@@ -58,11 +58,15 @@ class MergedEngine:
     def refusal(self, rule: LocalRule, total: Accumulator) -> str | None:
         """Why merging would not be exact, or None where it is."""
         if rule.optimizer != "sgd":
-            return f"local.optimizer = {rule.optimizer} is not linear in the gradient"
-        if self.model.has_buffers:
-            return "the model has buffers that every client changes (batch norm)"
+            return f'local.optimizer = "{rule.optimizer}" is not linear in the gradient'
         if getattr(total, "tensor", None) is None:
             return "exact sums need every client's own update"
+        return self.model_refusal()
+
+    def model_refusal(self) -> str | None:
+        """Why this model's one-step clients cannot be merged, or None."""
+        if self.model.has_buffers:
+            return "the model has buffers that every client changes (batch norm)"
         traits = forward_traits(self.model, self.source.description)
         if traits.couples:
             return "a sample's logits depend on the other samples of its batch"

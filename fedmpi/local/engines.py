@@ -1,0 +1,235 @@
+"""Which engine does the local work, and why: merged where it is exact, otherwise batched or sequential."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.errors import UserError
+from fedmpi.local.batched import BatchedEngine, why_not_batched
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.optimizers import AdamState
+from fedmpi.local.schedule import step_count
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import DataSource, Engine, Ints, LocalRule, Observer, Task, WorkReport
+from fedmpi.models.flat import FlatModel
+from fedmpi.streams import Streams
+
+if TYPE_CHECKING:
+    from fedmpi.config import Config
+
+
+class LocalEngine(Engine, Protocol):
+    """What the round loop uses: an engine that says what it is and can also carry on a model in place."""
+
+    @property
+    def description(self) -> str:
+        """Which engine runs and why, for the run log."""
+
+    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+        """See `SequentialEngine.advance`."""
+
+
+class CompositeEngine:
+    """Merges the one-step clients where that is exact and leaves the others to a second engine.
+
+    Parameters
+    ----------
+    merged : MergedEngine
+    sequential : SequentialEngine
+        Carries mediators' models on.
+    rest : Engine
+        Trains what is not merged.
+    refusal : str, optional
+        Why nothing may be merged in this run, whatever the round.
+    why_rest : str
+        Why `rest` does the rest, for the run log.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        merged: MergedEngine,
+        sequential: SequentialEngine,
+        rest: Engine,
+        refusal: str | None = None,
+        why_rest: str = "",
+    ):
+        self.merged, self.sequential, self.rest = merged, sequential, rest
+        self.refusal, self.why_rest = refusal, why_rest
+        self.merged_clients = self.other_clients = 0
+
+    @property
+    def description(self) -> str:
+        """Which engines run and why, with the number of clients each has trained on this rank so far."""
+        others = f"{self.rest.name} ({self.why_rest})" if self.why_rest else self.rest.name
+        if self.refusal is not None:
+            return f"auto: {others}; nothing is merged: {self.refusal}"
+        counts = ""
+        if self.merged_clients or self.other_clients:
+            counts = f"; so far {self.merged_clients} merged and {self.other_clients} others on this rank"
+        return f"auto: one-step clients are merged, the others {others}{counts}"
+
+    def train(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
+        merges = self._merges(rule, total)
+        alone = [merges and self.merged.accepts(task, rule) for task in tasks]
+        together = [task for task, one in zip(tasks, alone, strict=True) if one]
+        others = [task for task, one in zip(tasks, alone, strict=True) if not one]
+        report = WorkReport()
+        if together:
+            report += self.merged.train(together, start, rule, round, total)
+        if others:
+            report += self.rest.train(others, start, rule, round, total)
+        self.merged_clients += len(together)
+        self.other_clients += len(others)
+        return report
+
+    def merges_rows(self, rule: LocalRule, largest: int, total: Accumulator) -> bool:
+        """Whether `train_rows` may be used when no client has more than `largest` sampled rows."""
+        return step_count(rule, max(largest, 1)) == 1 and self._merges(rule, total)
+
+    def train_rows(
+        self,
+        clients: Ints,
+        rows: Ints,
+        weights: NDArray[np.float64],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> WorkReport:
+        """See `MergedEngine.train_rows`: samples of any number of clients, without a task for each."""
+        report = self.merged.train_rows(clients, rows, weights, start, rule, round, total)
+        self.merged_clients += report.clients
+        return report
+
+    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+        """See `SequentialEngine.advance`."""
+        return self.sequential.advance(w, task, rule, round, state)
+
+    def _merges(self, rule: LocalRule, total: Accumulator) -> bool:
+        return self.refusal is None and self.merged.refusal(rule, total) is None
+
+
+class SingleEngine:
+    """One engine that the user named, beside the sequential one that carries models on.
+
+    Parameters
+    ----------
+    engine : Engine
+    sequential : SequentialEngine
+    """
+
+    def __init__(self, engine: Engine, sequential: SequentialEngine):
+        self.engine, self.sequential = engine, sequential
+        self.name = engine.name
+
+    @property
+    def description(self) -> str:
+        """That the user named this engine."""
+        return f'{self.name}: as local.engine = "{self.name}" says'
+
+    def train(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> WorkReport:
+        """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
+        return self.engine.train(tasks, start, rule, round, total)
+
+    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+        """See `SequentialEngine.advance`."""
+        return self.sequential.advance(w, task, rule, round, state)
+
+
+def choose_engine(
+    config: Config,
+    model: FlatModel,
+    source: DataSource,
+    streams: Streams,
+    rank: int = 0,
+    observer: Observer | None = None,
+) -> LocalEngine:
+    """The engine that `local.engine` names, or for "auto" the one that fits.
+
+    Parameters
+    ----------
+    config : Config
+    model : FlatModel
+    source : DataSource
+    streams : Streams
+    rank : int
+        Named in failures.
+    observer : callable, optional
+        Needs every client's own update: nothing is merged then.
+
+    Raises
+    ------
+    UserError
+        "merged" or "batched" is demanded where it would not be exact, or the model does not fit the data.
+    """
+    wanted = config.local.engine
+    forward_traits(model, source.description)  # a model that does not fit the data is refused here, on every rank
+    sequential = SequentialEngine(model, source, streams, rank, observer)
+    if wanted == "sequential":
+        return SingleEngine(sequential, sequential)
+    merged = MergedEngine(model, source, streams, rank)
+    not_merged = _why_not_merged(config, observer) or merged.model_refusal()
+    if wanted == "merged":
+        _demand(wanted, not_merged or _why_several_steps(config, source))
+        return SingleEngine(merged, sequential)
+    not_batched = _why_not_batched(config) or why_not_batched(model.module, source.description)
+    if wanted == "batched":
+        _demand(wanted, not_batched)
+    if not_batched is not None:
+        return CompositeEngine(merged, sequential, sequential, not_merged, why_rest=not_batched)
+    batched = BatchedEngine(model, source, streams, rank, observer)
+    if wanted == "batched":
+        return SingleEngine(batched, sequential)
+    return CompositeEngine(merged, sequential, batched, not_merged)
+
+
+def _why_not_merged(config: Config, observer: Observer | None) -> str | None:
+    """Why the configuration needs every client's own update or model, or None."""
+    if config.local.optimizer != "sgd":
+        return f'local.optimizer = "{config.local.optimizer}" is not linear in the gradient'
+    if config.topology.kind == "mediators":
+        return "mediators carry one model from client to client"
+    if observer is not None:
+        return "clipping or diagnostics need every client's own update"
+    if config.aggregation.exact:
+        return "aggregation.exact needs every client's own update"
+    return None
+
+
+def _why_not_batched(config: Config) -> str | None:
+    """Why clients may not be trained side by side, or None."""
+    if config.topology.kind == "mediators":
+        return "mediators carry one model from client to client"
+    if config.aggregation.exact:
+        return "aggregation.exact: the rounding of a stack depends on who is in it"
+    return None
+
+
+def _why_several_steps(config: Config, source: DataSource) -> str | None:
+    """That some clients take several steps, where this is known before any rows are sampled, or None."""
+    part = config.local
+    batch = None if part.batch_size == "all" else part.batch_size
+    epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
+    rule = LocalRule(lr=part.lr, epochs=epochs, steps=part.steps, batch_size=batch)
+    largest = int(source.sizes.max()) if config.samples.rule == "all" else 1
+    steps = step_count(rule, largest)
+    return f"the largest client takes {steps} local steps, not one" if steps > 1 else None
+
+
+def _demand(engine: str, reason: str | None) -> None:
+    if reason is not None:
+        raise UserError(f'local.engine = "{engine}" is not possible here: {reason}; choose "auto"')

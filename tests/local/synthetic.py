@@ -1,0 +1,113 @@
+"""Small made-up clients in memory, and what the tests of local work share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.work import Engine, LocalRule, Task, WorkReport
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.streams import Streams
+
+IMAGES = DataDescription((1, 28, 28), "float32", 47, "image", 0, (), ())
+SMALL_IMAGES = DataDescription((1, 6, 6), "float32", 5, "image", 0, (), ())
+TEXTS = DataDescription((12,), "int32", 4, "text", 60, (), ())
+STREAMS = Streams(7)
+
+
+class InMemorySource:
+    """Clients of the given sizes with random samples of the described kind; the labels depend on the samples.
+
+    Parameters
+    ----------
+    description : DataDescription
+    sizes : sequence of int
+    dtype : torch.dtype
+        Of features that are no tokens.
+    """
+
+    def __init__(self, description: DataDescription, sizes: Sequence[int], dtype: torch.dtype = torch.float32):
+        generator = np.random.default_rng(11)
+        self.description = description
+        self.sizes = np.array(sizes, np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum(self.sizes)])
+        shape = (int(self.sizes.sum()), *description.feature_shape)
+        if description.task == "text":
+            self.x = torch.from_numpy(generator.integers(0, description.vocabulary, shape, dtype=np.int32))
+        else:
+            self.x = torch.from_numpy(generator.standard_normal(shape)).to(dtype)
+        flat = self.x.double().reshape(len(self.x), -1)
+        teacher = torch.from_numpy(generator.standard_normal((flat.shape[1], description.classes)))
+        self.y = (flat @ teacher).argmax(1)
+
+    def load(self, client: int, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+        x, y = self.x[part], self.y[part]
+        return (x, y) if rows is None else (x[torch.from_numpy(rows)], y[torch.from_numpy(rows)])
+
+    def load_many(self, clients, rows_of) -> tuple[Tensor, Tensor]:
+        parts = [self.load(int(client), rows) for client, rows in zip(clients, rows_of, strict=True)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+class PositionedInMemorySource(InMemorySource):
+    """The same with reads by global position."""
+
+    def load_positions(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(positions)
+        return self.x[index], self.y[index]
+
+
+def flat_model(name: str, description: DataDescription, dtype: torch.dtype = torch.float32, **options) -> FlatModel:
+    return FlatModel(build(name, options, description, seed=3).to(dtype))
+
+
+def tasks_of(source: InMemorySource, rows: dict[int, np.ndarray] | None = None) -> list[Task]:
+    """One task a client, weighted by size."""
+    sampled = rows or {}
+    total = float(source.sizes.sum())
+    return [Task(k, sampled.get(k), float(n) / total) for k, n in enumerate(source.sizes)]
+
+
+def summed(
+    engine: Engine, model: FlatModel, tasks: Sequence[Task], rule: LocalRule, round: int = 0
+) -> tuple[Tensor, WorkReport]:
+    """Σ coefficient · Δ of the tasks from the model's initial values, and the report."""
+    total = FloatSum(np.zeros(model.size, np.float64 if model.dtype == torch.float64 else np.float32))
+    report = engine.train(tasks, model.initial, rule, round, total)
+    return total.tensor.clone(), report
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+class BatchNormNet(nn.Module):
+    """A dense layer, batch norm, the logits."""
+
+    def __init__(self, inputs: int, classes: int):
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.dense = nn.Linear(inputs, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.output = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.norm(self.dense(self.flatten(x))).relu())
+
+
+class FunctionalDropoutNet(nn.Module):
+    """Draws from torch's global generator in its forward pass."""
+
+    def __init__(self, inputs: int, classes: int):
+        super().__init__()
+        self.dense = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(nn.functional.dropout(x.flatten(1), 0.5, self.training))

@@ -1,0 +1,152 @@
+"""Which engine is chosen, that it says why, and that the choice does not change the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.aggregation.exact import FixedPointSum, to_update
+from fedmpi.config import Config
+from fedmpi.errors import UserError
+from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule, Task
+from fedmpi.models.flat import FlatModel
+from tests.local.synthetic import (
+    IMAGES,
+    SMALL_IMAGES,
+    STREAMS,
+    TEXTS,
+    BatchNormNet,
+    FunctionalDropoutNet,
+    InMemorySource,
+    flat_model,
+    relative_error,
+    summed,
+    tasks_of,
+)
+
+MIXED = [3, 20, 10, 1, 37, 8]
+
+
+def chosen(source: InMemorySource, model: FlatModel, observer: Any = None, **parts: Any) -> LocalEngine:
+    config = Config.model_validate({"local": {"batch_size": 10}, **parts})
+    return choose_engine(config, model, source, STREAMS, observer=observer)
+
+
+@pytest.mark.parametrize(
+    "name, description, options",
+    [
+        ("mlp", SMALL_IMAGES, {"hidden": [9], "dropout": 0.5}),
+        ("cnn", IMAGES, {}),
+        ("text-cnn", TEXTS, {"dimension": 6, "filters": 4}),
+    ],
+)
+def test_the_automatic_choice_equals_the_sequential_engine(name: str, description: Any, options: dict[str, Any]):
+    source, rule = InMemorySource(description, MIXED), LocalRule(lr=0.1, batch_size=10)
+    model = flat_model(name, description, **options)
+    expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    engine = chosen(source, model)
+    found, report = summed(engine, model, tasks_of(source), rule)
+    assert relative_error(found, expected) < 1e-5
+    assert (report.clients, report.steps, report.samples) == (counted.clients, counted.steps, counted.samples)
+    assert report.weight == pytest.approx(counted.weight)
+    assert report.loss_sum == pytest.approx(counted.loss_sum, rel=1e-5)
+    assert isinstance(engine, CompositeEngine)
+    assert (engine.merged_clients, engine.other_clients) == (4, 2)
+    assert "4 merged and 2 others" in engine.description
+
+
+@pytest.mark.parametrize(
+    "parts, observer, words",
+    [
+        ({"local": {"optimizer": "adam"}}, None, "not linear"),
+        ({"aggregation": {"exact": True}}, None, "aggregation.exact"),
+        ({}, lambda client, delta: None, "every client's own update"),
+        ({"topology": {"kind": "mediators"}}, None, "mediators"),
+    ],
+)
+def test_what_forbids_merging_is_said_and_a_demand_for_it_refused(parts: Any, observer: Any, words: str):
+    source, model = InMemorySource(SMALL_IMAGES, [3, 4]), flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    assert f"nothing is merged: {words}" in chosen(source, model, observer, **parts).description.replace(
+        'local.optimizer = "adam" is ', ""
+    ).replace("clipping or diagnostics need ", "")
+    demanded = {**parts, "local": {**parts.get("local", {}), "engine": "merged"}}
+    with pytest.raises(UserError, match=words):
+        chosen(source, model, observer, **demanded)
+
+
+@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (FunctionalDropoutNet, "own generator")])
+def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, words: str):
+    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
+    source = InMemorySource(SMALL_IMAGES, [3, 20, 10])
+    model = FlatModel(net(36, 5))
+    engine = chosen(source, model)
+    assert words in engine.description
+    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    found, _ = summed(engine, model, tasks_of(source), rule)
+    assert torch.equal(found, expected)
+
+
+def test_merging_is_refused_at_once_where_a_client_takes_several_steps():
+    source, model = InMemorySource(SMALL_IMAGES, MIXED), flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    with pytest.raises(UserError, match="takes 4 local steps, not one"):
+        chosen(source, model, local={"engine": "merged", "batch_size": 10})
+
+
+def test_a_demand_for_the_merged_engine_is_met_where_it_is_exact():
+    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=None)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    engine = chosen(source, model, local={"engine": "merged", "batch_size": "all"})
+    assert engine.name == "merged"
+    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    assert relative_error(summed(engine, model, tasks_of(source), rule)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("wanted", ["sequential", "batched"])
+def test_the_named_engine_is_taken(wanted: str):
+    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    engine = chosen(source, model, local={"engine": wanted})
+    assert engine.name == wanted
+    assert f'local.engine = "{wanted}"' in engine.description
+    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    assert relative_error(summed(engine, model, tasks_of(source), rule)[0], expected) < 1e-5
+
+
+def test_a_batched_engine_is_refused_for_a_model_without_a_stacked_form():
+    source, model = InMemorySource(SMALL_IMAGES, MIXED), FlatModel(FunctionalDropoutNet(36, 5))
+    with pytest.raises(UserError, match='local.engine = "batched" is not possible here'):
+        chosen(source, model, local={"engine": "batched"})
+
+
+def test_exact_sums_have_the_same_bits_whichever_way_the_tasks_are_split():
+    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
+    tasks = tasks_of(source)
+    found = []
+    for parts in ([tasks], [tasks[4:], tasks[:1], tasks[1:4]], [[task] for task in reversed(tasks)]):
+        buffers = np.zeros((len(parts), model.size), np.int64)
+        for buffer, part in zip(buffers, parts, strict=True):
+            engine = chosen(source, model, aggregation={"exact": True})
+            engine.train(part, model.initial, rule, 0, FixedPointSum(buffer))
+        found.append(to_update(buffers.sum(0)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert found[0].any()
+
+
+def test_every_choice_can_carry_a_model_on():
+    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    results = []
+    for wanted in ("auto", "sequential", "batched"):
+        w = model.initial.clone()
+        chosen(source, model, local={"engine": wanted}).advance(w, Task(4, None, 1.0), rule, 0)
+        results.append(w)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], model.initial)

@@ -1,0 +1,188 @@
+"""The merged engine equals the sequential one, client for client, and refuses what it cannot do exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.data.schema import DataDescription
+from fedmpi.errors import ClientFailure, UserError
+from fedmpi.local import merged as merged_module
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule, Task
+from fedmpi.models.flat import FlatModel
+from tests.local.synthetic import (
+    IMAGES,
+    SMALL_IMAGES,
+    STREAMS,
+    TEXTS,
+    BatchNormNet,
+    FunctionalDropoutNet,
+    InMemorySource,
+    PositionedInMemorySource,
+    flat_model,
+    relative_error,
+    summed,
+    tasks_of,
+)
+
+SIZES = [3, 1, 8, 2, 40, 5, 7]
+MODELS = {
+    "mlp": (SMALL_IMAGES, {"hidden": [9], "dropout": 0.3}),
+    "cnn": (IMAGES, {"dropout": 0.5}),
+    "text-cnn": (TEXTS, {"dimension": 6, "filters": 4, "dropout": 0.5}),
+}
+RULES = {
+    "whole set": LocalRule(lr=0.1, epochs=1, batch_size=None),
+    "epoch of one batch": LocalRule(lr=0.1, epochs=1, batch_size=40),
+    "one drawn batch": LocalRule(lr=0.1, epochs=None, steps=1, batch_size=4, proximal_mu=0.5),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_merging_equals_training_one_client_after_the_other(name: str, rule: LocalRule, dtype: torch.dtype):
+    description, options = MODELS[name]
+    source = InMemorySource(description, SIZES, dtype)
+    model = flat_model(name, description, dtype, **options)
+    tasks = tasks_of(source, {4: np.array([17, 3, 25]), 2: np.arange(8)[::-1].copy()})
+    expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks, rule)
+    found, report = summed(MergedEngine(model, source, STREAMS), model, tasks, rule)
+    assert relative_error(found, expected) < (1e-5 if dtype == torch.float32 else 1e-12)
+    for field in ("clients", "steps", "samples", "loss_count"):
+        assert getattr(report, field) == getattr(counted, field)
+    assert report.loss_sum == pytest.approx(counted.loss_sum, rel=1e-5)
+    assert report.weight == pytest.approx(counted.weight)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("rows", [1, 4, 30])
+def test_the_size_of_the_chunks_does_not_matter(name: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    description, options = MODELS[name]
+    source, rule = InMemorySource(description, SIZES), RULES["whole set"]
+    model = flat_model(name, description, **options)
+    whole, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", rows)
+    cut, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    assert relative_error(cut, whole) < 1e-5
+
+
+def test_splitting_the_tasks_over_two_engines_gives_the_same_masks_and_sum():
+    source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["whole set"]
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
+    tasks = tasks_of(source)
+    whole, _ = summed(MergedEngine(model, source, STREAMS), model, tasks, rule)
+    parts = [summed(MergedEngine(model, source, STREAMS), model, part, rule)[0] for part in (tasks[3:], tasks[:3])]
+    assert relative_error(parts[0] + parts[1], whole) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [InMemorySource, PositionedInMemorySource])
+def test_rows_of_many_clients_need_no_task_each(kind: type[InMemorySource]):
+    source, rule = kind(SMALL_IMAGES, SIZES), RULES["whole set"]
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    engine = MergedEngine(model, source, STREAMS)
+    positions = np.array([0, 3, 5, 9, 11, 13, 14, 30, 60])
+    clients = np.searchsorted(source.offsets, positions, side="right") - 1
+    rows = positions - source.offsets[clients]
+    total = torch.zeros(model.size)
+
+    class Sum:
+        tensor = total
+
+    report = engine.train_rows(clients, rows, np.full(9, 1 / 9), model.initial, rule, 0, Sum())
+    model.bind(model.initial)
+    _, gradients = model.loss_gradient(source.x[positions], source.y[positions])
+    expected = -rule.lr * torch.cat([gradient.flatten() for gradient in gradients])
+    assert relative_error(total, expected) < 1e-6
+    assert (report.clients, report.samples, report.steps) == (len(set(clients)), 9, len(set(clients)))
+    assert report.weight == pytest.approx(1.0)
+
+
+def test_a_large_vocabulary_keeps_its_gradient_sparse_and_right():
+    description = DataDescription((12,), "int32", 4, "text", 60_000, (), ())
+    source, rule = InMemorySource(description, SIZES), RULES["whole set"]
+    model = flat_model("text-cnn", description, dimension=4, filters=3)
+    engine = MergedEngine(model, source, STREAMS)
+    assert engine._prefer_sparse()
+    found, _ = summed(engine, model, tasks_of(source), rule)
+    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
+    assert relative_error(found, expected) < 1e-5
+    assert not model.module.words.sparse
+
+
+def test_clients_without_samples_count_but_add_nothing():
+    source, rule = InMemorySource(SMALL_IMAGES, [0, 4, 0]), RULES["whole set"]
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
+    tasks = [Task(0, None, 0.5), Task(1, None, 0.25), Task(2, None, 0.25)]
+    expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks, rule)
+    found, report = summed(MergedEngine(model, source, STREAMS), model, tasks, rule)
+    assert relative_error(found, expected) < 1e-5
+    assert (report.clients, report.steps, report.weight) == (counted.clients, counted.steps, counted.weight)
+    nothing, _ = summed(MergedEngine(model, source, STREAMS), model, tasks[:1], rule)
+    assert not nothing.any()
+
+
+class UncountedBatchNorm(nn.Module):
+    """Batch norm without running statistics: no buffers, and yet every sample sees the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(36, track_running_stats=False)
+        self.output = nn.Linear(36, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.norm(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "net, rule, words",
+    [
+        (BatchNormNet(36, 5), LocalRule(batch_size=None), "buffers"),
+        (UncountedBatchNorm(), LocalRule(batch_size=None), "other samples"),
+        (FunctionalDropoutNet(36, 5), LocalRule(batch_size=None), "torch's own generator"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), LocalRule(optimizer="adam", batch_size=None), "not linear"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), LocalRule(batch_size=2), "single step"),
+    ],
+)
+def test_what_would_not_be_exact_is_refused_with_the_reason(net: nn.Module, rule: LocalRule, words: str):
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), FlatModel(net)
+    with pytest.raises(UserError, match=words):
+        summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
+
+
+def test_exact_sums_are_refused():
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    total = FixedPointSum(np.zeros(model.size, np.int64))
+    with pytest.raises(UserError, match="exact sums"):
+        MergedEngine(model, source, STREAMS).train(tasks_of(source), model.initial, RULES["whole set"], 0, total)
+
+
+def test_the_client_whose_loss_is_not_finite_is_named():
+    source = InMemorySource(SMALL_IMAGES, SIZES)
+    source.x[4:12] *= np.inf
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    with pytest.raises(ClientFailure, match=r"client 2 on rank 1: .*lower local.lr"):
+        summed(MergedEngine(model, source, STREAMS, rank=1), model, tasks_of(source), RULES["whole set"])
+
+
+def test_the_client_whose_gradient_is_not_finite_is_named():
+    class Overflowing(nn.Module):
+        """sqrt(0) has a finite value and an infinite slope."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(36, 5, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.dense(x.flatten(1)).abs().sqrt()
+
+    source = InMemorySource(SMALL_IMAGES, SIZES)
+    source.x[4:12] = 0
+    model = FlatModel(Overflowing())
+    with pytest.raises(ClientFailure, match="client 2 on rank 0"):
+        summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), RULES["whole set"])
