@@ -69,8 +69,11 @@ def write_augmented(
     Raises
     ------
     UserError
-        The data are no images, the folder has a validation part, or a folder cannot be read or written.
+        The data are no images, the folder has a validation part, `out` is the folder itself, or one of them cannot be
+        read or written.
     """
+    if out.resolve() == folder.resolve():
+        raise UserError(f"{out} is the folder to be augmented: choose another --out")
     store = open_folder(folder)
     if store.validation() is not None:
         raise UserError(f"{folder} has a validation part, which would be lost: prepare it again without --val")

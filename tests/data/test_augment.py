@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 
-from data_prep.augment import write_augmented
+from data_prep.augment import augment, write_augmented
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
@@ -188,6 +189,28 @@ def test_the_storage_overhead_is_that_of_the_files(tmp_path: Path) -> None:
 def test_a_validation_part_is_not_lost_silently(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="validation part"):
         write_augmented(image_folder(tmp_path, val=0.1), tmp_path / "augmented", 0.67)
+
+
+def test_a_folder_is_not_augmented_into_itself(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path)
+    with pytest.raises(UserError, match="another --out"):
+        write_augmented(folder, tmp_path / "." / "plain", 0.67, overwrite=True)
+    assert open_folder(folder).samples == 160
+
+
+def test_the_command_reports_the_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    augment(image_folder(tmp_path), tmp_path / "augmented", alpha=1.0, copies="ratio-minus-one")
+    copies = open_folder(tmp_path / "augmented").samples - 160
+    assert f"160 samples and {copies} copies, storage overhead {copies / 160:.1%}" in capsys.readouterr().out
+
+
+def test_the_command_ends_with_two_on_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        augment(tmp_path / "nowhere", tmp_path / "augmented")
+    assert ended.value.exit_code == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 def test_text_is_refused() -> None:
