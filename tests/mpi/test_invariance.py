@@ -31,10 +31,13 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.n
     folder, found = tmp_path_factory.mktemp("traces"), {}
     for ranks in (1, 2, 3, 5, 8):
         out = folder / f"{ranks}.npz"
-        result = run_mpi(ranks, [TRACE, out, *CONFIGURATIONS.values()], timeout=150)
+        result = run_mpi(ranks, [TRACE, out, *CONFIGURATIONS.values()], timeout=300)
         assert result.returncode == 0, result.stderr
         found[ranks] = dict(np.load(out))
     return found
+
+
+pytestmark = pytest.mark.timeout(900)  # the fixture starts 19 ranks; none of them may hang longer than its own limit
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])

@@ -19,25 +19,26 @@ from fedmpi.simulation import Simulation
 
 
 class Tracer:
-    """Notes the participants, their rows and their coefficients as every round's tasks are made."""
+    """Notes the participants, their rows and their coefficients of every round before it is trained."""
 
     def __init__(self, experiment: Experiment):
         self.trainer = experiment.trainer
         self.sizes = experiment.data.sizes
         self.tasks = self.trainer.tasks
-        self.trainer.tasks = self.noted  # type: ignore[method-assign]
+        self.train = self.trainer.train
+        self.trainer.train = self.noted  # type: ignore[method-assign]
         self.cohorts: list[np.ndarray] = []
         self.facts: list[list[float]] = []
         self.rows: list[list[tuple[int, int, int]]] = []
 
-    def noted(self, plan: Plan) -> Any:
+    def noted(self, plan: Plan, *others: Any) -> Any:
         tasks = self.tasks(plan)
         self.cohorts.append(np.concatenate([[plan.round], plan.clients]))
         self.facts.append([plan.round, plan.probability, plan.lr, plan.facts.get("size_estimate", 0.0)])
         for task in tasks:
             rows = np.arange(self.sizes[task.client]) if task.rows is None else task.rows
             self.rows.append([(plan.round, task.client, int(row)) for row in rows])
-        return tasks
+        return self.train(plan, *others)
 
 
 def main() -> int:
