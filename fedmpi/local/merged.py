@@ -68,10 +68,10 @@ class MergedEngine:
         if self.model.has_buffers:
             return "the model has buffers that every client changes (batch norm)"
         traits = forward_traits(self.model, self.source.description)
-        if traits.couples:
-            return "a sample's logits depend on the other samples of its batch"
         if traits.draws:
             return "the model draws from torch's own generator"
+        if traits.couples:
+            return "a sample's logits depend on the other samples of its batch"
         return None
 
     def accepts(self, task: Task, rule: LocalRule) -> bool:

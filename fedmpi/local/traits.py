@@ -31,7 +31,7 @@ class ForwardTraits:
     draws : bool
         The forward pass draws from torch's global generator (functional dropout, the dropout of nn.LSTM …).
     couples : bool
-        A sample's logits depend on the other samples of the batch (batch norm …).
+        A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
     """
 
     draws: bool

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.aggregation.exact import FixedPointSum, to_update
+from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.config import Config
 from fedmpi.errors import UserError
 from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
@@ -33,7 +33,7 @@ MIXED = [3, 20, 10, 1, 37, 8]
 
 
 def chosen(source: InMemorySource, model: FlatModel, observer: Any = None, **parts: Any) -> LocalEngine:
-    config = Config.model_validate({"local": {"batch_size": 10}, **parts})
+    config = Config.model_validate({"participation": {"clients": "all"}, **parts})
     return choose_engine(config, model, source, STREAMS, observer=observer)
 
 
@@ -69,20 +69,25 @@ def test_the_automatic_choice_equals_the_sequential_engine(name: str, descriptio
         ({"topology": {"kind": "mediators"}}, None, "mediators"),
     ],
 )
-def test_what_forbids_merging_is_said_and_a_demand_for_it_refused(parts: Any, observer: Any, words: str):
+def test_what_forbids_merging_is_said(parts: Any, observer: Any, words: str):
     source, model = InMemorySource(SMALL_IMAGES, [3, 4]), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    assert f"nothing is merged: {words}" in chosen(source, model, observer, **parts).description.replace(
-        'local.optimizer = "adam" is ', ""
-    ).replace("clipping or diagnostics need ", "")
-    demanded = {**parts, "local": {**parts.get("local", {}), "engine": "merged"}}
-    with pytest.raises(UserError, match=words):
-        chosen(source, model, observer, **demanded)
+    told = chosen(source, model, observer, **parts).description
+    assert "nothing is merged" in told
+    assert words in told
+
+
+def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forbids_it():
+    source, demand = InMemorySource(SMALL_IMAGES, [3, 4]), {"engine": "merged", "batch_size": "all"}
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    with pytest.raises(UserError, match="not possible here: clipping or diagnostics"):
+        chosen(source, model, lambda client, delta: None, local=demand)
+    with pytest.raises(UserError, match="not possible here: the model has buffers"):
+        chosen(source, FlatModel(BatchNormNet(36, 5)), local=demand)
 
 
 @pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (FunctionalDropoutNet, "own generator")])
 def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, words: str):
-    source, rule = InMemorySource(SMALL_IMAGES, MIXED), LocalRule(lr=0.1, batch_size=10)
-    source = InMemorySource(SMALL_IMAGES, [3, 20, 10])
+    source, rule = InMemorySource(SMALL_IMAGES, [3, 20, 10]), LocalRule(lr=0.1, batch_size=10)
     model = FlatModel(net(36, 5))
     engine = chosen(source, model)
     assert words in engine.description
@@ -133,7 +138,7 @@ def test_exact_sums_have_the_same_bits_whichever_way_the_tasks_are_split():
         for buffer, part in zip(buffers, parts, strict=True):
             engine = chosen(source, model, aggregation={"exact": True})
             engine.train(part, model.initial, rule, 0, FixedPointSum(buffer))
-        found.append(to_update(buffers.sum(0)))
+        found.append(torch.from_numpy(buffers.sum(0)))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert found[0].any()

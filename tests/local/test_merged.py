@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.data.schema import DataDescription
 from fedmpi.errors import ClientFailure, UserError
 from fedmpi.local import merged as merged_module
@@ -89,16 +89,12 @@ def test_rows_of_many_clients_need_no_task_each(kind: type[InMemorySource]):
     positions = np.array([0, 3, 5, 9, 11, 13, 14, 30, 60])
     clients = np.searchsorted(source.offsets, positions, side="right") - 1
     rows = positions - source.offsets[clients]
-    total = torch.zeros(model.size)
-
-    class Sum:
-        tensor = total
-
-    report = engine.train_rows(clients, rows, np.full(9, 1 / 9), model.initial, rule, 0, Sum())
+    total = FloatSum(np.zeros(model.size, np.float32))
+    report = engine.train_rows(clients, rows, np.full(9, 1 / 9), model.initial, rule, 0, total)
     model.bind(model.initial)
     _, gradients = model.loss_gradient(source.x[positions], source.y[positions])
     expected = -rule.lr * torch.cat([gradient.flatten() for gradient in gradients])
-    assert relative_error(total, expected) < 1e-6
+    assert relative_error(total.tensor, expected) < 1e-6
     assert (report.clients, report.samples, report.steps) == (len(set(clients)), 9, len(set(clients)))
     assert report.weight == pytest.approx(1.0)
 

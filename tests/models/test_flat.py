@@ -1,0 +1,116 @@
+"""A model as one flat vector."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.errors import UserError
+from fedmpi.models.dropout import Dropout
+from fedmpi.models.flat import FlatModel, add_gradients
+
+
+class Mixed(nn.Module):
+    """Everything that may or may not travel: a frozen layer, batch norm, a constant buffer, tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.first = nn.Linear(4, 3, bias=False)
+        self.second = nn.Linear(4, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("constant", torch.ones(5), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(self.norm(x))
+        return self.first(x) + self.second(self.drop(x))
+
+
+def test_parameters_come_first_then_the_float_buffers_and_nothing_else():
+    model = FlatModel(Mixed())
+    assert (model.trainable, model.size) == (4 + 4 + 12, 4 + 4 + 12 + 4 + 4)
+    assert model.has_buffers
+    assert model.has_dropout
+    net = model.module
+    expected = [net.norm.weight, net.norm.bias, net.first.weight, net.norm.running_mean, net.norm.running_var]
+    assert torch.equal(model.initial, torch.cat([value.detach().flatten() for value in expected]))
+
+
+def test_a_bound_module_is_the_vector_without_a_copy():
+    model = FlatModel(Mixed())
+    flat = torch.arange(model.size, dtype=torch.float32)
+    model.bind(flat)
+    flat[8] = -5
+    assert float(model.module.first.weight.detach()[0, 0]) == -5
+    assert model.module.second.weight is model.module.first.weight
+    model.module.norm.running_mean += 100
+    assert flat[20:24].tolist() == [120, 121, 122, 123]
+    model.bind(model.initial.clone())
+    assert float(model.module.norm.running_mean[0]) == 0
+
+
+def test_training_mode_updates_the_statistics_inside_the_vector():
+    model = FlatModel(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    flat = model.initial.clone()
+    model.bind(flat)
+    model.module(torch.ones(3, 4) * 10)
+    assert torch.allclose(flat[model.trainable : model.trainable + 4], torch.ones(4))
+
+
+def test_the_state_dict_of_a_bound_module_holds_the_vectors_values():
+    model = FlatModel(Mixed())
+    model.bind(torch.full((model.size,), 7.0))
+    state = model.module.state_dict()
+    assert float(state["first.weight"][0, 0]) == 7
+    assert "drop.p" not in state
+
+
+def test_views_have_the_shapes_of_the_parameters_and_share_memory():
+    model = FlatModel(Mixed())
+    for flat in (torch.zeros(model.size), torch.zeros(model.trainable)):
+        views = model.views(flat)
+        assert [tuple(view.shape) for view in views] == [(4,), (4,), (3, 4)]
+        views[2].fill_(3)
+        assert float(flat[8:20].sum()) == 36
+
+
+def test_loss_and_gradient_are_those_of_backward():
+    model = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(6, 3)))
+    x, y = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0])
+    loss, gradients = model.loss_gradient(x, y)
+    nn.functional.cross_entropy(model.module(x), y).backward()
+    assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.parameters, strict=True))
+    losses, weighted = model.weighted_gradient(x, y, torch.full((5,), 0.2))
+    assert torch.allclose(losses.mean(), loss)
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(weighted, gradients, strict=True))
+
+
+def test_sparse_gradients_are_added_to_the_rows_touched():
+    model = FlatModel(nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 3)))
+    x, y = torch.tensor([[1, 2, 2], [49, 1, 0]]), torch.tensor([0, 2])
+    _, dense = model.loss_gradient(x, y)
+    with model.sparse_embeddings():
+        _, sparse = model.loss_gradient(x, y)
+    assert sparse[0].is_sparse
+    assert not model.module[0].sparse
+    totals = [torch.zeros(model.size) for _ in range(2)]
+    for total, gradients in zip(totals, (dense, sparse), strict=True):
+        add_gradients(model.views(total), gradients, -0.5)
+    assert torch.allclose(*totals, atol=1e-7)
+    assert totals[0].any()
+
+
+def test_dropout_layers_are_swapped():
+    assert isinstance(FlatModel(Mixed()).module.drop, Dropout)
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(UserError, match="no trainable parameters"):
+        FlatModel(nn.ReLU())
+    with pytest.raises(UserError, match=r"mixes float types \(torch.float32, torch.float64\)"):
+        FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+    with pytest.raises(ValueError, match="contiguous vector of 6 values"):
+        FlatModel(nn.Linear(2, 2)).bind(torch.zeros(5))

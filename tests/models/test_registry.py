@@ -1,0 +1,89 @@
+"""Models by name or import path, the same on every rank."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedmpi.errors import UserError
+from fedmpi.models import REGISTRY, build
+from tests.local.synthetic import SMALL_IMAGES, TEXTS
+
+USERS_MODULE = """
+from torch import nn
+
+def net(description, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, width), nn.Linear(width, description.classes))
+
+def wrong(description):
+    return 3
+
+def failing(description):
+    raise RuntimeError("no such layer")
+"""
+
+
+@pytest.fixture
+def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_fl_models.py").write_text(USERS_MODULE)
+    (tmp_path / "my_broken_models.py").write_text("import a_package_nobody_has")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_fl_models", "my_broken_models"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return "my_fl_models"
+
+
+def weights(name: str, seed: int) -> torch.Tensor:
+    model = build(name, {}, SMALL_IMAGES, seed)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_torchs_generator_does():
+    torch.manual_seed(1)
+    first = weights("mlp", 5)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert torch.equal(weights("mlp", 5), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(weights("mlp", 6), first)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_registered_model_can_be_found(name: str):
+    description = TEXTS if name not in ("mlp", "cnn", "cifar-cnn", "image-cnn", "resnet18") else SMALL_IMAGES
+    with pytest.raises(UserError, match="no_such_option"):
+        build(name, {"no_such_option": 1}, description, 0)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="'mpl' is unknown: did you mean 'mlp'"):
+        build("mpl", {}, SMALL_IMAGES, 0)
+
+
+def test_an_unknown_option_is_answered_with_the_options():
+    with pytest.raises(UserError, match=r"unexpected keyword argument 'widths'; its options are hidden, activation"):
+        build("mlp", {"widths": [3]}, SMALL_IMAGES, 0)
+
+
+def test_a_users_model_is_found_in_the_working_directory(users_module: str):
+    model = build(f"{users_module}:net", {"width": 7}, SMALL_IMAGES, 0)
+    assert model(torch.zeros(2, 1, 6, 6)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("my_fl_models:nett", "has no function 'nett'"),
+        ("my_missing_models:net", "importing the module 'my_missing_models' failed"),
+        ("my_broken_models:net", "No module named 'a_package_nobody_has'"),
+        ("my_fl_models:wrong", "returned int: the function must return a nn.Module"),
+        ("my_fl_models:failing", "building it failed with RuntimeError: no such layer"),
+    ],
+)
+def test_what_is_wrong_with_a_users_model_is_said(users_module: str, name: str, words: str):
+    with pytest.raises(UserError, match=words):
+        build(name, {}, SMALL_IMAGES, 0)
