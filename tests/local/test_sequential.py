@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.data.shards import open_store
+from fedmpi.data.source import ClientData
 from fedmpi.errors import ClientFailure, UserError
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import schedule
@@ -258,3 +261,24 @@ def test_rounds_leave_no_tensors_behind():
     for t in range(5):
         summed(engine, model, tasks_of(source), rule, round=t)
     assert living() <= before
+
+
+def test_federated_averaging_learns_real_digits():
+    source = ClientData(open_store("digits"))
+    model = flat_model("mlp", source.description, hidden=[32])
+    engine, w = SequentialEngine(model, source, STREAMS), model.initial.clone()
+    coefficients = source.sizes / source.sizes.sum()
+    tasks = [Task(client, None, float(c)) for client, c in enumerate(coefficients)]
+    rule, losses = LocalRule(lr=0.1, epochs=2, batch_size=10), []
+    for t in range(8):
+        total = FloatSum(np.zeros(model.size, np.float32))
+        report = engine.train(tasks, w, rule, t, total)
+        losses.append(report.loss_sum / report.loss_count)
+        w += total.tensor
+    x, y = source.test()
+    model.bind(w)
+    model.module.eval()
+    with torch.no_grad():
+        accuracy = float((model.module(x).argmax(1) == y).double().mean())
+    assert losses[-1] < losses[0] / 4
+    assert accuracy > 0.85, "guessing would give 0.1"
