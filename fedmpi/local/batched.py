@@ -26,7 +26,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.models.layers_net import StackedNet, translate, why_not_stackable
 from fedmpi.streams import Purpose, Streams
 
-CACHE_BYTES = 8 << 20
+CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
 MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512

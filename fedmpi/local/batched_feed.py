@@ -54,8 +54,10 @@ class Timetable:
         """b: the samples of the largest batch of the step."""
         return int(self.counts[step].max())
 
-    def index(self, client: int, step: int) -> Ints | None:
-        return self.batches[client][step]
+    def local_rows(self, client: int) -> list[Ints]:
+        """The rows of each of the client's steps, int64 (b,)."""
+        schedule, counts = self.batches[client], self.counts[:, client]
+        return [np.arange(count) if rows is None else rows for rows, count in zip(schedule, counts, strict=False)]
 
 
 class Weights:
@@ -63,7 +65,7 @@ class Weights:
 
     def __init__(self, timetable: Timetable, dtype: torch.dtype, device: torch.device):
         counts = timetable.counts
-        columns = np.arange(max(1, int(counts.max())))
+        columns = np.arange(int(counts.max()))
         self._ragged = [bool((row[row > 0] != row.max()).any()) for row in counts]
         counted = (columns < counts[:, :, None]).astype(np.float64)
         weights = counted / np.maximum(counts, 1)[:, :, None]
@@ -95,37 +97,35 @@ class Feed:
         if joined is None:
             sample = features[0][0]
             joined = sample.device.type != "cpu" or sample.numel() * sample.element_size() < JOIN_BELOW
+        self._all_labels = torch.cat(labels)
         self._joined = torch.cat(features) if joined else None
         self._features = features
-        self._all_labels = torch.cat(labels)
-        firsts = np.cumsum([0, *map(len, labels[:-1])])
-        self._positions = torch.from_numpy(self._index(firsts)).to(self._all_labels.device)
-        self._firsts = firsts
+        local = [timetable.local_rows(client) for client in range(len(labels))]
+        self._positions = self._join(local, np.cumsum([0, *map(len, labels[:-1])])).to(self._all_labels.device)
+        self._local = None if joined else [[torch.from_numpy(rows) for rows in client] for client in local]
 
-    def _index(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _join(self, local: list[list[Ints]], firsts: NDArray[np.int64]) -> Tensor:
         """Positions (T, K, B) in the joined samples; padding reads the very first one."""
         counts = self.timetable.counts
-        index = np.zeros((*counts.shape, max(1, int(counts.max()))), np.int64)
-        for client, first in enumerate(firsts):
-            for step, rows in enumerate(self.timetable.batches[client]):
-                count = counts[step, client]
-                index[step, client, :count] = first + (np.arange(count) if rows is None else rows)
-        return index
+        index = np.zeros((*counts.shape, int(counts.max())), np.int64)
+        for client, first in enumerate(firsts.tolist()):
+            for step, rows in enumerate(local[client]):
+                np.add(rows, first, out=index[step, client, : len(rows)])
+        return torch.from_numpy(index)
 
     def fill(self, net: BoundNet, step: int) -> None:
         """The samples and labels of a step."""
-        positions = self._positions[step, : net.clients, : net.rows]
-        torch.index_select(self._all_labels, 0, positions.reshape(-1), out=net.loss.labels.view(-1))
+        positions = self._positions[step, : net.clients, : net.rows].reshape(-1)
+        torch.index_select(self._all_labels, 0, positions, out=net.flat_labels)
         if self._joined is not None:
-            rows = net.x.view(-1, net.x.shape[2])
-            torch.index_select(self._joined, 0, positions.reshape(-1), out=rows)
-            return
-        for client, (into, count) in enumerate(zip(net.clients_x, self.timetable.counts[step].tolist(), strict=False)):
-            index = positions[client] - self._firsts[client]
-            if count < net.rows:
-                into[count:].zero_()
-                into, index = into[:count], index[:count]
-            torch.index_select(self._features[client], 0, index, out=into)
+            torch.index_select(self._joined, 0, positions, out=net.flat_x)
+        elif self._local is not None:
+            for into, samples, local in zip(net.clients_x, self._features, self._local, strict=False):
+                index = local[step]
+                if len(index) < net.rows:
+                    into[len(index) :].zero_()
+                    into = into[: len(index)]
+                torch.index_select(samples, 0, index, out=into)
 
 
 class MaskFeed:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.batched_update import Block, StackOptimizer
-from fedmpi.models.layers import CrossEntropy, DropoutOp, Op, Place, Slot, Step, Workspace
+from fedmpi.models.layers import Op, Place, Slot, Step, Workspace
+from fedmpi.models.layers_dense import CrossEntropy, DropoutOp
 from fedmpi.models.layers_net import StackedNet
 from fedmpi.models.layers_text import EmbeddingOp, Tables
 
@@ -173,7 +174,7 @@ class BoundNet:
     Attributes
     ----------
     x : Tensor (k, b, values)
-        The batches; int64 rows of the stacked table for texts.
+        The batches; int64 rows of the stacked table for texts. `flat_x` and `clients_x` are views of it.
     dropouts : list of DropoutOp
         In the order in which a client's stream serves them.
     """
@@ -195,6 +196,7 @@ class BoundNet:
         self.loss = CrossEntropy(Place(clients, rows, stack.workspace, parameters, len(self.ops)), current)
         self._sums = stack.log_likelihood[: clients * rows].view(clients, rows, 1)
         self.clients_x = list(self.x.unbind(0))
+        self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.view(-1)
         self._backward = list(reversed(self.ops[net.first_trained :]))
 
     def attach(self) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers over a stack of clients, in place: plain SGD fused into the layers' matrix products, Adam, the proximal term."""
+"""Optimizers over a stack of clients, in place: SGD fused into the layers' matrix products, Adam, the proximal term."""
 
 from __future__ import annotations
 

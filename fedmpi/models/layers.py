@@ -1,7 +1,7 @@
-"""Layers of many clients side by side, with hand-written backward: what they share, and the dense ones.
+"""Layers of many clients side by side, with hand-written backward: what they have in common.
 
 The values of K clients form a stack (K, ·); a layer is bound to the first k of them and to b rows each, which fixes
-every buffer and view, so that a step is nothing but arithmetic. Activations lie either as rows (k, b, values) or, inside
+every buffer and view, so that a step is nothing but arithmetic. Activations lie as rows (k, b, values) or, inside
 convolutions, as columns (k, values, b), where the b samples of one value are neighbours. A weight's gradient is never
 formed under plain SGD: the update is fused into its matrix product (`Step`).
 """
@@ -52,7 +52,7 @@ class Slot:
 
     def of_stack(self, stack: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The parameter of every client: a view (k, \\*shape) of stack (k, d')."""
-        return stack[:, self.start : self.start + self.size].unflatten(1, shape)
+        return stack[:, self.start : self.start + self.size].view(len(stack), *shape)
 
 
 class Step:
@@ -167,190 +167,6 @@ class Layer(Protocol):
     def values(self) -> int:
         """Floats that one row needs in buffers, for the choice of the chunk."""
 
-
-@dataclass(frozen=True)
-class Linear:
-    """y = x Wᵀ + c on rows; `x` may be a transposed view."""
-
-    inputs: int
-    outputs: int
-    weight: Slot
-    bias: Slot | None
-
     @property
-    def values(self) -> int:
-        return self.inputs + self.outputs
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _LinearOp(self, place, x)
-
-
-class _LinearOp:
-    def __init__(self, layer: Linear, place: Place, x: Tensor):
-        parameters, shape = place.parameters, (layer.outputs, layer.inputs)
-        self.step, self.x = parameters.step, x
-        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
-        self.transposed = self.weight.transpose(1, 2)
-        self.bias = self.bias_target = None
-        if layer.bias is not None:
-            self.bias = parameters.value(layer.bias, 1, layer.outputs)
-            self.bias_target = parameters.target(layer.bias, 1, layer.outputs)
-            self.bias_gradient = place.take("bias", place.clients, 1, layer.outputs)
-        self.output = place.take("output", place.clients, place.rows, layer.outputs)
-        self.first = place.first
-        self.input_gradient = place.take("gradient", 0 if place.first else place.clients, place.rows, layer.inputs)
-
-    def forward(self) -> None:
-        torch.bmm(self.x, self.transposed, out=self.output)
-        if self.bias is not None:
-            self.output.add_(self.bias)
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        if not self.first:
-            torch.bmm(gradient, self.weight, out=self.input_gradient)
-        self.step.product(self.target, gradient.transpose(1, 2), self.x)
-        if self.bias_target is not None:
-            self.step.plain(self.bias_target, torch.sum(gradient, 1, keepdim=True, out=self.bias_gradient))
-        return self.input_gradient
-
-
-@dataclass(frozen=True)
-class ReLU:
-    """max(x, 0), in place."""
-
-    values: int = 0
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _ReLUOp(x)
-
-
-class _ReLUOp:
-    def __init__(self, x: Tensor):
-        self.output = x
-
-    def forward(self) -> None:
-        self.output.relu_()
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        return torch.ops.aten.threshold_backward.grad_input(gradient, self.output, 0, grad_input=gradient)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """Multiplies by masks that each client's own stream gives (`models.dropout.draw_mask`), in place.
-
-    Parameters
-    ----------
-    units : int
-        Values of a row, in the module's order.
-    p : float
-        Probability of a zero.
-    columns : bool
-        Whether the input lies as columns.
-    """
-
-    units: int
-    p: float
-    columns: bool
-
-    @property
-    def values(self) -> int:
-        return self.units * (2 if self.columns else 1)
-
-    def bind(self, place: Place, x: Tensor) -> DropoutOp:
-        return DropoutOp(self, place, x)
-
-
-class DropoutOp:
-    """Dropout bound to k clients: `drawn` float32 (k, b, units) on the CPU is to be filled before every forward."""
-
-    def __init__(self, layer: Dropout, place: Place, x: Tensor):
-        self.units, self.p, self.output = layer.units, layer.p, x
-        shape = (place.clients, place.rows, layer.units)
-        if place.workspace.device.type == "cpu":
-            self.drawn = place.take("drawn", *shape, dtype=torch.float32)
-        else:
-            self.drawn = torch.ones(shape, pin_memory=True)
-        if layer.columns:
-            self.mask = place.take("mask", place.clients, layer.units, place.rows)
-            self._arranged = self.mask.transpose(1, 2)
-        else:
-            same = self.drawn.device == x.device and self.drawn.dtype == x.dtype
-            self.mask = self._arranged = self.drawn if same else place.take("mask", *shape)
-
-    def forward(self) -> None:
-        if self.mask is not self.drawn:
-            self._arranged.copy_(self.drawn, non_blocking=True)
-        self.output.mul_(self.mask)
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        return gradient.mul_(self.mask)
-
-
-@dataclass(frozen=True)
-class Flatten:
-    """Columns become rows: a view forwards, one copy backwards."""
-
-    units: int
-
-    @property
-    def values(self) -> int:
-        return self.units
-
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _FlattenOp(self, place, x)
-
-
-class _FlattenOp:
-    def __init__(self, layer: Flatten, place: Place, x: Tensor):
-        self.output = x.transpose(1, 2)
-        self._columns = place.take("gradient", place.clients, layer.units, place.rows)
-        self._rows = self._columns.transpose(1, 2)
-
-    def forward(self) -> None:
-        pass
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        self._rows.copy_(gradient)
-        return self._columns
-
-
-class CrossEntropy:
-    """Softmax cross-entropy of the logits (k, b, C), its gradient, and the log-probabilities of the labels.
-
-    Attributes
-    ----------
-    labels : int64 (k, b)
-        To be filled before every step.
-    """
-
-    def __init__(self, place: Place, logits: Tensor):
-        clients, rows = place.clients, place.rows
-        self.logits = logits
-        self.labels = place.take("labels", clients, rows, dtype=torch.int64)
-        self._labels = self.labels.unsqueeze(2)
-        self._log = place.take("log", *logits.shape)
-        self._picked = place.take("picked", clients, rows, 1)
-        self._minus_one = torch.full((1, 1, 1), -1.0, dtype=logits.dtype, device=logits.device)
-        self._minus_one = self._minus_one.expand(clients, rows, 1)
-
-    def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """∂/∂logits of Σ weights · loss; the rows' log-probabilities are added to `sums`.
-
-        Parameters
-        ----------
-        weights : Tensor (k, b, 1) or float
-            1 / rows of the client's batch, 0 for padding.
-        counted : Tensor (k, b, 1) or None
-            1 for a sample, 0 for padding; None = all are samples.
-        sums : Tensor (k, b, 1)
-            Grows by the log-probability of each row's label.
-        """
-        torch._log_softmax(self.logits, 2, False, out=self._log)
-        torch.gather(self._log, 2, self._labels, out=self._picked)
-        if counted is None:
-            sums.add_(self._picked)
-        else:
-            sums.addcmul_(self._picked, counted)
-        gradient = torch.exp(self._log, out=self._log).scatter_add_(2, self._labels, self._minus_one)
-        return gradient.mul_(weights)
+    def trained(self) -> bool:
+        """Whether it has parameters."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from fedmpi.models.layers import Op, Place, Slot
 @dataclass(frozen=True)
 class Columns:
     """Rows become columns: the images as they are read, before the first convolution."""
+
+    trained: ClassVar[bool] = False
 
     units: int
 
@@ -60,13 +63,11 @@ class Geometry:
     @cached_property
     def output(self) -> tuple[int, int]:
         """Height and width of the output."""
-        sizes = [
-            (size + 2 * padding - kernel) // stride + 1
-            for size, kernel, stride, padding in zip(
-                self.image[1:], self.kernel, self.stride, self.padding, strict=True
-            )
-        ]
-        return sizes[0], sizes[1]
+        return self._along(0), self._along(1)
+
+    def _along(self, axis: int) -> int:
+        room = self.image[1 + axis] + 2 * self.padding[axis] - self.kernel[axis]
+        return room // self.stride[axis] + 1
 
     @property
     def patch(self) -> int:
@@ -100,8 +101,8 @@ class _Maps:
         units + 1) for embedding_bag on the patches: which of them are summed into every input value."""
         made = self._made.get(device)
         if made is None or made[0] < clients:
-            made = (clients, *(part.to(device) for part in self._make(clients)))
-            self._made[device] = made
+            gather, members, starts = self._make(clients)
+            made = self._made[device] = (clients, gather.to(device), members.to(device), starts.to(device))
         _, gather, members, starts = made
         unfolded, units = gather.numel() // made[0], self.geometry.units
         per_client = members.numel() // made[0]
@@ -122,6 +123,8 @@ class _Maps:
 @dataclass(frozen=True)
 class Convolution:
     """Unfold, one matrix product a client, bias (nn.Conv2d without groups or dilation)."""
+
+    trained: ClassVar[bool] = True
 
     geometry: Geometry
     filters: int
@@ -198,6 +201,8 @@ def _sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class MaxPool:
     """nn.MaxPool2d: PyTorch's own kernel, which takes the columns as channels-last images of b "channels"."""
+
+    trained: ClassVar[bool] = False
 
     image: tuple[int, int, int]
     output: tuple[int, int]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout as ClientDropout
-from fedmpi.models.layers import ALIGNMENT, Dropout, Flatten, Layer, Linear, ReLU, Slot
+from fedmpi.models.layers import ALIGNMENT, Layer, Slot
+from fedmpi.models.layers_dense import Dropout, Flatten, Linear, ReLU
 from fedmpi.models.layers_image import Columns, Convolution, Geometry, MaxPool
 from fedmpi.models.layers_text import Embedding, MaxOverTime
 from fedmpi.models.text_layers import FrozenEmbedding
@@ -52,9 +54,7 @@ class StackedNet:
     @property
     def first_trained(self) -> int:
         """Index of the first layer with parameters: the gradient goes back as far as that."""
-        return next(
-            i for i, layer in enumerate(self.layers) if getattr(layer, "weight", getattr(layer, "weights", None))
-        )
+        return next(i for i, layer in enumerate(self.layers) if layer.trained)
 
     @property
     def values_per_row(self) -> int:
@@ -150,7 +150,7 @@ class _Translation:
             tuple(self.layers), tuple(self.slots), self.size, self.start, tuple(self.description.feature_shape)
         )
 
-    def slot(self, parameter: nn.Parameter | None, axes: tuple[int, ...] | None = None, stack: bool = True) -> Slot:
+    def slot(self, parameter: Tensor | None, axes: tuple[int, ...] | None = None, stack: bool = True) -> Slot:
         """Reserve a place for a parameter; every parameter has one."""
         offset = self.offsets.pop(id(parameter), None)
         if parameter is None or offset is None:
@@ -161,7 +161,7 @@ class _Translation:
             self.start += -(-slot.size // ALIGNMENT) * ALIGNMENT
         return slot
 
-    def optional(self, parameter: nn.Parameter | None) -> Slot | None:
+    def optional(self, parameter: Tensor | None) -> Slot | None:
         return None if parameter is None else self.slot(parameter)
 
     def need(self, form: str, dimensions: int, part: nn.Module) -> None:
@@ -178,9 +178,8 @@ class _Translation:
         self.need(ROWS, 1, part)
         if self.shape != (part.in_features,):
             raise NotStackable(f"Linear of {part.in_features} inputs on {self.units} values")
-        self.layers.append(
-            Linear(part.in_features, part.out_features, self.slot(part.weight), self.optional(part.bias))
-        )
+        weight, bias = self.slot(part.weight), self.optional(part.bias)
+        self.layers.append(Linear(part.in_features, part.out_features, weight, bias))
         self.shape = (part.out_features,)
 
     def relu(self, part: nn.Module) -> None:
@@ -270,7 +269,7 @@ def _pair(value: object) -> tuple[int, int]:
     return value, value
 
 
-_HANDLERS = {
+_HANDLERS: dict[type[nn.Module], Callable[[_Translation, Any], None]] = {
     nn.Linear: _Translation.linear,
     nn.ReLU: _Translation.relu,
     nn.Dropout: _Translation.dropout,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -61,6 +62,10 @@ class Embedding:
     vectors: Tensor | None = None
 
     @property
+    def trained(self) -> bool:
+        return self.weight is not None
+
+    @property
     def values(self) -> int:
         return 2 * self.length * self.dimension
 
@@ -74,7 +79,7 @@ class EmbeddingOp:
     def __init__(self, layer: Embedding, place: Place, x: Tensor):
         self.ids = x.view(-1)
         self.step = place.parameters.step
-        self.trained = layer.weight is not None
+        self.trained = layer.trained
         self.output = place.take("output", place.clients, place.rows, layer.length, layer.dimension)
         self._rows = self.output.view(-1, layer.dimension)
         self.table = self.target = layer.vectors if layer.vectors is not None else self._rows
@@ -103,6 +108,8 @@ class MaxOverTime:
         One a width; the weights' axes are (filter, word, dimension).
     """
 
+    trained: ClassVar[bool] = True
+
     length: int
     dimension: int
     filters: int
@@ -112,9 +119,7 @@ class MaxOverTime:
 
     @property
     def values(self) -> int:
-        windows = sum(
-            (self.length - width + 1) * (2 * width * self.dimension + 2 * self.filters) for width in self.widths
-        )
+        windows = sum((self.length - width + 1) * 2 * (width * self.dimension + self.filters) for width in self.widths)
         return windows + 4 * self.filters * len(self.widths)
 
     def bind(self, place: Place, x: Tensor) -> Op:
