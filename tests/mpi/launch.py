@@ -29,12 +29,12 @@ def find_mpiexec() -> str:
 def start_mpi_job(
     n: int, args: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Job:
-    """Start `mpiexec -n N python ARGS` in a session of its own and return the Popen object; see `end_job`."""
+    """Start `mpiexec -n N python ARGS` in a process group of its own and return the Popen object; see `end_job`."""
     return start_job([find_mpiexec(), "-n", str(n), sys.executable, *map(str, args)], env, cwd)
 
 
 def start_job(command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
-    """Start any command in a session of its own; the repository is importable and each process has one thread."""
+    """Start any command in a process group of its own; the repository is importable and each process has one thread."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         list(command),
@@ -44,7 +44,7 @@ def start_job(command: Sequence[str], env: Mapping[str, str] | None = None, cwd:
         text=True,
         cwd=cwd or REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(env or {})},
-        start_new_session=True,
+        process_group=0,
     )
 
 
