@@ -21,10 +21,12 @@ from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
-from fedmpi.data.ownership import ownership
-from fedmpi.data.shards import open_store
+from fedmpi.data.augment import AugmentedData
+from fedmpi.data.shards import ShardStore, open_store
 from fedmpi.data.source import ClientData
 from fedmpi.diagnostics import client_drift, gradient_diversity
+from fedmpi.grouping import MediatorGroups
+from fedmpi.layout import lay_out
 from fedmpi.links import round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.probes import gradient_blocks
@@ -33,6 +35,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
+from fedmpi.rebalancing import rebalance
 from fedmpi.round_sum import RoundTotals
 from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
@@ -66,7 +69,7 @@ class Experiment:
     config: Config
     cluster: Cluster
     streams: Streams
-    data: ClientData
+    data: ClientData | AugmentedData
     model: FlatModel
     planner: Planner
     stratifier: Stratifier
@@ -86,9 +89,9 @@ class Experiment:
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
         store = open_store(config.data.shards, verify=config.data.verify and cluster.is_server)
-        data = ClientData(store, device)
+        data = client_data(config, store, streams, device)
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
-        owned = owned_clients(config, cluster, store)
+        layout = lay_out(cluster, data.sizes, store.shard_starts, config.server.trains == "always")
         observer = UpdateObserver.wanted_by(config)
         engine = choose_engine(config, model, data, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
@@ -98,7 +101,7 @@ class Experiment:
         batch_rows = None if config.local.batch_size == "all" else config.local.batch_size
 
         def probe(t: int, w: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
-            kind, mine = config.participation.probe, range(*owned)
+            kind, mine = config.participation.probe, range(*layout.owned)
             return gradient_blocks(data, model, mine, w, kind, streams, t, batch_rows, cluster.rank)
 
         server = config.aggregation
@@ -108,11 +111,13 @@ class Experiment:
             streams=streams,
             data=data,
             model=model,
-            planner=Planner(config, data.sizes, streams, cohorts),
-            stratifier=Stratifier(
-                config, cluster, owned, store.clients, model.trainable, store.class_counts, probe, streams
+            planner=Planner(
+                config, data.sizes, streams, cohorts, mediator_groups(config, cluster, store, data, streams)
             ),
-            trainer=Trainer(config, engine, data.sizes, owned, streams, observer),
+            stratifier=Stratifier(
+                config, cluster, layout.owned, store.clients, model.trainable, store.class_counts, probe, streams
+            ),
+            trainer=Trainer(config, engine, data.sizes, cluster, layout, streams, observer),
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
@@ -159,6 +164,9 @@ class Experiment:
 
     def _observed(self, totals: RoundTotals) -> dict[str, Any]:
         facts: dict[str, Any] = {}
+        if self.config.topology.kind == "mediators":
+            facts["hops"] = round(totals.sums["hops"])
+            facts["idle_seconds"] = totals.sums["idle_seconds"]
         if self.config.privacy.clip_norm is not None:
             facts["clipped_updates"] = round(totals.sums["clipped"])
         if self.config.logging.diagnostics:
@@ -236,18 +244,28 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     return cluster.device(config.cluster.device)
 
 
-def owned_clients(config: Config, cluster: Cluster, store: Any) -> tuple[int, int]:
-    """The contiguous range of clients that this rank owns; rank 0 of several owns some only if it trains."""
-    serving_only = cluster.is_server and cluster.size > 1 and config.server.trains != "always"
-    trains_on_server = cluster.size == 1 or config.server.trains == "always"
-    workers = cluster.size if trains_on_server else cluster.size - 1
-    boundaries = ownership(store.sizes, store.shard_starts, workers)
-    if serving_only:
-        return 0, 0
-    worker = cluster.rank if trains_on_server else cluster.rank - 1
-    if cluster.is_server and workers > store.clients:
-        log.warning("%d workers for %d clients: %d stay idle", workers, store.clients, workers - store.clients)
-    return int(boundaries[worker]), int(boundaries[worker + 1])
+def client_data(
+    config: Config, store: ShardStore, streams: Streams, device: torch.device
+) -> ClientData | AugmentedData:
+    """The clients' samples, with the copies of scarce classes behind them when rebalancing is on (Astraea, Algorithm 2)."""
+    data = ClientData(store, device)
+    part = config.rebalance
+    if not part.enabled:
+        return data
+    rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
+    log.info("rebalancing: %d copies added, %.1f %%", rebalancing.added.sum(), 100 * rebalancing.overhead)
+    return AugmentedData(data, rebalancing, streams)
+
+
+def mediator_groups(
+    config: Config, cluster: Cluster, store: ShardStore, data: ClientData | AugmentedData, streams: Streams
+) -> MediatorGroups | None:
+    """The grouping of participants into mediators, on rank 0 of a topology that has them."""
+    if config.topology.kind != "mediators" or not cluster.is_server:
+        return None
+    counts = data.class_counts if isinstance(data, AugmentedData) else store.class_counts()
+    test_counts = np.bincount(store.test()[1], minlength=store.description.classes)
+    return MediatorGroups(config, counts, test_counts, streams)
 
 
 def git_commit() -> str | None:

@@ -16,6 +16,7 @@ from fedmpi.accounts import Accounts
 from fedmpi.aggregation.weights import coefficients, is_normalised
 from fedmpi.cohorts import CohortDraw, Turnout
 from fedmpi.config import Config
+from fedmpi.grouping import MediatorGroups
 from fedmpi.participation.clients import Cohort
 from fedmpi.participation.strata import Strata
 from fedmpi.plan import Ints, Plan, learning_rate
@@ -53,13 +54,23 @@ class Planner:
         The run's random streams.
     cohorts : CohortDraw
         Draws who takes part.
+    groups : MediatorGroups or None
+        Groups the participants where there are mediators.
     """
 
-    def __init__(self, config: Config, sizes: Ints, streams: Streams, cohorts: CohortDraw):
+    def __init__(
+        self,
+        config: Config,
+        sizes: Ints,
+        streams: Streams,
+        cohorts: CohortDraw,
+        groups: MediatorGroups | None = None,
+    ):
         self.config = config
         self.sizes = sizes
         self.streams = streams
         self.cohorts = cohorts
+        self.groups = groups
         self.accounts = Accounts(config, sizes)
         self._warned: set[str] = set()
 
@@ -70,6 +81,7 @@ class Planner:
         cohort = turnout.cohort
         sampling = self.data_sampling(t, cohort)
         kind = self.config.aggregation.weights
+        mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
         return Plan(
             round=t,
             lr=learning_rate(
@@ -80,7 +92,8 @@ class Planner:
             per_sample=kind in PER_SAMPLE,
             normalise=is_normalised(kind),
             probability=sampling.probability,
-            facts=self._facts(turnout, sampling),
+            mediators=mediators,
+            facts=self._facts(turnout, sampling) | divergences,
         )
 
     def data_sampling(self, t: int, cohort: Cohort) -> DataSampling:

@@ -16,9 +16,10 @@ from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, met
 from fedmpi.cluster import Cluster
 from fedmpi.diagnostics import UpdateMoments
 from fedmpi.local.work import WorkReport
+from fedmpi.mediators.relay import RelayReport
 from fedmpi.observer import UpdateObserver
 
-SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop")
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "hops", "idle_seconds")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares")
 
 
@@ -85,7 +86,14 @@ class RoundSum:
         """Start a round with empty sums."""
         self.updates.reset()
 
-    def close(self, report: WorkReport, busy_seconds: float, stop: bool, observer: UpdateObserver | None) -> None:
+    def close(
+        self,
+        report: WorkReport,
+        busy_seconds: float,
+        stop: bool,
+        observer: UpdateObserver | None,
+        relayed: RelayReport | None,
+    ) -> None:
         """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
         sums = [
@@ -96,6 +104,8 @@ class RoundSum:
             report.loss_sum,
             report.loss_count,
             float(stop),
+            relayed.hops if relayed else 0,
+            relayed.idle_seconds if relayed else 0.0,
         ]
         moments = observer.moments() if observer else UpdateMoments()
         observed = [

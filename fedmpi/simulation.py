@@ -84,11 +84,12 @@ class Simulation:
         self.sums.open()
         self._settle()
         started = time.perf_counter()
-        report = self.experiment.trainer.train(plan, self.model, self.sums.updates)
+        trainer = self.experiment.trainer
+        report = trainer.train(plan, self.model, self.sums.updates)
         self.phases["load"] = report.load_seconds
         self.phases["train"] = time.perf_counter() - started - report.load_seconds
-        busy = time.perf_counter() - started
-        self.sums.close(report, busy, self.interrupt.requested, self.experiment.trainer.observer)
+        busy = trainer.relayed.busy_seconds if trainer.relayed else time.perf_counter() - started
+        self.sums.close(report, busy, self.interrupt.requested, trainer.observer, trainer.relayed)
 
     def _reduce(self) -> RoundTotals:
         with self._phase("reduce"):

@@ -8,9 +8,13 @@ import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.cluster import Cluster
 from fedmpi.config import Config
+from fedmpi.layout import Layout
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.work import LocalRule, Task, WorkReport
+from fedmpi.mediators.relay import RelayReport, run_relay
+from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.sampling.samples import bernoulli_rows, exact_rows, offsets_of, ratio_rows, used_counts
@@ -57,8 +61,10 @@ class Trainer:
         Does the local work.
     sizes : int64 (N,)
         Effective sizes of all clients.
-    owned : (int, int)
-        First owned client and one past the last; empty for a rank that only serves.
+    cluster : Cluster
+        Carries mediators' models between ranks.
+    layout : Layout
+        Which clients this rank owns.
     streams : Streams
         Source of the sampled rows.
     observer : UpdateObserver or None
@@ -70,30 +76,51 @@ class Trainer:
         config: Config,
         engine: LocalEngine,
         sizes: np.ndarray,
-        owned: tuple[int, int],
+        cluster: Cluster,
+        layout: Layout,
         streams: Streams,
         observer: UpdateObserver | None,
     ):
         self.config = config
         self.engine = engine
         self.sizes = sizes
-        self.owned = owned
+        self.cluster = cluster
+        self.boundaries, self.worker = layout.boundaries, layout.worker
         self.streams = streams
         self.observer = observer
+        self.relayed: RelayReport | None = None
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
         rule = self.rule(plan)
         if self.config.samples.rule != "all" and isinstance(self.engine, CompositeEngine):
-            rows = self._sampled(plan)
+            rows = self._sampled(plan, self.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):
                 return self._train_rows(rows, plan, model, rule, total)
-        tasks = self.tasks(plan)
+        if len(plan.mediators):
+            return self._relay(plan, model, rule, total)
+        tasks = self.tasks(plan, self.members(plan))
         if self.observer is not None:
             self.observer.begin(tasks)
         if not tasks:
             return WorkReport()
         return self.engine.train(tasks, model, rule, plan.round, total)
+
+    def _relay(self, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator) -> WorkReport:
+        """The mediators' models travel from client to client (Astraea, Algorithm 1)."""
+        topology, workers = self.config.topology, len(self.boundaries) - 1
+        costs = self.sizes[plan.clients].astype(np.float64)
+        if topology.placement == "mediator":
+            owners = place_mediators(costs, plan.mediators, workers)
+        else:
+            owners = np.searchsorted(self.boundaries, plan.clients, side="right") - 1
+        relay = plan_relay(owners, plan.clients, plan.mediators, topology.mediator_epochs, costs, workers)
+        mine = np.flatnonzero(owners == self.worker) if self.worker is not None else np.empty(0, np.int64)
+        tasks = {task.client: task for task in self.tasks(plan, mine)}
+        self.relayed = run_relay(
+            self.cluster, self.engine, relay, tasks, model, rule, plan.round, total, topology.keep_optimizer
+        )
+        return self.relayed.work
 
     def _train_rows(
         self, sampled: SampledRows, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator
@@ -125,15 +152,20 @@ class Trainer:
             epsilon=part.epsilon,
         )
 
-    def tasks(self, plan: Plan) -> list[Task]:
-        """The tasks of this rank's participants that have rows to train on, in client order."""
+    def members(self, plan: Plan) -> np.ndarray:
+        """Places in the cohort of the clients that this rank owns, int64 (q,)."""
+        if self.worker is None:
+            return np.empty(0, np.int64)
+        first, last = np.searchsorted(plan.clients, self.boundaries[self.worker : self.worker + 2])
+        return np.arange(first, last)
+
+    def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
+        """The tasks of the participants at the given places of the cohort that have rows to train on, in client order."""
         if self.config.samples.rule == "all":
-            first, last = self._part(plan)
-            members = np.arange(first, last)
             used = self.sizes[plan.clients[members]]
             rows: list[np.ndarray | None] = [None] * len(members)
         else:
-            sampled = self._sampled(plan)
+            sampled = self._sampled(plan, members)
             members, used, rows = sampled.members, sampled.counts, [*sampled.per_client()]
         clients, coefficients = plan.clients[members], plan.coefficients[members]
         factors = coefficients * used if plan.per_sample else coefficients
@@ -145,15 +177,15 @@ class Trainer:
             if count
         ]
 
-    def _part(self, plan: Plan) -> tuple[int, int]:
-        """Places in the cohort of this rank's clients: the first and one past the last."""
-        first, last = np.searchsorted(plan.clients, self.owned)
-        return int(first), int(last)
+    def _sampled(self, plan: Plan, members: np.ndarray) -> SampledRows:
+        """The sampled rows of the participants at the given places of the cohort.
 
-    def _sampled(self, plan: Plan) -> SampledRows:
-        """The sampled rows of this rank's participants."""
+        Neighbours are drawn alone; others by drawing for the cohort's part that spans them and leaving out the rest.
+        """
+        if not len(members):
+            return SampledRows(members, members, members)
         samples, sizes = self.config.samples, self.sizes[plan.clients]
-        offsets, (first, last) = offsets_of(sizes), self._part(plan)
+        offsets, first, last = offsets_of(sizes), int(members[0]), int(members[-1]) + 1
         part = int(offsets[first]), int(offsets[last])
         if samples.rule == "bernoulli":
             positions = bernoulli_rows(self.streams, plan.round, sizes, plan.probability, *part)
@@ -163,6 +195,10 @@ class Trainer:
             assert samples.wanted is not None
             positions = exact_rows(self.streams, plan.round, sizes, samples.wanted, *part)
         counts = used_counts(positions, offsets[first : last + 1])
-        members = first + np.flatnonzero(counts)
-        counts = counts[members - first]
-        return SampledRows(members, counts, positions - np.repeat(offsets[members], counts))
+        if len(members) < last - first:
+            wanted = np.zeros(last - first, bool)
+            wanted[members - first] = True
+            positions, counts = positions[np.repeat(wanted, counts)], np.where(wanted, counts, 0)
+        having = np.flatnonzero(counts)
+        counts = counts[having]
+        return SampledRows(first + having, counts, positions - np.repeat(offsets[first + having], counts))

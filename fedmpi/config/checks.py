@@ -221,6 +221,15 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             'system.over_selection asks more clients than wanted, but participation.clients = "all" asks all of them',
         ),
         (
+            _mediators(c) and c.server.trains == "always",
+            'server.trains = "always" does not go with topology.kind = "mediators": rank 0 runs no relays',
+        ),
+        (
+            _importance(c) and p.features == "label-histogram",
+            'importance draws need the norms of gradients, which participation.features = "label-histogram" lacks: set '
+            'participation.draw = "uniform"',
+        ),
+        (
             c.privacy.clip_norm is not None and _mediators(c),
             'privacy.clip_norm needs each client\'s own update, which topology.kind = "mediators" never forms',
         ),

@@ -223,6 +223,10 @@ class AugmentedData:
     ----------
     sizes : int64 (N,)
         Effective sizes, copies included.
+    class_counts : int64 (N, C)
+        Copies included.
+    overhead : float
+        Copies as a share of the original samples.
     description : DataDescription
     """
 
@@ -239,6 +243,8 @@ class AugmentedData:
         self.description = data.description
         self._rows = AugmentedRows(data.store, rebalancing, streams, ranges, data.device)
         self.sizes = self._rows.sizes
+        self.class_counts = rebalancing.class_counts
+        self.overhead = rebalancing.overhead
         self._kept: dict[int, Tensors] = {}
         self._budget = resident_bytes
 

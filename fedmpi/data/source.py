@@ -142,6 +142,10 @@ class ClientData:
             local[np.repeat(partial, counts)] = np.concatenate(given)
         return local + np.repeat(self.store.offsets[clients], counts)
 
+    def load_positions(self, positions: Int64Array) -> Tensors:
+        """Samples at global positions: client k's row i lies at sizes[:k].sum() + i."""
+        return self._tensors(*self.store.rows(positions))
+
     def test(self, start: int = 0, stop: int | None = None) -> Tensors:
         """Rows start ... stop - 1 of the test part (all by default), normalised."""
         x, y = self.store.test()

@@ -32,7 +32,7 @@ class Tracer:
         self.rows: list[list[tuple[int, int, int]]] = []
 
     def noted(self, plan: Plan, *others: Any) -> Any:
-        tasks = self.tasks(plan)
+        tasks = self.tasks(plan, self.trainer.members(plan))
         self.cohorts.append(np.concatenate([[plan.round], plan.clients]))
         self.facts.append([plan.round, plan.probability, plan.lr, plan.facts.get("size_estimate", 0.0)])
         for task in tasks:
