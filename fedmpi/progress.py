@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any, Protocol
@@ -56,11 +57,22 @@ class _Lines:
         if now - self._shown < self._interval and done < self._rounds:
             return
         self._shown = now
-        left = (now - self._started) / (done - self._first) * (self._rounds - done)
+        left = (now - self._started) / max(1, done - self._first) * (self._rounds - done)
         print(f"round {done}/{self._rounds}  {_facts(record)}  {left:.0f} s left", flush=True)
 
     def close(self) -> None:
         sys.stdout.flush()
+
+
+class TerminalWarnings(logging.Handler):
+    """Shows warnings on standard error, above the progress bar if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the warning; the stream is looked up now because the progress bar exchanges it."""
+        print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def _facts(record: dict[str, Any]) -> str:
