@@ -19,6 +19,11 @@ class Interrupt:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
 
+    def ignore(self) -> None:
+        """Let no further signal disturb the end of a run that has saved and stops: batch systems send several."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def restore(self) -> None:
         """Put the earlier handlers back."""
         for number, handler in self._previous.items():

@@ -131,7 +131,7 @@ class Simulation:
 
     def _checkpoint_due(self, next_round: int) -> bool:
         every = self.config.checkpoint.every
-        return every > 0 and next_round % every == 0 and next_round < self.config.rounds
+        return every > 0 and (next_round % every == 0 or next_round == self.config.rounds)
 
     def _checkpoint(self, next_round: int) -> None:
         """Save what the run needs to go on; all ranks must hold the same model."""
@@ -156,7 +156,10 @@ class Simulation:
         return first
 
     def _finish(self, stopped: bool) -> None:
-        self.interrupt.restore()
+        if stopped:
+            self.interrupt.ignore()
+        else:
+            self.interrupt.restore()
         self.sums.release()
         if self.recorder is None:
             return
