@@ -58,7 +58,7 @@ def train(
     Example: mpiexec -n 3 fedmpi train --set preset=fedavg --set rounds=20 --out runs/first
     """
     from fedmpi.experiment import Experiment
-    from fedmpi.recorder import Recorder
+    from fedmpi.recorder import open_recorder
     from fedmpi.simulation import Simulation
 
     loaded = _load(config, settings)
@@ -66,7 +66,9 @@ def train(
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
     experiment = Experiment.connect(loaded)
     folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    recorder = Recorder(folder, loaded, resume) if experiment.cluster.is_server else None
+    recorder = open_recorder(experiment.cluster, folder, loaded, resume)
+    if experiment.cluster.mpi == "none":
+        print("one process: no MPI is installed (pip install 'fedmpi[mpi]' brings one)", flush=True)
     experiment.announce()
     code = Simulation(experiment, recorder).run()
     experiment.close()
@@ -141,4 +143,4 @@ def _run_name(path: Path | None, config: Config) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import save
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint, write_whole
+from fedmpi.cluster import Cluster
 from fedmpi.config import Config, config_toml
 from fedmpi.errors import UserError
+from fedmpi.progress import TerminalWarnings
 
 log = logging.getLogger("fedmpi")
 Record = dict[str, Any]
@@ -47,9 +52,11 @@ class Recorder:
         self._claim(resume)
         self._handler = logging.FileHandler(folder / "run.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._warnings = TerminalWarnings()
         log.addHandler(self._handler)
+        log.addHandler(self._warnings)
         log.setLevel(logging.INFO)
-        self._events = SummaryWriter(str(folder)) if config.logging.tensorboard else None
+        self._events: SummaryWriter | None = None
         self._best: Record = {}
         self._last: Record = {}
         self._target_round: int | None = None
@@ -77,7 +84,10 @@ class Recorder:
             ) from error
 
     def resume(self) -> Checkpoint | None:
-        """The newest checkpoint, with the records after it removed; None when the run starts at round 0."""
+        """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
+
+        Called once, before the first record is written.
+        """
         checkpoint = newest_checkpoint(self.folder / "checkpoints")
         settled = checkpoint.header["settled"] if checkpoint else 0
         path = self.folder / "metrics.jsonl"
@@ -86,6 +96,8 @@ class Recorder:
         write_whole(path, b"".join(kept))
         for line in kept:
             self._remember(json.loads(line))
+        if self.config.logging.tensorboard:
+            self._events = SummaryWriter(str(self.folder), purge_step=len(kept))
         if checkpoint:
             self._seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
@@ -94,7 +106,7 @@ class Recorder:
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
         with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
         self._remember(record)
         if self._events is not None:
             for key, value in record.items():
@@ -102,7 +114,8 @@ class Recorder:
                     self._events.add_scalar(key, value, record["round"])
 
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
-        """Save a checkpoint from which the run goes on at `next_round`."""
+        """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on."""
+        self._sync()
         seconds = self._seconds_before + time.perf_counter() - self._started
         checkpoint = Checkpoint(next_round, tensors, {**header, "seconds": seconds})
         save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.checkpoint.keep)
@@ -122,15 +135,22 @@ class Recorder:
         if self.config.evaluation.target_accuracy is not None:
             summary["target_accuracy"] = self.config.evaluation.target_accuracy
             summary["rounds_to_target"] = None if self._target_round is None else self._target_round + 1
-        write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.folder / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
         return summary
 
     def close(self) -> None:
         """Flush and close the log and the events."""
         if self._events is not None:
             self._events.close()
+        log.removeHandler(self._warnings)
         log.removeHandler(self._handler)
         self._handler.close()
+
+    def _sync(self) -> None:
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            os.fsync(file.fileno())
+        if self._events is not None:
+            self._events.flush()
 
     def _remember(self, record: Record) -> None:
         self._last = {**self._last, **record} if "test_accuracy" not in record else record
@@ -146,3 +166,32 @@ class Recorder:
 
 
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
+
+
+def open_recorder(cluster: Cluster, folder: Path, config: Config, resume: bool) -> Recorder | None:
+    """The recorder on rank 0, None on the others; collective.
+
+    Raises
+    ------
+    UserError
+        On all ranks alike, so that it is said once, when rank 0 cannot use the folder.
+    """
+    recorder, refusal = None, ""
+    if cluster.is_server:
+        try:
+            recorder = Recorder(folder, config, resume)
+        except UserError as error:
+            refusal = str(error)
+    told = cluster.broadcast([np.frombuffer(refusal.encode(), np.uint8)] if cluster.is_server else None)
+    if told[0].size:
+        raise UserError(told[0].tobytes().decode())
+    return recorder
+
+
+def finite(value: Any) -> Any:
+    """The value as strict JSON can hold it: numbers that are infinite or not a number become null."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
