@@ -125,7 +125,7 @@ class DropoutOp:
         if place.workspace.device.type == "cpu":
             self.drawn = place.take("drawn", *shape, dtype=torch.float32)
         else:
-            self.drawn = torch.ones(shape, pin_memory=True)
+            self.drawn = torch.ones(shape)
         if layer.columns:
             self.mask = place.take("mask", place.clients, layer.units, place.rows)
             self._arranged = self.mask.transpose(1, 2)
@@ -135,7 +135,7 @@ class DropoutOp:
 
     def forward(self) -> None:
         if self.mask is not self.drawn:
-            self._arranged.copy_(self.drawn, non_blocking=True)
+            self._arranged.copy_(self.drawn)
         self.output.mul_(self.mask)
 
     def backward(self, gradient: Tensor) -> Tensor:
