@@ -42,6 +42,7 @@ from fedmpi.streams import Streams
 from fedmpi.training import Trainer
 
 log = logging.getLogger("fedmpi")
+Samples = ClientData | AugmentedData
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Experiment:
     config: Config
     cluster: Cluster
     streams: Streams
-    data: ClientData | AugmentedData
+    data: Samples
     model: FlatModel
     planner: Planner
     stratifier: Stratifier
@@ -104,6 +105,7 @@ class Experiment:
             kind, mine = config.participation.probe, range(*layout.owned)
             return gradient_blocks(data, model, mine, w, kind, streams, t, batch_rows, cluster.rank)
 
+        groups = mediator_groups(config, cluster, store, data, streams)
         server = config.aggregation
         return cls(
             config=config,
@@ -111,9 +113,7 @@ class Experiment:
             streams=streams,
             data=data,
             model=model,
-            planner=Planner(
-                config, data.sizes, streams, cohorts, mediator_groups(config, cluster, store, data, streams)
-            ),
+            planner=Planner(config, data.sizes, streams, cohorts, groups),
             stratifier=Stratifier(
                 config, cluster, layout.owned, store.clients, model.trainable, store.class_counts, probe, streams
             ),
@@ -244,10 +244,8 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     return cluster.device(config.cluster.device)
 
 
-def client_data(
-    config: Config, store: ShardStore, streams: Streams, device: torch.device
-) -> ClientData | AugmentedData:
-    """The clients' samples, with the copies of scarce classes behind them when rebalancing is on (Astraea, Algorithm 2)."""
+def client_data(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> Samples:
+    """The clients' samples, the copies of scarce classes behind them when rebalancing is on (Astraea, Algorithm 2)."""
     data = ClientData(store, device)
     part = config.rebalance
     if not part.enabled:
@@ -258,7 +256,7 @@ def client_data(
 
 
 def mediator_groups(
-    config: Config, cluster: Cluster, store: ShardStore, data: ClientData | AugmentedData, streams: Streams
+    config: Config, cluster: Cluster, store: ShardStore, data: Samples, streams: Streams
 ) -> MediatorGroups | None:
     """The grouping of participants into mediators, on rank 0 of a topology that has them."""
     if config.topology.kind != "mediators" or not cluster.is_server:

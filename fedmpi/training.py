@@ -160,7 +160,7 @@ class Trainer:
         return np.arange(first, last)
 
     def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
-        """The tasks of the participants at the given places of the cohort that have rows to train on, in client order."""
+        """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
         if self.config.samples.rule == "all":
             used = self.sizes[plan.clients[members]]
             rows: list[np.ndarray | None] = [None] * len(members)

@@ -1,4 +1,4 @@
-"""The random numbers belong to the clients: any number of ranks gives the same plans, rows and (to rounding) weights."""
+"""Any number of ranks gives the same plans, the same rows and, to rounding, the same weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.mpi.launch import run_mpi
 
 TRACE = Path(__file__).parent / "trace.py"
 SMALL = "rounds=6 logging.tensorboard=false"
+ASTRAEA = f"preset=astraea participation.count=8 topology.clients_per_mediator=3 {SMALL}"
 CONFIGURATIONS = {
     "fedavg": f"preset=fedavg participation.count=7 {SMALL}",
     "fedavg with dropout": f"preset=fedavg model.name=tests.mpi.user_models:dropout_mlp participation.count=5 {SMALL}",
@@ -18,7 +19,16 @@ CONFIGURATIONS = {
     "fedsampling": f"preset=fedsampling samples.wanted=300 samples.threshold=150 {SMALL}",
     "naive": f"preset=fedsampling-naive samples.ratio=0.1 {SMALL}",
     "centralized": f"preset=centralized samples.wanted=100 {SMALL}",
-    "adam and samples": f"preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli samples.wanted=60 {SMALL}",
+    "adam and samples": "preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli "
+    f"samples.wanted=60 {SMALL}",
+    "fedsts": f"preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 {SMALL}",
+    "fedsso": f"preset=fedsso participation.fraction=0.3 {SMALL}",
+    "astraea": f"{ASTRAEA} rounds=3",
+    "exact astraea": f"{ASTRAEA} aggregation.exact=true",
+    "placed astraea": f"{ASTRAEA} topology.placement=mediator rounds=3",
+    "system": "preset=fedavg participation.count=9 system.availability=bernoulli system.probability=0.8 "
+    "system.drop_out=0.2 system.clock=true system.over_selection=1.3 "
+    f"aggregation.optimizer=yogi aggregation.lr=0.02 {SMALL}",
     "exact fedavg": f"preset=fedavg aggregation.exact=true participation.count=7 {SMALL}",
     "exact fedsampling": f"preset=fedsampling aggregation.exact=true samples.wanted=300 samples.threshold=150 {SMALL}",
 }
