@@ -118,7 +118,7 @@ class Trainer:
         mine = np.flatnonzero(owners == self.worker) if self.worker is not None else np.empty(0, np.int64)
         tasks = {task.client: task for task in self.tasks(plan, mine)}
         self.relayed = run_relay(
-            self.cluster, self.engine, relay, tasks, model, rule, plan.round, total, topology.keep_optimizer
+            self.cluster, self.engine.sequential, relay, tasks, model, rule, plan.round, total, topology.keep_optimizer
         )
         return self.relayed.work
 

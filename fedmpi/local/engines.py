@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 class LocalEngine(Engine, Protocol):
     """What the round loop uses: an engine that says what it is and can also carry on a model in place."""
 
+    sequential: SequentialEngine
+    """Carries mediators' models on, client after client."""
+
     @property
     def description(self) -> str:
         """Which engine runs and why, for the run log."""
