@@ -1,0 +1,162 @@
+"""What a run under MPI prints and leaves behind, and that its own configuration repeats it, with or without MPI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.end_to_end.runs import SECONDS, TRAIN, assert_same_curve_to_rounding, curve, records, run_on_terminal
+from tests.mpi.launch import REPOSITORY, run_mpi
+
+RICH = Path(__file__).parent / "rich.toml"
+ROUNDS = 24
+ALWAYS = {
+    "round", "seconds", "train_loss", "test_loss", "test_accuracy", "test_macro_f1", "lr", "participants", "samples",
+    "steps", "bytes_client_up", "bytes_client_down", "phase_seconds",
+}  # fmt: skip
+OF_THIS_RUN = {
+    "size_estimate", "size_true", "sampling_probability", "clipped_fraction", "strata", "allocation", "virtual_seconds",
+}  # fmt: skip
+PHASES = {"plan", "load", "train", "reduce", "apply", "evaluate"}
+
+WITHOUT_MPI4PY = """
+import sys
+
+class NoMpi:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "mpi4py":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoMpi())
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    folder: Path
+    job: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A finished run on three ranks."""
+    folder = tmp_path_factory.mktemp("run") / "RUN"
+    job = run_mpi(3, [*TRAIN, RICH, "--out", folder], timeout=SECONDS)
+    assert job.returncode == 0, job.stderr
+    return Done(folder, job)
+
+
+def test_the_folder_holds_what_the_manual_lists(run: Done):
+    names = {path.name for path in run.folder.iterdir()}
+    events = {name for name in names if name.startswith("events.out.tfevents.")}
+    assert names - events == {
+        "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoints", "run.log"
+    }  # fmt: skip
+    assert len(events) == 1
+
+
+def test_every_round_is_recorded_once_and_in_order(run: Done):
+    assert [record["round"] for record in records(run.folder)] == list(range(ROUNDS))
+
+
+def test_a_record_has_all_keys_that_apply(run: Done):
+    for record in records(run.folder):
+        assert record.keys() >= ALWAYS | OF_THIS_RUN
+        assert record["phase_seconds"].keys() == PHASES
+        assert not {"kl_mean", "bytes_mediator_up"} & record.keys()
+
+
+def test_counts_of_a_record_fit_together(run: Done):
+    summary = json.loads((run.folder / "summary.json").read_text())
+    for record in records(run.folder):
+        assert sum(record["allocation"]) == record["asked"] >= record["participants"]
+        assert len(record["allocation"]) == record["strata"] == len(record["stratum_sizes"])
+        assert record["steps"] <= record["samples"]
+        assert record["bytes_client_up"] >= record["participants"] * 4 * summary["parameters"]
+
+
+def test_the_summary_tells_final_and_best_scores_and_where_it_ran(run: Done):
+    summary, recorded = json.loads((run.folder / "summary.json").read_text()), records(run.folder)
+    best = max(recorded, key=lambda record: record["test_accuracy"])
+    assert summary["final"]["test_loss"] == recorded[-1]["test_loss"]
+    assert (summary["best_test_accuracy"], summary["best_round"]) == (best["test_accuracy"], best["round"])
+    assert summary["bytes_total"] == sum(r["bytes_client_up"] + r["bytes_client_down"] for r in recorded)
+    assert (summary["ranks"], summary["clients"]) == (3, 30)
+    assert summary["wall_seconds"] > 0
+    assert summary["versions"].keys() >= {"fedmpi", "python", "torch", "numpy", "mpi"}
+    assert "git_commit" in summary
+
+
+def test_the_newest_checkpoints_are_kept(run: Done):
+    kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert kept == ["round-00000020.safetensors", f"round-{ROUNDS:08d}.safetensors"]
+
+
+def test_the_model_has_the_names_of_the_users_module(run: Done):
+    model = load_file(run.folder / "model.safetensors")
+    assert {name: tuple(value.shape) for name, value in model.items()} == {
+        "1.weight": (16, 64), "1.bias": (16,), "4.weight": (10, 16), "4.bias": (10,)
+    }  # fmt: skip
+
+
+def test_tensorboard_shows_the_same_numbers(run: Done):
+    events = EventAccumulator(str(run.folder)).Reload()
+    shown = {event.step: event.value for event in events.Scalars("test_loss")}
+    assert shown == pytest.approx({record["round"]: record["test_loss"] for record in records(run.folder)}, rel=1e-6)
+
+
+def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
+    log = (run.folder / "run.log").read_text()
+    assert "3 ranks on 1 node" in log and "fedmpi" in log and "torch" in log
+    assert "sequential (Unhurried has no stacked form)" in log
+
+
+def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
+    lines = [line for line in run.job.stdout.splitlines() if line.startswith("round ")]
+    assert len(lines) == ROUNDS  # logging.interval = 0 shows them all
+    assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and "s left" in lines[0]
+    assert "\x1b" not in run.job.stdout
+
+
+def test_only_the_server_talks_and_it_closes_with_a_table(run: Done):
+    assert run.job.stdout.count("test accuracy") == 2  # final and best
+    assert "macro-F1" in run.job.stdout
+
+
+@pytest.fixture(scope="module")
+def repeated(run: Done, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The same run from its own config.toml: one process on a terminal, and no mpi4py to be found."""
+    folder = tmp_path_factory.mktemp("repeated")
+    (folder / "sitecustomize.py").write_text(WITHOUT_MPI4PY)
+    config = folder / "config.toml"
+    config.write_bytes((run.folder / "config.toml").read_bytes())
+    code, printed = run_on_terminal(
+        [*TRAIN, config, "--out", folder / "RUN"], env={"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    )
+    assert code == 0, printed
+    return folder / "RUN", printed
+
+
+def test_the_configuration_of_a_run_repeats_it(run: Done, repeated: tuple[Path, str]):
+    folder, _ = repeated
+    assert (folder / "config.toml").read_bytes() == (run.folder / "config.toml").read_bytes()
+    assert_same_curve_to_rounding(curve(run.folder), curve(folder))
+
+
+def test_a_terminal_shows_a_progress_bar(repeated: tuple[Path, str]):
+    _, printed = repeated
+    assert "\x1b[" in printed
+    assert f"{ROUNDS}/{ROUNDS}" in printed and "━" in printed and "accuracy" in printed and "clients/s" in printed
+
+
+def test_without_mpi4py_one_process_trains_and_says_so(repeated: tuple[Path, str]):
+    folder, printed = repeated
+    assert "one process: no MPI is installed" in printed
+    assert json.loads((folder / "summary.json").read_text())["versions"]["mpi"] == "none"
+    assert "MPI none" in (folder / "run.log").read_text()

@@ -1,0 +1,133 @@
+"""A run that is stopped or killed goes on where it was and draws the curve of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.end_to_end.runs import (
+    SECONDS,
+    TRAIN,
+    assert_same_curve_to_rounding,
+    curve,
+    rank_of_job,
+    records,
+    wait_for_rounds,
+)
+from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
+
+RICH = Path(__file__).parent / "rich.toml"
+ROUNDS, EVERY = 24, 5
+STOPPED = 75
+UNHURRIED = {"NAP": "0.02"}
+"""Rounds of a tenth of a second and more, so that signals arrive in mid-run."""
+
+
+def train(folder: Path, *more: str) -> list[str | Path]:
+    return [*TRAIN, RICH, "--out", folder, *more]
+
+
+def stop_by(number: signal.Signals, folder: Path, after_rounds: int, *more: str) -> str:
+    """Start or resume on three ranks and send mpiexec a signal once this many rounds are recorded."""
+    job = start_mpi_job(3, train(folder, *more), env=UNHURRIED)
+    wait_for_rounds(job, folder, after_rounds)
+    job.send_signal(number)
+    ended = finish_job(job, SECONDS)
+    assert ended.returncode == STOPPED, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stopped")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> list[dict]:
+    """The curve of a run that nobody disturbed, on three ranks."""
+    run = folder / "undisturbed"
+    assert run_mpi(3, train(run), timeout=SECONDS).returncode == 0
+    return curve(run)
+
+
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> Path:
+    """A run stopped by SIGTERM after some rounds."""
+    said = stop_by(signal.SIGTERM, folder / "stopped", 3)
+    assert f"continue with --resume --out {folder / 'stopped'}" in said
+    return folder / "stopped"
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped: Path, folder: Path) -> Path:
+    """That run resumed on as many ranks, stopped again by SIGUSR1, and resumed to its end."""
+    run = folder / "resumed"
+    shutil.copytree(stopped, run)
+    stop_by(signal.SIGUSR1, run, len(records(run)) + 2, "--resume")
+    assert len(records(run)) < ROUNDS
+    ended = run_mpi(3, train(run, "--resume"), timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> tuple[Path, int]:
+    """A run whose server was killed by signal 9, and the number of rounds it had recorded."""
+    run = folder / "killed"
+    job = start_mpi_job(3, train(run), env=UNHURRIED)
+    wait_for_rounds(job, run, 2 * EVERY + 2)
+    rank_of_job(job, 0).kill()
+    assert finish_job(job, SECONDS).returncode not in (0, 1, 2, STOPPED)
+    return run, len(records(run))
+
+
+def test_a_stopped_run_has_saved_and_is_not_finished(stopped: Path):
+    recorded = len(records(stopped))
+    assert 3 <= recorded < ROUNDS
+    assert not (stopped / "summary.json").exists() and not (stopped / "model.safetensors").exists()
+    newest = max((stopped / "checkpoints").iterdir()).name
+    assert newest == f"round-{recorded + 1:08d}.safetensors"  # the last round waits for its evaluation
+
+
+def test_a_resumed_run_repeats_the_undisturbed_one_to_the_bit(resumed: Path, undisturbed: list[dict]):
+    assert curve(resumed) == undisturbed
+
+
+def test_a_resumed_run_on_other_ranks_repeats_it_to_rounding(stopped: Path, folder: Path, undisturbed: list[dict]):
+    run = folder / "elsewhere"
+    shutil.copytree(stopped, run)
+    ended = run_alone(train(run, "--resume"), timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    assert_same_curve_to_rounding(curve(run), undisturbed)
+
+
+def test_the_summary_of_a_resumed_run_counts_all_its_rounds(resumed: Path, undisturbed: list[dict]):
+    summary = json.loads((resumed / "summary.json").read_text())
+    assert summary["best_test_accuracy"] == max(record["test_accuracy"] for record in undisturbed)
+    assert summary["bytes_total"] == sum(r["bytes_client_up"] + r["bytes_client_down"] for r in undisturbed)
+    assert summary["wall_seconds"] >= sum(record["seconds"] for record in records(resumed)[:-1]) * 0.5
+
+
+def test_a_killed_run_loses_at_most_the_rounds_since_its_last_checkpoint(killed: tuple[Path, int]):
+    run, recorded = killed
+    newest = int(max((run / "checkpoints").iterdir()).stem.removeprefix("round-"))
+    assert newest >= 2 * EVERY
+    assert recorded - newest < EVERY
+    assert not list(run.glob("**/*.partial"))
+
+
+def test_a_killed_run_resumes_without_doubled_or_half_lines(killed: tuple[Path, int], undisturbed: list[dict]):
+    run, _ = killed
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"round": 99, "test_lo')  # what a kill in the middle of a write leaves
+    ended = run_alone(train(run, "--resume"), timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+    assert_same_curve_to_rounding(curve(run), undisturbed)
+    steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("test_loss")]
+    assert steps == list(range(ROUNDS))

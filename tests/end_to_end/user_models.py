@@ -1,0 +1,48 @@
+"""Models of a user, named in configurations as "tests.end_to_end.user_models:…"."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+import torch
+from torch import nn
+
+from fedmpi.data.schema import DataDescription
+
+
+class Unhurried(nn.Sequential):
+    """Takes a nap of $NAP seconds in every training step, so that a test can stop a run where it wants to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (n, classes)."""
+        if self.training:
+            time.sleep(float(os.environ.get("NAP", "0")))
+        return super().forward(x)
+
+
+def unhurried_mlp(description: DataDescription, width: int = 16) -> nn.Module:
+    """A perceptron with dropout that can be slowed down."""
+    features = math.prod(description.feature_shape)
+    layers = nn.Flatten(), nn.Linear(features, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, description.classes)
+    return Unhurried(*layers)
+
+
+class Choosy(nn.Sequential):
+    """Fails on batches of a certain length."""
+
+    def __init__(self, refused: int, *layers: nn.Module):
+        super().__init__(*layers)
+        self.refused = refused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (n, classes)."""
+        if self.training and len(x) == self.refused:
+            raise ValueError(f"this model takes no batch of {self.refused}")
+        return super().forward(x)
+
+
+def choosy(description: DataDescription, refused: int) -> nn.Module:
+    """A linear model that fails on training batches of `refused` rows."""
+    return Choosy(refused, nn.Flatten(), nn.Linear(math.prod(description.feature_shape), description.classes))
