@@ -23,7 +23,7 @@ from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
 from fedmpi.data.augment import AugmentedData
 from fedmpi.data.shards import ShardStore, open_store
-from fedmpi.data.source import ClientData
+from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.diagnostics import client_drift, gradient_diversity
 from fedmpi.grouping import MediatorGroups
 from fedmpi.layout import lay_out
@@ -76,6 +76,7 @@ class Experiment:
     stratifier: Stratifier
     trainer: Trainer
     server_optimizer: ServerOptimizer
+    _test: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def connect(cls, config: Config) -> Experiment:
@@ -201,8 +202,13 @@ class Experiment:
         return int(received[0][0]), tensors.get("model")
 
     def test_set(self) -> tuple[Tensor, Tensor]:
-        """Test features and labels on this rank's device."""
-        return self.data.test()
+        """Test features and labels on this rank's device; kept from round to round if they are not too large."""
+        if self._test is not None:
+            return self._test
+        x, y = self.data.test()
+        if x.numel() * x.element_size() <= RESIDENT_BYTES:
+            self._test = x, y
+        return x, y
 
     def announce(self) -> None:
         """Say in the run log what runs where, and why this engine."""
