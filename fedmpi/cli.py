@@ -132,6 +132,31 @@ def inspect(
         print(f"drawn to {plot}")
 
 
+@app.command()
+def estimate(
+    sizes: Annotated[str, typer.Option("--sizes", metavar="SHARDS", help='A folder of shards, or "digits".')],
+    epsilon: Annotated[float, typer.Option("--epsilon", metavar="E", help="ε of one size answer.")],
+    threshold: Annotated[int, typer.Option("--threshold", metavar="M", help="Answers lie in 1 … M - 1.")],
+    wanted: Annotated[int | None, typer.Option("--wanted", metavar="K", help="Samples a round [a tenth].")] = None,
+    participants: Annotated[int | None, typer.Option("--participants", metavar="m", help="Ask m clients only.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw errors against M and ε.")] = None,
+) -> None:
+    """Show how well each private mechanism would know the total size of your clients: choose M and ε before a run.
+
+    Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
+    """
+    from fedmpi.data.shards import open_store
+    from fedmpi.sampling import assess
+
+    held = open_store(sizes).sizes
+    asked = participants or len(held)
+    samples = wanted or max(1, round(float(held.mean()) * asked / 10))
+    assess.render(assess.assess(held, epsilon, threshold, samples, participants), samples, Console(soft_wrap=True))
+    if plot is not None:
+        assess.plot(held, epsilon, threshold, samples, plot, participants)
+        print(f"drawn to {plot}")
+
+
 def _load(config: Path | None, settings: list[str] | None) -> Config:
     if config is None and not settings:
         raise UserError("nothing to run: give a CONFIG.toml or --set preset=NAME (`fedmpi presets` lists the names)")

@@ -19,6 +19,7 @@ from fedmpi.errors import UserError
 from fedmpi.sampling.mechanisms import MECHANISMS, build, clip_sizes
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Assessment:
     epsilon, threshold : float, int
         ε of one answer, and M.
     clients, samples : int
-        N and the true total n.
+        How many clients are asked, and the total of their sizes (its mean, when some of all are asked).
     clipped_fraction : float
         Share of the clients above M − 1.
     bias : float
@@ -64,19 +65,24 @@ class Assessment:
     drawn_high: float
 
 
-def assess(sizes: IntArray, epsilon: float, threshold: int, wanted: int) -> list[Assessment]:
+def assess(
+    sizes: IntArray, epsilon: float, threshold: int, wanted: int, participants: int | None = None
+) -> list[Assessment]:
     """Every private mechanism on given clients.
 
     Parameters
     ----------
     sizes : int64 (N,)
-        True sizes of the clients asked.
+        True sizes of all clients.
     epsilon : float
         ε of one answer.
     threshold : int
         M.
     wanted : int
         K, the samples wanted per round.
+    participants : int, optional
+        m, when only a round's participants are asked (`samples.asked = "participants"`): the numbers are those of m
+        clients of average kind. None = all clients are asked.
 
     Returns
     -------
@@ -90,16 +96,19 @@ def assess(sizes: IntArray, epsilon: float, threshold: int, wanted: int) -> list
     """
     if sizes.size == 0 or sizes.sum() == 0:
         raise UserError("there is nothing to estimate: no client holds a sample")
+    if participants is not None and not 1 <= participants <= sizes.size:
+        raise UserError(f"{participants} of {sizes.size} clients cannot be asked: choose 1 to {sizes.size}")
     distinct, counts = np.unique(sizes, return_counts=True)
-    found = [_assess_one(name, distinct, counts.astype(np.int64), epsilon, threshold, wanted) for name in MECHANISMS]
+    weights = np.asarray(counts * (1.0 if participants is None else participants / sizes.size), np.float64)
+    found = [_assess_one(name, distinct, weights, epsilon, threshold, wanted) for name in MECHANISMS]
     return sorted(found, key=lambda one: one.relative_error)
 
 
 def _assess_one(
-    mechanism: str, distinct: IntArray, counts: IntArray, epsilon: float, threshold: int, wanted: int
+    mechanism: str, distinct: IntArray, counts: FloatArray, epsilon: float, threshold: int, wanted: int
 ) -> Assessment:
     told = clip_sizes(distinct, threshold)
-    clients, samples = int(counts.sum()), int(counts @ distinct)
+    clients, samples = round(float(counts.sum())), round(float(counts @ distinct))
     bias = float(counts @ told - samples)
     deviation = math.sqrt(float(counts @ build(mechanism, epsilon, threshold).variance(told)))
     mean = samples + bias
@@ -174,12 +183,14 @@ def advice(assessments: list[Assessment]) -> str:
     return f'Set samples.size_estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
 
 
-def plot(sizes: IntArray, epsilon: float, threshold: int, wanted: int, path: Path) -> None:
+def plot(
+    sizes: IntArray, epsilon: float, threshold: int, wanted: int, path: Path, participants: int | None = None
+) -> None:
     """Draw the relative error of every mechanism against M and against ε, around the given values.
 
     Parameters
     ----------
-    sizes, epsilon, threshold, wanted
+    sizes, epsilon, threshold, wanted, participants
         As for `assess`.
     path : Path
         The picture; its suffix chooses the format.
@@ -197,8 +208,8 @@ def plot(sizes: IntArray, epsilon: float, threshold: int, wanted: int, path: Pat
     epsilons = np.geomspace(epsilon / 8, min(epsilon * 8, 500), 60).tolist()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    by_threshold = [assess(sizes, epsilon, value, wanted) for value in thresholds]
-    by_epsilon = [assess(sizes, value, threshold, wanted) for value in epsilons]
+    by_threshold = [assess(sizes, epsilon, value, wanted, participants) for value in thresholds]
+    by_epsilon = [assess(sizes, value, threshold, wanted, participants) for value in epsilons]
     for axes, values, runs, chosen, label in (
         (left, thresholds, by_threshold, threshold, "threshold M"),
         (right, epsilons, by_epsilon, epsilon, "ε of one answer"),

@@ -78,3 +78,15 @@ def test_the_plot_is_written(tmp_path: Path):
 def test_nobody_to_ask_is_the_users_error():
     with pytest.raises(UserError, match="nothing to estimate"):
         assess(np.zeros(0, np.int64), 1.0, 10, 5)
+
+
+def test_fewer_clients_asked_leave_a_larger_relative_error():
+    sizes = np.resize([1, 2, 3], 900)
+    everybody = {one.mechanism: one for one in assess(sizes, 3.0, 10, 50)}
+    for one in assess(sizes, 3.0, 10, 50, participants=9):
+        whole = everybody[one.mechanism]
+        assert (one.clients, one.samples) == (9, 18)
+        assert one.standard_deviation == pytest.approx(whole.standard_deviation / 10)
+        assert one.relative_error == pytest.approx(10 * whole.relative_error)
+    with pytest.raises(UserError, match="901 of 900"):
+        assess(sizes, 3.0, 10, 50, participants=901)
