@@ -2,8 +2,8 @@
 
     python -m benchmarks.repeat jobs/experiments/fedstas_mnist.toml --out runs/fedstas-mnist --plot curves.png
 
-The file names the seeds, the settings that all runs share and those of each run; {seed} stands for the seed. Every run is
-`fedmpi train` in a process of its own; runs that have ended are not repeated.
+The file names the seeds, the settings that all runs share and those of each run; {seed} stands for the seed. Every run
+is `fedmpi train` in a process of its own; runs that have ended are not repeated.
 """
 
 from __future__ import annotations
