@@ -1,0 +1,119 @@
+"""Hand-written rounds of federated averaging in plain PyTorch: what the machine allows, without any framework.
+
+    python -m benchmarks.floors W1 tight --processes 2 --folder DATA --out RESULT.json
+
+Processes are forked and share memory; clients go longest first to the least loaded process. `floor_steps` has the
+variants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.floor_steps import VARIANTS
+from benchmarks.workloads import QUICK, WORKLOADS, Workload, client_tensors, mean_loss, prepare
+from fedmpi.data.shards import ShardStore
+
+
+class Rounds:
+    """The rounds of one floor, the same object in every forked process.
+
+    Parameters
+    ----------
+    workload : Workload
+    store : ShardStore
+    variant : str
+        A key of `VARIANTS`.
+    processes : int
+    """
+
+    def __init__(self, workload: Workload, store: ShardStore, variant: str, processes: int):
+        torch.set_num_threads(1)
+        self.workload, self.store, self.processes = workload, store, processes
+        self.network = workload.network(store)
+        self.initial = torch.cat([p.detach().reshape(-1) for p in self.network.parameters()])
+        size = len(self.initial)
+        shared = torch.zeros((1 + processes) * size).share_memory_()
+        self.model, self.shares = shared[:size], shared[size:].view(processes, size)
+        self.steps = torch.zeros(processes, dtype=torch.int64).share_memory_()
+        self.model.copy_(self.initial)
+        self.trainer = VARIANTS[variant](workload, self.network, client_tensors(store))
+
+    def run(self, place: int, barrier: Barrier) -> list[tuple[float, int, int]]:
+        """Seconds, samples and steps of every round, as process `place` sees them."""
+        records = []
+        barrier.wait()
+        for round in range(self.workload.rounds):
+            started = time.perf_counter()
+            clients = self.trainer.chosen(round)
+            samples = int(self.trainer.weights(clients).sum())
+            self.shares[place].zero_()
+            mine = clients if self.processes == 1 else self._dealt(clients)[place]
+            self.steps[place] = self.trainer.train(mine, round, samples, self.model, self.shares[place])
+            barrier.wait()
+            if place == 0:
+                torch.sum(self.shares, 0, out=self.model)
+            barrier.wait()
+            records.append((time.perf_counter() - started, samples, int(self.steps.sum())))
+        return records
+
+    def _dealt(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The clients of every process: longest first, to the one with the least work."""
+        cost = self.trainer.weights(clients)
+        loads, hands = np.zeros(self.processes), [[] for _ in range(self.processes)]  # type: ignore[var-annotated]
+        for i in np.argsort(-cost, kind="stable").tolist():
+            least = int(loads.argmin())
+            hands[least].append(clients[i])
+            loads[least] += cost[i]
+        return [np.array(hand, np.int64) for hand in hands]
+
+
+def run_floor(workload: Workload, store: ShardStore, variant: str, processes: int) -> dict[str, object]:
+    """Run all rounds in `processes` forked processes; what the first of them measured."""
+    rounds = Rounds(workload, store, variant, processes)
+    before = mean_loss(store, rounds.network)
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(processes)
+    others = [context.Process(target=rounds.run, args=(place, barrier)) for place in range(1, processes)]
+    for other in others:
+        other.start()
+    records = rounds.run(0, barrier)
+    for other in others:
+        other.join()
+    torch.nn.utils.vector_to_parameters(rounds.model, rounds.network.parameters())
+    seconds, samples, steps = zip(*records, strict=True)
+    return {
+        "seconds": seconds,
+        "samples": samples,
+        "steps": steps,
+        "loss": [before, mean_loss(store, rounds.network)],
+        "moved": float((rounds.model - rounds.initial).norm()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload")
+    parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    workload = (QUICK if asked.quick else WORKLOADS)[asked.workload]
+    result = run_floor(workload, prepare(workload, asked.folder), asked.variant, asked.processes)
+    asked.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # torch's threads of forked processes have nothing to say any more

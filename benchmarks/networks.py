@@ -1,0 +1,75 @@
+"""The networks of the workloads, each twice: as a sequence of layers that fedmpi can stack, and as a user's own module.
+
+Both forms of a network have the same parameters in the same order, so that they start from the same weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.models.mlp import mlp as layered_mlp
+from fedmpi.models.text_cnn import text_cnn as layered_text_cnn
+
+
+def mlp(description: DataDescription) -> nn.Sequential:
+    """784-200-200-10, 199,210 parameters."""
+    return layered_mlp(description, hidden=(200, 200))
+
+
+def cnn(description: DataDescription) -> nn.Sequential:
+    """Astraea's CNN, 68,873 parameters at 47 classes, with the second of its two dropouts only, as peers were given."""
+    return nn.Sequential(
+        nn.Conv2d(1, 12, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(12, 18, 3, stride=2),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv2d(18, 24, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(384, 150),
+        nn.ReLU(),
+        nn.Linear(150, description.classes),
+    )
+
+
+def text_cnn(description: DataDescription) -> nn.Sequential:
+    """64 values a word, 64 filters of 3, 4 and 5 words: 370,309 parameters at 5,000 words and 5 classes."""
+    return layered_text_cnn(description)
+
+
+class OwnModule(nn.Module):
+    """A network behind a forward function that fedmpi cannot look into: what a user's module is to it."""
+
+    def __init__(self, layers: nn.Sequential):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+def own_mlp(description: DataDescription) -> nn.Module:
+    return OwnModule(mlp(description))
+
+
+def own_cnn(description: DataDescription) -> nn.Module:
+    return OwnModule(cnn(description))
+
+
+def own_text_cnn(description: DataDescription) -> nn.Module:
+    return OwnModule(text_cnn(description))
+
+
+def wide(description: DataDescription, width: int) -> nn.Sequential:
+    """An MLP of one hidden layer, to scale the number of parameters."""
+    return layered_mlp(description, hidden=(width,))
+
+
+def parameters_of(network: nn.Module) -> Tensor:
+    """All parameters as one vector (d,)."""
+    return torch.cat([p.detach().reshape(-1) for p in network.parameters()])

@@ -1,0 +1,191 @@
+"""The workloads that every contestant runs: the same clients, cohorts and initial weights, made from fixed seeds.
+
+W1  100 clients of 600 images, MLP 784-200-200-10, 10 clients a round, B = 10
+W2  500 clients of about 235 images, Astraea's CNN, 25 clients a round, B = 20
+W3  5,000 clients of about 2 texts, Text-CNN, 500 clients a round, B = 20
+S4, S6  10^4 and 10^6 clients of about 2 texts, Text-CNN, FedSampling with K = 2048 samples a round
+
+Samples are noise around a pattern of their class: what is learned matters little, what a step costs is real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from benchmarks import networks
+from data_prep.partitions.common import Partition
+from data_prep.raw import RawDataset
+from data_prep.writer import write_shards
+from fedmpi.data.schema import MANIFEST
+from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.models import build
+from fedmpi.participation.clients import uniform
+from fedmpi.streams import Purpose, Streams
+
+Ints = npt.NDArray[np.int64]
+
+PIXELS = (1, 28, 28)
+WORDS, VOCABULARY = 30, 5000
+TOPIC_WORDS = 40
+SHARDS = 4
+SIZES, PATTERNS, SAMPLES, TEST_SAMPLES = range(4)  # tags of the generators
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One task that all contestants do.
+
+    Attributes
+    ----------
+    name : str
+    task : {"image", "text"}
+        What a sample is: 1 x 28 x 28 float32 values, or 30 of 5,000 words.
+    model : str
+        The network, a function of `benchmarks.networks`.
+    clients, cohort : int
+        N and, for federated averaging, the participants of a round.
+    batch : int
+        B.
+    lr : float
+    classes : int
+    rounds : int
+        Rounds of one measurement, the first `WARM_UP` of them not counted.
+    seed : int
+    wanted : int
+        K of FedSampling; 0 = federated averaging.
+    """
+
+    name: str
+    task: str
+    model: str
+    clients: int
+    cohort: int
+    batch: int
+    lr: float
+    classes: int
+    rounds: int
+    seed: int
+    wanted: int = 0
+
+    def sizes(self) -> Ints:
+        """Samples of every client, int64 (N,)."""
+        generator = np.random.default_rng([self.seed, SIZES])
+        if self.name == "W1":
+            return np.full(self.clients, 600)
+        if self.name == "W2":
+            return np.clip(np.rint(generator.normal(235, 60, self.clients)), 60, 420).astype(np.int64)
+        return np.maximum(1, np.rint(generator.lognormal(np.log(2) - 0.5, 1.0, self.clients))).astype(np.int64)
+
+    def participants(self, round: int) -> Ints:
+        """The cohort that fedmpi draws in a round, for those who do not draw it themselves; sorted int64 (m,)."""
+        generator = Streams(0).generator(Purpose.COHORT, round)
+        return uniform(generator, self.clients, self.cohort).clients
+
+    def network(self, store: ShardStore) -> nn.Module:
+        """The network with the initial weights that fedmpi gives it."""
+        return build(f"benchmarks.networks:{self.model}", {}, store.description, 0)
+
+
+WARM_UP = 2
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("W1", "image", "mlp", 100, 10, 10, 0.01, 10, 22, 101),
+        Workload("W2", "image", "cnn", 500, 25, 20, 0.01, 47, 12, 202),
+        Workload("W3", "text", "text_cnn", 5_000, 500, 20, 0.05, 5, 10, 303),
+        Workload("S4", "text", "text_cnn", 10_000, 0, 0, 0.05, 5, 17, 404, wanted=2048),
+        Workload("S6", "text", "text_cnn", 1_000_000, 0, 0, 0.05, 5, 17, 505, wanted=2048),
+    )
+}
+QUICK = {
+    w.name: w
+    for w in (
+        replace(WORKLOADS["W2"], clients=20, cohort=4, rounds=4),
+        replace(WORKLOADS["W3"], clients=200, cohort=20, rounds=4),
+        replace(WORKLOADS["S4"], clients=1000, wanted=64, rounds=4),
+    )
+}
+
+
+def samples(workload: Workload, n: int, tag: int) -> tuple[npt.NDArray[np.generic], Ints]:
+    """n samples and their labels; `tag` names the generator, the classes' patterns are shared by all tags."""
+    generator = np.random.default_rng([workload.seed, tag])
+    labels = generator.integers(0, workload.classes, n)
+    if workload.task == "text":
+        words = generator.integers(0, VOCABULARY, (n, WORDS), dtype=np.int32)
+        topical = generator.integers(0, TOPIC_WORDS, (n, WORDS), dtype=np.int32) + TOPIC_WORDS * labels[:, None]
+        return np.where(generator.random((n, WORDS)) < 0.4, topical, words).astype(np.int32), labels
+    patterns = np.random.default_rng([workload.seed, PATTERNS]).standard_normal((workload.classes, 784))
+    values = generator.standard_normal((n, 784), dtype=np.float32) * np.float32(0.5)
+    for label, pattern in enumerate(patterns.astype(np.float32)):
+        values[labels == label] += np.float32(0.5) * pattern
+    return values.reshape(n, *PIXELS), labels
+
+
+def prepare(workload: Workload, folder: Path) -> ShardStore:
+    """The workload's shards under `folder`, written when they are not there yet."""
+    home = folder / f"{workload.name}-{workload.clients}"
+    if not (home / MANIFEST).exists():
+        write_shards(_raw(workload), _one_after_another(workload.sizes()), home, SHARDS, 0, "python -m benchmarks")
+    return open_store(home)
+
+
+def _raw(workload: Workload) -> RawDataset:
+    x, y = samples(workload, int(workload.sizes().sum()), SAMPLES)
+    test_x, test_y = samples(workload, 2000, TEST_SAMPLES)
+    text = workload.task == "text"
+    return RawDataset(
+        name=f"synthetic-{workload.name}",
+        task="text" if text else "image",
+        classes=workload.classes,
+        class_names=tuple(map(str, range(workload.classes))),
+        feature_shape=x.shape[1:],
+        dtype="int32" if text else "float32",
+        mean=(),
+        std=(),
+        labels=y,
+        users=None,
+        user_names=None,
+        read=lambda rows: x[rows],
+        test_x=test_x,
+        test_y=test_y,
+        skipped=0,
+        licence="none: generated",
+        citation="",
+        vocabulary=tuple(f"w{number}" for number in range(VOCABULARY)) if text else (),
+    )
+
+
+def _one_after_another(sizes: Ints) -> Partition:
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return Partition(np.arange(offsets[-1]), offsets, "contiguous", {})
+
+
+def client_tensors(store: ShardStore) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every client's samples as torch tensors, copied once into plain memory."""
+    pieces = store.span(0, store.samples)
+    x = torch.from_numpy(np.concatenate([x for x, _ in pieces]))
+    y = torch.from_numpy(np.concatenate([y for _, y in pieces]).astype(np.int64))
+    sizes = store.sizes.tolist()
+    return list(zip(x.split(sizes), y.split(sizes), strict=True))
+
+
+def mean_loss(store: ShardStore, network: nn.Module) -> float:
+    """Cross-entropy on the test part."""
+    x, y = store.test()
+    training = network.training
+    network.eval()
+    with torch.no_grad():
+        logits = network(torch.from_numpy(np.array(x)))
+        loss = float(nn.functional.cross_entropy(logits, torch.from_numpy(y.astype(np.int64))))
+    network.train(training)
+    return loss
+
+
+__all__ = ["QUICK", "WARM_UP", "WORKLOADS", "Workload", "client_tensors", "mean_loss", "networks", "prepare"]
