@@ -1,14 +1,13 @@
 """The command line: `python -m data_prep list` and `python -m data_prep DATASET --partition NAME ... --out DIR`.
 
-Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence on stderr, no traceback).
+Under mpiexec or srun the processes share the writing of the shards. Exit codes: 0 done, 1 our fault, 2 the user's input
+is wrong (one sentence on stderr, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +15,18 @@ import typer
 from rich.console import Console
 
 from data_prep.datasets.base import Task
+from data_prep.datasets.registry import data_set
 from data_prep.listing import help_of_laws, show_lists
 from data_prep.prepare import Job, parse_law_options, prepare
+from data_prep.team import join_team
 from fedmpi.errors import UserError
+from fedmpi.guard import run_guarded
 from fedmpi.inspection import inspect_folder
+from fedmpi.inspection_plot import check_picture
 
-DONE, OUR_FAULT, USER_ERROR = 0, 1, 2
-# Several processes would write the same folder.
-RANK_COUNTS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+DONE, INTERRUPTED = 0, 130
+# ClickException of whichever copy of click this typer carries.
+CommandLineError: Any = typer.BadParameter.__mro__[2]
 TASKS: dict[str, Task] = {"image": "image", "text": "text", "vector": "vector"}
 COMMANDS = ("list", "prepare")
 HELP = (
@@ -45,36 +48,41 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-def main(words: list[str] | None = None) -> int:
+def main() -> None:
+    """Entry point: run one command; any failure ends all processes of the job."""
+    run_guarded(lambda: run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
     """Run one command.
 
     Parameters
     ----------
-    words : list of str or None
-        The command line without the program's name; None takes that of the process.
+    words : list of str
+        The command line without the program's name.
 
     Returns
     -------
     int
         The exit code.
+
+    Raises
+    ------
+    UserError
+        The input is wrong.
     """
-    words = sys.argv[1:] if words is None else words
     try:
-        _check_alone()
         code = app(_with_command(words), standalone_mode=False, prog_name="python -m data_prep", obj=tuple(words))
         return code if isinstance(code, int) else DONE
-    except UserError as error:
-        return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return _refuse("interrupted; repeat the command to start again", 130)
+        print("interrupted: repeat the command to start again", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except OSError as error:
-        return _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; check the path and its permissions")
-    except Exception as error:
-        # Usage errors are private to typer in some versions and click's in others; both can say what is wrong.
-        if hasattr(error, "format_message"):
-            return _refuse(error.format_message() or "no command; see python -m data_prep --help")
-        traceback.print_exc()
-        return OUR_FAULT
+        where = error.filename or "a file"
+        raise UserError(f"{where}: {error.strerror or error}; check the path and its permissions") from error
+    except CommandLineError as error:
+        said = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
+        raise UserError(f"{said or 'no command'} (try --help)") from error
 
 
 def _with_command(words: list[str]) -> list[str]:
@@ -84,21 +92,8 @@ def _with_command(words: list[str]) -> list[str]:
         return words
     if words[0].startswith("-"):
         raise UserError(f"the data set comes first: python -m data_prep DATASET {words[0]} ...")
+    data_set(words[0])  # an unknown name is the first thing to be said
     return ["prepare", *words]
-
-
-def _check_alone() -> None:
-    for variable in RANK_COUNTS:
-        if int(os.environ.get(variable, "1")) > 1:
-            raise UserError(
-                f"{variable} is {os.environ[variable]}, but data_prep is one process; run it without mpiexec"
-            )
-
-
-def _refuse(sentence: str, code: int = USER_ERROR) -> int:
-    sys.stdout.flush()
-    print(f"error: {sentence}", file=sys.stderr, flush=True)
-    return code
 
 
 @app.command("list")
@@ -159,13 +154,18 @@ def prepare_command(
         read_options={name: value for name, value in given.items() if value is not None},
         command="python -m data_prep " + shlex.join(context.obj),
     )
-    console = Console(soft_wrap=True)
-    prepare(job, console)
-    inspection = inspect_folder(out)
-    inspection.render(console)
     if plot is not None:
-        inspection.plot(plot)
-        console.print(f"drawn to {plot}", markup=False)
+        check_picture(plot)
+    cluster = join_team()
+    console = Console(soft_wrap=True, quiet=not cluster.is_server)
+    prepare(job, console, cluster)
+    if cluster.is_server:
+        inspection = inspect_folder(out)
+        inspection.render(console)
+        if plot is not None:
+            inspection.plot(plot)
+            console.print(f"drawn to {plot}", markup=False)
+    cluster.close()
 
 
 def _task(task: str | None) -> Task | None:
@@ -177,4 +177,4 @@ def _task(task: str | None) -> Task | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

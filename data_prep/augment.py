@@ -19,10 +19,13 @@ import typer
 
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
+from data_prep.team import join_team
 from data_prep.writer import write_shards
+from fedmpi.cluster import Cluster
 from fedmpi.data.augment import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.errors import UserError
+from fedmpi.guard import run_guarded
 from fedmpi.rebalancing import Rebalancing, rebalance, source_rows
 from fedmpi.streams import Streams
 
@@ -39,6 +42,7 @@ def write_augmented(
     overwrite: bool = False,
     command: str = "",
     progress: Callable[[int, int], None] | None = None,
+    cluster: Cluster | None = None,
 ) -> Rebalancing:
     """Write the shards of a folder again, with the augmented copies of every client behind its samples.
 
@@ -60,6 +64,8 @@ def write_augmented(
         For the manifest.
     progress : callable, optional
         ``progress(done, total)`` in bytes.
+    cluster : Cluster, optional
+        The processes that write together; see `data_prep.writer.write_shards`.
 
     Returns
     -------
@@ -90,7 +96,7 @@ def write_augmented(
     )
     raw = _raw(store, rows, _labels(store, rebalancing, streams))
     shards = len(store.shard_starts) - 1
-    write_shards(raw, partition, out, shards, store.manifest.seed, command, overwrite=overwrite, progress=progress)
+    write_shards(raw, partition, out, shards, store.manifest.seed, command, 0.0, overwrite, progress, cluster)
     return rebalancing
 
 
@@ -143,14 +149,24 @@ def augment(
     python -m data_prep.augment shards/emnist --alpha 0.67 --out shards/emnist-augmented
     """
     command = shlex.join(["python", "-m", "data_prep.augment", *sys.argv[1:]])
+    team = join_team()
     try:
-        done = write_augmented(folder, out, alpha, copies, seed, overwrite=overwrite, command=command)
+        done = write_augmented(folder, out, alpha, copies, seed, overwrite=overwrite, command=command, cluster=team)
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
-    original = int(done.sizes.sum() - done.added.sum())
-    print(f"{out}: {original} samples and {int(done.added.sum())} copies, storage overhead {done.overhead:.1%}")
+    if team.is_server:
+        original = int(done.sizes.sum() - done.added.sum())
+        print(f"{out}: {original} samples and {int(done.added.sum())} copies, storage overhead {done.overhead:.1%}")
+    team.close()
+
+
+def main() -> None:
+    """Entry point: any failure ends all processes of the job."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(augment)
+    run_guarded(app)
 
 
 if __name__ == "__main__":
-    typer.run(augment)
+    main()

@@ -12,15 +12,14 @@ from rich.console import Console
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.registry import data_set
 from data_prep.display import WriteDisplay
-from data_prep.listing import flag
+from data_prep.listing import FLAGS, flag
 from data_prep.partitions import PARTITIONS, partition
 from data_prep.partitions.common import OptionValue
 from data_prep.sources import fetch
 from data_prep.writer import write_shards
+from fedmpi.cluster import Cluster
 from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
-
-FLAGS = {"files": "--file"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,10 @@ class Job:
     command: str
 
 
-def prepare(job: Job, console: Console) -> None:
+def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     """Write the shards of one job; everything that can be refused is refused before the data are read.
+
+    Under several processes each reads and partitions alike, and writes its share of the shards.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def prepare(job: Job, console: Console) -> None:
     options = _read_options(chosen, job.read_options)
     _check_law(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
-    folder = _locate(chosen, job)
+    folder = _locate(chosen, job, cluster)
     tally = Tally(strict=job.strict)
     raw = chosen.read(folder, options, tally)
     _report_rows(tally, console)
@@ -97,7 +98,7 @@ def prepare(job: Job, console: Console) -> None:
         console.print(f"note: {note}", markup=False)
     with WriteDisplay(console) as display:
         write_shards(
-            raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, progress=display.update
+            raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, display.update, cluster
         )
 
 
@@ -163,7 +164,7 @@ def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
     return options
 
 
-def _locate(chosen: DataSet, job: Job) -> Path:
+def _locate(chosen: DataSet, job: Job, cluster: Cluster) -> Path:
     """The folder or file to read, downloaded when asked for."""
     if job.raw is not None and job.download:
         raise UserError("--raw and --download exclude each other; give one of them")
@@ -178,7 +179,7 @@ def _locate(chosen: DataSet, job: Job) -> Path:
                 f"{chosen.name} has no address with a published checksum; fetch it by hand{page} "
                 f"and pass --raw {'FILE' if chosen.raw == 'file' else 'DIR'} with {chosen.files}"
             )
-        return fetch(chosen.name, chosen.sources)
+        return _fetch_once(chosen, cluster)
     if job.raw is None:
         alternative = " or --download" if chosen.sources else ""
         raise UserError(
@@ -188,6 +189,16 @@ def _locate(chosen: DataSet, job: Job) -> Path:
     if not job.raw.exists():
         raise UserError(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
     return job.raw
+
+
+def _fetch_once(chosen: DataSet, cluster: Cluster) -> Path:
+    """The downloaded files: rank 0 fetches them, then the others find them in the cache."""
+    if not cluster.is_server:
+        cluster.barrier()
+    folder = fetch(chosen.name, chosen.sources)
+    if cluster.is_server:
+        cluster.barrier()
+    return folder
 
 
 def _report_rows(tally: Tally, console: Console) -> None:

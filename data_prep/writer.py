@@ -1,13 +1,15 @@
 """The shard writer: a partitioned data set becomes a folder of schema "fedmpi-shards/1", streamed, whole or absent.
 
 Memory is bounded by one chunk of features; the manifest is written last, so a folder with a manifest is complete.
+Under several processes every one writes some of the training shards, rank 0 all the rest.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,9 @@ from data_prep.folder import claim, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import AnyArray, RawDataset
-from data_prep.shard import make_plan, row_bytes, write_rows, write_shard
+from data_prep.shard import Plan, make_plan, row_bytes, write_rows, write_shard
+from data_prep.team import alone
+from fedmpi.cluster import Cluster
 from fedmpi.data.schema import (
     EXTRAS,
     FEATURES,
@@ -28,6 +32,7 @@ from fedmpi.data.schema import (
     DataDescription,
     Manifest,
     ShardFile,
+    read_manifest,
 )
 from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
@@ -47,7 +52,8 @@ def write_shards(
     val_fraction: float = 0.0,
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+    cluster: Cluster | None = None,
+) -> Manifest:
     """Write the shards of a partitioned data set and their manifest.
 
     Parameters
@@ -66,12 +72,15 @@ def write_shards(
     val_fraction : float
         Share of every client's samples, in [0, 1), that goes to val.h5; no client is emptied.
     progress : callable, optional
-        ``progress(done, total)`` after every chunk, in bytes of features.
+        ``progress(done, total)`` after every chunk, in bytes of features that this process writes.
+    cluster : Cluster, optional
+        The processes that write together; all of them call this function with the same data and partition, and see
+        the same `out`. One process writes the same bytes.
 
     Returns
     -------
-    dict
-        The manifest as written.
+    Manifest
+        As written.
 
     Raises
     ------
@@ -83,54 +92,70 @@ def write_shards(
     if not 0.0 <= val_fraction < 1.0:
         raise UserError(f"--val {val_fraction} is impossible: give a fraction of at least 0 and below 1")
     _check(raw)
+    team = cluster or alone()
     folder = Path(out)
-    claim(folder, overwrite)
+    if team.is_server:
+        claim(folder, overwrite)
+    team.barrier()
+    generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
+    rows, offsets, held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
+    plan = make_plan(raw, partition, rows, offsets, shards)
     try:
-        manifest = _write_all(
-            raw, partition, folder, shards, seed, command, val_fraction, progress or (lambda *_: None)
-        )
+        train, val = _write_samples(plan, held, folder, progress, team)
+        if team.is_server:
+            _write_rest(plan, partition, train, val, folder, seed, command)
+            release(folder)
     except OSError as error:
         raise UserError(
             f"writing to {folder} failed ({error}): free space or choose another --out, then repeat"
         ) from error
-    release(folder)
-    return manifest
+    team.barrier()
+    return read_manifest(folder)
 
 
-def _write_all(
-    raw: RawDataset,
+def _write_samples(
+    plan: Plan, held: Int64Array, folder: Path, progress: Progress | None, team: Cluster
+) -> tuple[list[ShardFile], ShardFile | None]:
+    """Every process writes its share of the training shards, rank 0 also the validation part; all listed on rank 0."""
+    mine = range(team.rank, len(plan.starts) - 1, team.size)
+    samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
+    held = held if team.is_server else held[:0]
+    ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
+    files = [write_shard(plan, index, folder, ticks.add) for index in mine]
+    val = write_rows(plan, folder / VALIDATION, held, ticks.add) if len(held) else None
+    written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
+    listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
+    return sorted(listed, key=lambda file: file.first_client), val
+
+
+def _write_rest(
+    plan: Plan,
     partition: Partition,
+    train: list[ShardFile],
+    val: ShardFile | None,
     folder: Path,
-    shards: int,
     seed: int,
     command: str,
-    val_fraction: float,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
-    rows, offsets, held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
-    plan = make_plan(raw, partition, rows, offsets, shards)
-    ticks = _Ticks(progress, (len(rows) + len(held)) * row_bytes(raw))
-    train = [write_shard(plan, index, folder, ticks.add) for index in range(len(plan.starts) - 1)]
+) -> None:
+    """The test part, what belongs to the whole data set, and last the manifest."""
+    raw = plan.raw
     test = balanced_rows(raw.test_y, raw.classes) if partition.balanced_test else np.arange(len(raw.test_y))
-    test_file = _write_part(raw, folder / TEST, raw.test_x[test], raw.test_y[test])
-    val_file = write_rows(plan, folder / VALIDATION, held, ticks.add) if len(held) else None
     manifest = Manifest(
         dataset=raw.name,
         partition=partition.law,
         partition_options=dict(partition.options),
         seed=seed,
         clients=partition.clients,
-        samples=len(rows),
+        samples=len(plan.rows),
         classes=raw.classes,
         class_names=raw.class_names,
         description=_describe(raw),
         train=tuple(train),
-        test=test_file,
-        val=val_file,
+        test=_write_part(raw, folder / TEST, raw.test_x[test], raw.test_y[test]),
+        val=val,
         extras=_write_extras(raw, folder),
         words=_write_vocabulary(raw, folder),
-        empty_clients=int(np.count_nonzero(np.diff(offsets) == 0)),
+        empty_clients=int(np.count_nonzero(np.diff(plan.offsets) == 0)),
         dropped=len(raw.labels) - len(partition.rows),
         skipped=raw.skipped,
         licence=raw.licence,
@@ -139,7 +164,6 @@ def _write_all(
         notes=partition.notes,
     )
     write_text(folder / MANIFEST, manifest.to_json())
-    return manifest.as_dict()
 
 
 def _write_part(raw: RawDataset, path: Path, x: AnyArray, y: Int64Array) -> ShardFile:

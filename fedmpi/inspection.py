@@ -179,7 +179,7 @@ class Inspection:
             ("class totals", f"min {found.class_totals.min():,}, max {found.class_totals.max():,}"),
             ("KL to pooled labels", f"mean {found.kl_to_global:.4f} nats"),
             ("KL to uniform labels", f"mean {found.kl_to_uniform:.4f} nats"),
-            ("label distance", f"mean {found.label_emd:.4f} of at most 2 (sum over classes of |p_k - p|)"),
+            ("EMD of labels", f"mean {found.label_emd:.4f} (sum of |p_k - p|, at most 2)"),
             ("files", self._files()),
         ]
         return lines + [("note", note) for note in manifest.notes]

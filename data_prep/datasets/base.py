@@ -125,12 +125,5 @@ class DataSet:
     options: frozenset[str] = frozenset()
     raw: Literal["folder", "file", "none"] = "folder"
 
-    @property
-    def origin(self) -> str:
-        """Where the data come from, in a few words."""
-        if self.raw == "none":
-            return "built in"
-        return "--raw or --download" if self.sources else "--raw"
-
 
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})

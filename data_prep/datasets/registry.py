@@ -32,6 +32,6 @@ def data_set(name: str) -> DataSet:
     """
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)}"
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(DATASETS)} (`list` explains them)"
         raise UserError(f"there is no data set {name!r}; {hint}")
     return DATASETS[name]

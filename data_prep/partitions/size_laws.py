@@ -49,7 +49,13 @@ LOGNORMAL = Law(
     (
         Option("mean", float, 2.0, "mean number of samples of a client", low=0.01),
         Option("sigma", float, 1.0, "standard deviation of the logarithm of the sizes", low=0.0),
-        Option("law", str, "paper", "rounding: see data_prep/sizes.py", ("paper", "code")),
+        Option(
+            "law",
+            str,
+            "paper",
+            "with L ~ LogNormal(0, sigma^2), paper: max(1, round(mean L / E[L])); code: ceil(mean L / average ceil(L))",
+            ("paper", "code"),
+        ),
     ),
     drops=True,
 )

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.__main__ import main
 from data_prep.datasets.registry import DATASETS
 from data_prep.listing import flag
 from data_prep.partitions import PARTITIONS
 from fedmpi.data.schema import read_manifest
 from fedmpi.data.shards import open_store
+from tests.data_prep.command import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Output = pytest.CaptureFixture[str]
@@ -23,15 +23,19 @@ Output = pytest.CaptureFixture[str]
 def test_list_shows_every_data_set_and_every_partition_with_its_options(
     capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
-    for name in DATASETS:
-        assert f" {name} " in shown
+    lines = shown.splitlines()
+    for name, data_set in DATASETS.items():
+        assert name in lines
+        for source in data_set.sources:
+            assert source.url in shown or source.url.rpartition("/")[0] in shown
     for name, law in PARTITIONS.items():
-        assert f" {name} " in shown
+        assert name in lines
         for option in law.options:
-            assert flag(option.name) in shown
+            assert f"    {flag(option.name)}: " in shown
+    assert max(map(len, lines)) <= 80 or max(lines, key=len).strip().startswith("http")
 
 
 def test_the_help_of_a_data_set_shows_an_example_and_the_partition_options(capsys: Output) -> None:
@@ -80,6 +84,11 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("arrays --raw . --partition iid --clients 3 --out o", ". is not a file"),
         ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task 'sound' is unknown"),
         ("--seed 3 digits", "the data set comes first"),
+        ("lst", "no data set 'lst'; there are mnist"),
+        ("digits", "Missing option '--partition'"),
+        ("list --nope", "No such option: --nope"),
+        ("digits --partition iid --clients 3 --out o --plot p.jif", "end its name in .png"),
+        ("digits --partition iid --clients 3 --out o --plot none/p.png", "the folder none does not exist"),
     ],
 )
 def test_wrong_input_is_refused_with_one_sentence(
@@ -93,10 +102,11 @@ def test_wrong_input_is_refused_with_one_sentence(
     assert not (tmp_path / "o").exists()
 
 
-def test_several_processes_are_refused(capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
-    assert main(["digits", "--partition", "iid", "--clients", "3", "--out", str(tmp_path / "s")]) == 2
-    assert "data_prep is one process" in capsys.readouterr().err
+def test_the_program_refuses_in_the_same_words(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "data_prep", "digits", "--partition", "iid", "--seed", "x", "--out"]
+    done = subprocess.run([*words, tmp_path / "s"], capture_output=True, text=True, timeout=100, cwd=REPOSITORY)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Invalid value for '--seed'") and done.stderr.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_made_is_named(capsys: Output, tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.__main__ import main
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from data_prep.text import tokens
 from fedmpi.data.shards import open_store
 from fedmpi.inspection import inspect_folder
+from tests.data_prep.command import main
 
 # data set, folder of the real files, further words, (training samples used, test samples, classes)
 CASES = {

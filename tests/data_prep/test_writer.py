@@ -51,8 +51,8 @@ def test_what_is_written_is_what_was_partitioned(tmp_path: Path, monkeypatch: py
         x, y = store.client(client)
         np.testing.assert_array_equal(x, IMAGES[rows])
         np.testing.assert_array_equal(y, LABELS[rows])
-    assert manifest["command"] == "the command" and manifest["skipped"] == 2 and manifest["dropped"] == 0
-    assert manifest["partition_options"]["alpha"] == 0.3 and manifest["seed"] == 0
+    assert manifest.command == "the command" and manifest.skipped == 2 and manifest.dropped == 0
+    assert manifest.partition_options["alpha"] == 0.3 and manifest.seed == 0
     np.testing.assert_array_equal(store.test()[0], IMAGES[:40])
 
 
@@ -75,9 +75,9 @@ def test_the_stored_types_are_the_smallest_faithful_ones(tmp_path: Path) -> None
 
 def test_shards_hold_nearly_equal_samples_and_at_least_a_client(tmp_path: Path) -> None:
     manifest = write_shards(RAW, drawn("iid", 100), tmp_path / "out", 7, 0, "c")
-    samples = [file["samples"] for file in manifest["train"]]
+    samples = [file.samples for file in manifest.train]
     assert len(samples) == 7 and max(samples) - min(samples) <= 10
-    assert len(write_shards(RAW, drawn("iid", 3), tmp_path / "few", 7, 0, "c")["train"]) == 3
+    assert len(write_shards(RAW, drawn("iid", 3), tmp_path / "few", 7, 0, "c").train) == 3
 
 
 def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -> None:
@@ -105,7 +105,8 @@ def test_validation_takes_its_share_of_every_client_and_empties_none(tmp_path: P
     store = open_store(tmp_path / "out")
     x, _ = store.validation() or ((), ())
     kept, _ = store.rows(np.arange(store.samples))
-    assert manifest["val"]["samples"] == len(x) and len(x) + store.samples == ROWS and abs(len(x) - 125) <= 23
+    assert manifest.val is not None and manifest.val.samples == len(x)
+    assert len(x) + store.samples == ROWS and abs(len(x) - 125) <= 23
     assert sorted(map(bytes, np.concatenate([x, kept]))) == sorted(map(bytes, IMAGES))
     assert store.sizes.min() >= 1 and (np.abs(store.sizes - 0.75 * made.sizes) <= 1).all()
 

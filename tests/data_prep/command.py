@@ -1,0 +1,17 @@
+"""The command line of data_prep inside the test's own process: what the program prints, and its exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from data_prep.__main__ import run
+from fedmpi.errors import UserError
+
+
+def main(words: list[str]) -> int:
+    """Run one command; a refusal is said on stderr and gives 2, as `fedmpi.guard` does for the program."""
+    try:
+        return run(words)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,47 @@
+"""Several processes prepare one folder together: the bytes of one process, and no process left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmpi.data.shards import open_store
+from tests.mpi.launch import find_mpiexec, finish_job, run_mpi, start_job
+
+PREPARE = ["-m", "data_prep", "digits", "--partition", "lognormal", "--clients", "40", "--val", "0.1", "--out", "shards"]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(2, 5), (3, 2)])
+def test_ranks_write_the_bytes_of_one_process(tmp_path: Path, ranks: int, shards: int) -> None:
+    """Also when there are fewer shards than ranks; the manifest, with every file's sha256, is the same too."""
+    program = [sys.executable, *PREPARE, "--shards", str(shards)]
+    for place, launcher in (("alone", []), ("together", [find_mpiexec(), "-n", str(ranks)])):
+        (tmp_path / place).mkdir()
+        done = finish_job(start_job([*launcher, *program], cwd=tmp_path / place), timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("licence") == 1 and done.stdout.count("Gini") == 1
+    found = digests(tmp_path / "together" / "shards")
+    assert found == digests(tmp_path / "alone" / "shards") and f"train-{shards - 1:05d}.h5" in found
+    assert open_store(tmp_path / "together" / "shards", verify=True).clients == 40
+
+
+def test_a_refusal_is_said_once_by_all_ranks(tmp_path: Path) -> None:
+    done = run_mpi(2, [*PREPARE, "--alpha", "3"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("takes no --alpha") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_folder_that_rank_0_refuses_ends_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "notes").write_text("mine")
+    done = run_mpi(2, PREPARE, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds something else (notes)" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["notes"]
