@@ -57,13 +57,13 @@ def train(
 
     Example: mpiexec -n 3 fedmpi train --set preset=fedavg --set rounds=20 --out runs/first
     """
-    from fedmpi.experiment import Experiment
-    from fedmpi.recorder import open_recorder
-    from fedmpi.simulation import Simulation
-
     loaded = _load(config, settings)
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
+    from fedmpi.experiment import Experiment  # slow: a wrong configuration is refused before
+    from fedmpi.recorder import open_recorder
+    from fedmpi.simulation import Simulation
+
     experiment = Experiment.connect(loaded)
     folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
     recorder = open_recorder(experiment.cluster, folder, loaded, resume)
