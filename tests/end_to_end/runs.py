@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: starting `fedmpi train`, reading what a run leaves, waiting for one to get somewhere."""
+"""What the end-to-end tests share: starting `fedmpi train`, waiting for it to get somewhere, reading what it leaves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,23 @@ import pytest
 from tests.mpi.launch import REPOSITORY, Job
 
 TRAIN = ("-m", "fedmpi", "train")
+RICH = Path(__file__).parent / "rich.toml"
+ROUNDS, CHECKPOINTS_EVERY = 24, 5
+"""Of rich.toml."""
 SECONDS = 60
 """Limit of one job on a busy machine; an idle one needs a tenth of it."""
 TIMINGS = ("seconds", "phase_seconds", "busy_seconds")
 """What differs between two runs of the same curve."""
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished run: its folder, and what it printed."""
+
+    folder: Path
+    job: subprocess.CompletedProcess[str]
 
 
 def choices(*settings: str) -> list[str]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.end_to_end.runs import SECONDS, TRAIN, assert_same_curve_to_rounding, curve, records, run_on_terminal
-from tests.mpi.launch import REPOSITORY, run_mpi
+from tests.end_to_end.runs import ROUNDS, TRAIN, Done, assert_same_curve_to_rounding, curve, records, run_on_terminal
+from tests.mpi.launch import REPOSITORY
 
-RICH = Path(__file__).parent / "rich.toml"
-ROUNDS = 24
 ALWAYS = {
     "round", "seconds", "train_loss", "test_loss", "test_accuracy", "test_macro_f1", "lr", "participants", "samples",
     "steps", "bytes_client_up", "bytes_client_down", "phase_seconds",
@@ -37,19 +33,9 @@ sys.meta_path.insert(0, NoMpi())
 """
 
 
-@dataclass(frozen=True)
-class Done:
-    folder: Path
-    job: subprocess.CompletedProcess[str]
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A finished run on three ranks."""
-    folder = tmp_path_factory.mktemp("run") / "RUN"
-    job = run_mpi(3, [*TRAIN, RICH, "--out", folder], timeout=SECONDS)
-    assert job.returncode == 0, job.stderr
-    return Done(folder, job)
+def run(undisturbed: Done) -> Done:
+    return undisturbed
 
 
 def test_the_folder_holds_what_the_manual_lists(run: Done):

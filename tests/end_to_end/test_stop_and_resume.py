@@ -11,8 +11,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.end_to_end.runs import (
+    CHECKPOINTS_EVERY,
+    RICH,
+    ROUNDS,
     SECONDS,
     TRAIN,
+    Done,
     assert_same_curve_to_rounding,
     curve,
     rank_of_job,
@@ -21,8 +25,6 @@ from tests.end_to_end.runs import (
 )
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 
-RICH = Path(__file__).parent / "rich.toml"
-ROUNDS, EVERY = 24, 5
 STOPPED = 75
 UNHURRIED = {"NAP": "0.02"}
 """Rounds of a tenth of a second and more, so that signals arrive in mid-run."""
@@ -49,11 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> list[dict]:
+def whole(undisturbed: Done) -> list[dict]:
     """The curve of a run that nobody disturbed, on three ranks."""
-    run = folder / "undisturbed"
-    assert run_mpi(3, train(run), timeout=SECONDS).returncode == 0
-    return curve(run)
+    return curve(undisturbed.folder)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def resumed(stopped: Path, folder: Path) -> Path:
 def killed(folder: Path) -> tuple[Path, int]:
     """A run whose server was killed by signal 9, and the number of rounds it had recorded."""
     run = folder / "killed"
-    job = start_mpi_job(3, train(run), env=UNHURRIED)
-    wait_for_rounds(job, run, 2 * EVERY + 2)
+    job = start_mpi_job(2, train(run), env=UNHURRIED)
+    wait_for_rounds(job, run, 2 * CHECKPOINTS_EVERY + 2)
     rank_of_job(job, 0).kill()
     assert finish_job(job, SECONDS).returncode not in (0, 1, 2, STOPPED)
     return run, len(records(run))
@@ -95,39 +95,39 @@ def test_a_stopped_run_has_saved_and_is_not_finished(stopped: Path):
     assert newest == f"round-{recorded + 1:08d}.safetensors"  # the last round waits for its evaluation
 
 
-def test_a_resumed_run_repeats_the_undisturbed_one_to_the_bit(resumed: Path, undisturbed: list[dict]):
-    assert curve(resumed) == undisturbed
+def test_a_resumed_run_repeats_the_undisturbed_one_to_the_bit(resumed: Path, whole: list[dict]):
+    assert curve(resumed) == whole
 
 
-def test_a_resumed_run_on_other_ranks_repeats_it_to_rounding(stopped: Path, folder: Path, undisturbed: list[dict]):
+def test_a_resumed_run_on_other_ranks_repeats_it_to_rounding(stopped: Path, folder: Path, whole: list[dict]):
     run = folder / "elsewhere"
     shutil.copytree(stopped, run)
     ended = run_alone(train(run, "--resume"), timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
-    assert_same_curve_to_rounding(curve(run), undisturbed)
+    assert_same_curve_to_rounding(curve(run), whole)
 
 
-def test_the_summary_of_a_resumed_run_counts_all_its_rounds(resumed: Path, undisturbed: list[dict]):
+def test_the_summary_of_a_resumed_run_counts_all_its_rounds(resumed: Path, whole: list[dict]):
     summary = json.loads((resumed / "summary.json").read_text())
-    assert summary["best_test_accuracy"] == max(record["test_accuracy"] for record in undisturbed)
-    assert summary["bytes_total"] == sum(r["bytes_client_up"] + r["bytes_client_down"] for r in undisturbed)
+    assert summary["best_test_accuracy"] == max(record["test_accuracy"] for record in whole)
+    assert summary["bytes_total"] == sum(r["bytes_client_up"] + r["bytes_client_down"] for r in whole)
     assert summary["wall_seconds"] >= sum(record["seconds"] for record in records(resumed)[:-1]) * 0.5
 
 
 def test_a_killed_run_loses_at_most_the_rounds_since_its_last_checkpoint(killed: tuple[Path, int]):
     run, recorded = killed
     newest = int(max((run / "checkpoints").iterdir()).stem.removeprefix("round-"))
-    assert newest >= 2 * EVERY
-    assert recorded - newest < EVERY
+    assert newest >= 2 * CHECKPOINTS_EVERY
+    assert recorded - newest < CHECKPOINTS_EVERY
     assert not list(run.glob("**/*.partial"))
 
 
-def test_a_killed_run_resumes_without_doubled_or_half_lines(killed: tuple[Path, int], undisturbed: list[dict]):
+def test_a_killed_run_resumes_without_doubled_or_half_lines(killed: tuple[Path, int], whole: list[dict]):
     run, _ = killed
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"round": 99, "test_lo')  # what a kill in the middle of a write leaves
     ended = run_alone(train(run, "--resume"), timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
-    assert_same_curve_to_rounding(curve(run), undisturbed)
+    assert_same_curve_to_rounding(curve(run), whole)
     steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("test_loss")]
     assert steps == list(range(ROUNDS))

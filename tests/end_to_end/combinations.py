@@ -1,0 +1,180 @@
+"""Random configurations over all parts, and a program that runs many of them in one job:
+
+mpiexec -n N python tests/end_to_end/combinations.py OUT.npz COUNT [FIRST]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedmpi.config import Config, build_config, config_table
+from fedmpi.errors import UserError
+from fedmpi.experiment import Experiment
+from fedmpi.guard import run_guarded
+from fedmpi.simulation import Simulation
+from fedmpi.streams import Purpose, Streams
+from tests.mpi.trace import Tracer
+
+Choices = dict[str, dict[str, list[Any]]]
+
+DATA = ["digits:clients=14,alpha=0.4", "digits:clients=9,partition=iid", "digits:clients=30,alpha=0.1,seed=3"]
+CHOICES: Choices = {
+    "data": {"shards": DATA},
+    "model": {"name": ["mlp", "tests.mpi.user_models:dropout_mlp"]},
+    "participation": {
+        "clients": ["all", "uniform", "weighted", "importance", "stratified", "stratified", "stratified"],
+        "count": [4, 7, None],
+        "fraction": [None, 0.5],
+        "replace": [True, False],
+        "features": ["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"],
+        "levels": [2, 9],
+        "restore": [True, False],
+        "probe": ["full", "batch", "sample"],
+        "refresh": [0, 1],
+        "clustering": ["kmeans", "optics"],
+        "strata": [3, 6],
+        "noise": ["singletons", "stratum"],
+        "projection_above": [20_000_000, 1000],
+        "allocation": ["proportional", "neyman", "equal"],
+        "spread": ["std", "pairwise"],
+        "draw": ["uniform", "importance"],
+        "design": ["systematic", "sequential"],
+    },
+    "samples": {
+        "rule": ["all", "bernoulli", "ratio", "exact"],
+        "wanted": [60, 400],
+        "ratio": [0.1, 0.7],
+        "size_estimate": ["exact", "randomised-response", "duchi", "piecewise"],
+        "epsilon": [0.5, 3.0],
+        "threshold": [40, 200],
+        "clip": [True, False],
+        "asked": ["all", "participants"],
+        "memoise": [False, True],
+    },
+    "local": {
+        "optimizer": ["sgd", "sgd", "adam"],
+        "lr": [0.01],
+        "lr_schedule": ["constant", "inverse", "cosine", "step"],
+        "epochs": [None, 1, 2],
+        "steps": [None, 1, 3],
+        "batch_size": [8, 20, "all"],
+        "proximal_mu": [0.0, 0.2],
+        "engine": ["auto", "auto", "sequential", "merged", "batched"],
+    },
+    "topology": {
+        "kind": ["star", "star", "star", "mediators"],
+        "clients_per_mediator": [1, 3],
+        "mediator_epochs": [1, 2],
+        "reschedule": ["every-round", "static"],
+        "scheduling": ["greedy", "exchange", "random"],
+        "target": ["uniform", "test"],
+        "placement": ["owner", "mediator"],
+        "keep_optimizer": [False, True],
+    },
+    "rebalance": {"enabled": [False, False, True], "alpha": [0.67, 1.0], "copies": ["ratio", "ratio-minus-one"]},
+    "aggregation": {
+        "weights": ["samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal"],
+        "population": ["samples", "clients"],
+        "optimizer": ["sgd", "momentum", "adagrad", "adam", "yogi"],
+        "lr": [0.05, 1.0],
+        "exact": [False, False, False, True],
+    },
+    "privacy": {"clip_norm": [None, None, None, 0.05], "noise_multiplier": [0.0, 0.1]},
+    "system": {
+        "availability": ["always", "always", "bernoulli", "time-of-day", "label-group"],
+        "probability": [0.6],
+        "lowest": [0.3],
+        "by_label": [[0.9, 0.4]],
+        "drop_out": [0.0, 0.0, 0.3],
+        "over_selection": [1.0, 1.5],
+        "clock": [False, True],
+        "speed": ["constant", "lognormal", "classes"],
+        "speed_rates": [[100.0, 1000.0]],
+        "speed_shares": [[0.3, 0.7]],
+        "bandwidth_sigma": [0.0, 1.0],
+    },
+    "server": {"trains": ["auto", "auto", "always"]},
+    "cluster": {"reduction": ["auto", "window", "allreduce"], "threads": [1]},
+    "logging": {"diagnostics": [False, False, True]},
+}
+MODEL_OPTIONS = {"mlp": {"hidden": [12]}, "tests.mpi.user_models:dropout_mlp": {"width": 12}}
+
+
+def valid_configurations(count: int, seed: int = 0) -> list[Config]:
+    """`count` different configurations that fedmpi accepts, drawn from all parts."""
+    generator = Streams(seed).generator(Purpose.PARTITION)
+    found: dict[str, Config] = {}
+    while len(found) < count:
+        config = _drawn(generator, seed=len(found))
+        if config is not None:
+            found[str(config_table(config))] = config
+    return list(found.values())
+
+
+def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
+    table: dict[str, Any] = {"seed": seed, "rounds": 2}
+    for part, keys in CHOICES.items():
+        drawn = {key: values[generator.integers(len(values))] for key, values in keys.items()}
+        table[part] = {key: value for key, value in drawn.items() if value is not None}
+    table["model"] |= MODEL_OPTIONS[table["model"]["name"]]
+    if table["topology"]["kind"] == "mediators":  # their conditions are so narrow that few drawn at random fit them
+        table["aggregation"]["weights"], table["privacy"], table["logging"] = "samples", {}, {}
+    if table["local"]["engine"] == "merged":
+        table["local"] |= {"steps": 1, "optimizer": "sgd"}
+        table["local"].pop("epochs", None)
+    if "clip_norm" in table["privacy"]:
+        table["aggregation"]["weights"] = "uniform"
+    try:
+        pruned = config_table(Config.model_validate(table))  # without the keys that mean nothing beside the others
+        return build_config([("drawn", pruned)])
+    except (ValidationError, UserError):
+        return None
+
+
+def traced(config: Config) -> dict[str, np.ndarray] | None:
+    """Cohorts, facts, rows and the final model of a run; None on other ranks, and where the engine named cannot do it."""
+    try:
+        experiment = Experiment.connect(config)
+    except UserError as refusal:
+        assert str(refusal).startswith("local.engine"), refusal
+        return None
+    tracer = Tracer(experiment)
+    simulation = Simulation(experiment, None)
+    assert simulation.run() == 0
+    flat = np.array(sorted(row for rows in tracer.rows for row in rows), np.int64).reshape(-1, 3)
+    gathered = experiment.cluster.gather(flat)
+    trace = None
+    if gathered is not None:
+        rows = np.concatenate([part.reshape(-1, 3) for part in gathered])
+        trace = {
+            "cohorts": np.concatenate(tracer.cohorts),
+            "facts": np.array(tracer.facts),
+            "rows": rows[np.lexsort(rows.T[::-1])],
+            "model": simulation.model.cpu().numpy(),
+        }
+    experiment.close()
+    return trace
+
+
+def main() -> int:
+    out, count = Path(sys.argv[1]), int(sys.argv[2])
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    traces: dict[str, np.ndarray] = {}
+    for number, config in enumerate(valid_configurations(count)):
+        if number < first:
+            continue
+        found = traced(config)
+        if found is not None:
+            traces |= {f"{key}{number}": value for key, value in found.items()}
+    if traces:
+        np.savez(out, **traces)
+    return 0
+
+
+if __name__ == "__main__":
+    run_guarded(main)

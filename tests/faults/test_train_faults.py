@@ -1,0 +1,187 @@
+"""`mpiexec -n 3 fedmpi train` when something is wrong: one sentence, the right exit code, nobody left waiting.
+
+Exit codes: 2 the user's input is wrong, 1 a failure while working, non-zero when a rank is killed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import h5py
+import pytest
+
+from fedmpi.data.shards import open_store
+from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, wait_for_rounds
+from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
+
+ENDLESS = "rounds=1000000"
+"""A job with so many rounds ends only because of the fault."""
+FEDAVG = ("preset=fedavg", "logging.tensorboard=false")
+MPI_NOISE = re.compile(r"^(Abort\(\d+\) on node .*|-{5,}|MPI_ABORT was invoked.*|Proc: .*|You may or may not.*)$")
+
+
+def train(*args: str | Path, ranks: int = 3) -> subprocess.CompletedProcess[str]:
+    return run_mpi(ranks, [*TRAIN, *args], timeout=SECONDS)
+
+
+def the_sentence(job: subprocess.CompletedProcess[str], code: int = 2) -> str:
+    """The only thing that the job said, after checking that it is one line and the exit code is right."""
+    said = [line for line in job.stderr.splitlines() if line.strip() and not MPI_NOISE.match(line)]
+    assert len(said) == 1, job.stderr
+    assert job.returncode == code
+    return said[0]
+
+
+# What is wrong in the configuration
+
+
+def test_an_unknown_key_names_the_nearest_one_and_the_file(tmp_path: Path):
+    config = tmp_path / "run.toml"
+    config.write_text("preset = 'fedavg'\n[participation]\ncuont = 3\n")
+    sentence = the_sentence(train(config))
+    assert sentence == f"error: unknown key participation.cuont in {config}; did you mean participation.count?"
+
+
+def test_malformed_toml_names_the_file_and_the_line(tmp_path: Path):
+    config = tmp_path / "run.toml"
+    config.write_text("rounds = 3\n[participation\ncount = 3\n")
+    sentence = the_sentence(train(config))
+    assert sentence.startswith(f"error: {config} is not valid TOML") and "line 2" in sentence
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path):
+    sentence = the_sentence(train(tmp_path / "nowhere.toml"))
+    assert str(tmp_path / "nowhere.toml") in sentence and "No such file" in sentence
+
+
+def test_an_unknown_option_of_the_command_is_named():
+    assert "--output" in the_sentence(train(*choices(*FEDAVG), "--output", "somewhere"))
+
+
+def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
+    job = run_alone([*TRAIN, *choices(*FEDAVG), "--out", tmp_path / "RUN"], env={"PMI_SIZE": "3", "PMI_RANK": "0"})
+    assert "error: 3 processes were launched (PMI_SIZE=3)" in the_sentence(job)
+    assert not (tmp_path / "RUN").exists()
+
+
+# What is wrong with the data
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits as a folder of three shards."""
+    folder = tmp_path_factory.mktemp("shards") / "digits"
+    words = "-m data_prep digits --partition iid --clients 6 --shards 3 --seed 0 --out"
+    made = run_alone([*words.split(), folder])
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def damaged(shards: Path, folder: Path) -> Path:
+    shutil.copytree(shards, folder)
+    return folder / "train-00001.h5"
+
+
+def test_a_missing_folder_of_shards_is_named(tmp_path: Path):
+    nowhere = tmp_path / "nowhere"
+    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={nowhere}"), "--out", tmp_path / "RUN", ranks=2))
+    assert f"the shard folder {nowhere} does not exist" in sentence and "data_prep" in sentence
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_a_truncated_shard_is_named(shards: Path, tmp_path: Path):
+    file = damaged(shards, tmp_path / "digits")
+    file.write_bytes(file.read_bytes()[:-2000])
+    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={file.parent}"), "--out", tmp_path / "RUN"))
+    assert str(file) in sentence
+
+
+def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(shards: Path, tmp_path: Path):
+    file = damaged(shards, tmp_path / "digits")
+    with h5py.File(file, "r+") as opened:
+        opened["x"][0] = 255 - opened["x"][0]
+    asked = choices(*FEDAVG, f"data.shards={file.parent}", "data.verify=true")
+    assert str(file) in the_sentence(train(*asked, "--out", tmp_path / "RUN", ranks=2))
+
+
+# What is wrong with the run's folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two rounds."""
+    folder = tmp_path_factory.mktemp("run") / "RUN"
+    job = run_alone([*TRAIN, *choices(*FEDAVG, "rounds=2"), "--out", folder], timeout=SECONDS)
+    assert job.returncode == 0, job.stderr
+    return folder
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("a file, so nothing can be made below it")
+    sentence = the_sentence(train(*choices(*FEDAVG), "--out", tmp_path / "file" / "RUN"))
+    assert f"cannot write the run folder {tmp_path / 'file' / 'RUN'} (Not a directory)" in sentence
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path):
+    before = curve(run)
+    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2"), "--out", run, ranks=2))
+    assert f"{run} holds a run already" in sentence and "--resume" in sentence and "--out" in sentence
+    assert curve(run) == before
+
+
+def test_a_run_is_not_resumed_with_another_configuration(run: Path):
+    before = curve(run)
+    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2", "local.lr=0.2"), "--out", run, "--resume", ranks=2))
+    assert f"{run / 'config.toml'} differs from the configuration given" in sentence
+    assert curve(run) == before
+
+
+def test_resume_needs_to_know_the_folder():
+    assert "--resume needs --out RUN" in the_sentence(train(*choices(*FEDAVG), "--resume"))
+
+
+# What goes wrong while working
+
+
+def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
+    rows = 7
+    model = ("model.name=tests.end_to_end.user_models:choosy", f"model.refused={rows}", "participation.fraction=1.0")
+    job = train(*choices(*FEDAVG, *model, ENDLESS), "--out", tmp_path / "RUN")
+    assert job.returncode == 1
+    said = re.findall(
+        r"^rank (\d): error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7$", job.stderr, re.M
+    )
+    assert said and "Traceback" not in job.stderr
+    sizes = open_store("digits").sizes
+    for speaker, client, rank in said:
+        assert speaker == rank != "0"
+        assert sizes[int(client)] % 10 == rows  # the last batch of an epoch is the short one
+
+
+def test_a_diverging_run_names_the_client_and_says_what_to_change(tmp_path: Path):
+    job = train(*choices(*FEDAVG, "local.lr=1e30", ENDLESS), "--out", tmp_path / "RUN")
+    assert job.returncode == 1
+    assert re.search(r"error: client \d+ on rank [12]: .*training diverged at lr = 1e\+30; lower local.lr", job.stderr)
+    assert "Traceback" not in job.stderr
+
+
+def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path):
+    run, rounds = tmp_path / "RUN", 40
+    unhurried = "model.name=tests.end_to_end.user_models:unhurried_mlp"
+    asked = choices(*FEDAVG, unhurried, f"rounds={rounds}", "checkpoint.every=5")
+    job = start_mpi_job(3, [*TRAIN, *asked, "--out", run], env={"NAP": "0.01"})
+    wait_for_rounds(job, run, 11)
+    rank_of_job(job, 2).kill()
+    assert finish_job(job, SECONDS).returncode not in (0, 1, 2, 75)
+    recorded = records(run)
+    assert [record["round"] for record in recorded] == list(range(len(recorded)))
+    assert 11 <= len(recorded) < rounds
+    assert not (run / "summary.json").exists()
+    kept = curve(run)[:10]
+    resumed = run_alone([*TRAIN, *asked, "--out", run, "--resume"], timeout=SECONDS)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [record["round"] for record in records(run)] == list(range(rounds))
+    assert curve(run)[:10] == kept
