@@ -50,6 +50,7 @@ class Simulation:
     def run(self) -> int:
         """Run all rounds; returns the exit code: 0 done, 75 stopped by a signal after saving."""
         first = self._resume()
+        self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
         if self.recorder is not None:
             self.display = open_display(self.config.rounds, first, self.config.logging.interval)
         stopped = False

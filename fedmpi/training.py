@@ -10,6 +10,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
+from fedmpi.engine_trial import EngineTrial
 from fedmpi.layout import Layout
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.work import LocalRule, Task, WorkReport
@@ -88,11 +89,15 @@ class Trainer:
         self.boundaries, self.worker = layout.boundaries, layout.worker
         self.streams = streams
         self.observer = observer
+        self.trial = EngineTrial(cluster, engine)
         self.relayed: RelayReport | None = None
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
         rule = self.rule(plan)
+        if self.trial.open:
+            largest = int(self.sizes[plan.clients].max(initial=0))
+            self.trial.decide(largest, self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
         if self.config.samples.rule != "all" and isinstance(self.engine, CompositeEngine):
             rows = self._sampled(plan, self.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):

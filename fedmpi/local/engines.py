@@ -17,6 +17,7 @@ from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
+from fedmpi.local.trial import Observed, time_engines
 from fedmpi.local.work import DataSource, Engine, Ints, LocalRule, Observer, Task, WorkReport
 from fedmpi.models.flat import FlatModel
 from fedmpi.streams import Streams
@@ -53,6 +54,8 @@ class CompositeEngine:
         Why nothing may be merged in this run, whatever the round.
     why_rest : str
         Why `rest` does the rest, for the run log.
+    rival : Engine, optional
+        Could train what is not merged as well: a trial is to tell which of the two does.
     """
 
     name = "auto"
@@ -61,11 +64,12 @@ class CompositeEngine:
         self,
         merged: MergedEngine,
         sequential: SequentialEngine,
-        rest: Engine,
+        rest: Observed,
         refusal: str | None = None,
         why_rest: str = "",
+        rival: Observed | None = None,
     ):
-        self.merged, self.sequential, self.rest = merged, sequential, rest
+        self.merged, self.sequential, self.rest, self.rival = merged, sequential, rest, rival
         self.refusal, self.why_rest = refusal, why_rest
         self.merged_clients = self.other_clients = 0
 
@@ -73,6 +77,8 @@ class CompositeEngine:
     def description(self) -> str:
         """Which engines run and why, with the number of clients each has trained on this rank so far."""
         others = f"{self.rest.name} ({self.why_rest})" if self.why_rest else self.rest.name
+        if self.rival is not None:
+            others = f"{self.rest.name} or {self.rival.name}, as a trial in their first round will tell"
         if self.refusal is not None:
             return f"auto: {others}; nothing is merged: {self.refusal}"
         counts = ""
@@ -80,14 +86,30 @@ class CompositeEngine:
             counts = f"; so far {self.merged_clients} merged and {self.other_clients} others on this rank"
         return f"auto: one-step clients are merged, the others {others}{counts}"
 
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The engines between which a trial has to decide; none when it is decided."""
+        return () if self.rival is None else (self.rest.name, self.rival.name)
+
+    def time_candidates(
+        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> NDArray[np.float64]:
+        """Clients timed and seconds of each of the `candidates`, on some of the tasks that are not to be merged."""
+        assert self.rival is not None
+        others = self._split(tasks, rule, total)[1]
+        return time_engines((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
+
+    def settle(self, name: str, why: str) -> None:
+        """Leave what is not merged to this one of the `candidates`."""
+        if self.rival is not None and name == self.rival.name:
+            self.rest = self.rival
+        self.rival, self.why_rest = None, why
+
     def train(
         self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
-        merges = self._merges(rule, total)
-        alone = [merges and self.merged.accepts(task, rule) for task in tasks]
-        together = [task for task, one in zip(tasks, alone, strict=True) if one]
-        others = [task for task, one in zip(tasks, alone, strict=True) if not one]
+        together, others = self._split(tasks, rule, total)
         report = WorkReport()
         if together:
             report += self.merged.train(together, start, rule, round, total)
@@ -122,6 +144,13 @@ class CompositeEngine:
 
     def _merges(self, rule: LocalRule, total: Accumulator) -> bool:
         return self.refusal is None and self.merged.refusal(rule, total) is None
+
+    def _split(self, tasks: Sequence[Task], rule: LocalRule, total: Accumulator) -> tuple[list[Task], list[Task]]:
+        """The tasks that are merged, and the others."""
+        merges = self._merges(rule, total)
+        alone = [merges and self.merged.accepts(task, rule) for task in tasks]
+        together = [task for task, one in zip(tasks, alone, strict=True) if one]
+        return together, [task for task, one in zip(tasks, alone, strict=True) if not one]
 
 
 class SingleEngine:
@@ -197,7 +226,7 @@ def choose_engine(
     batched = BatchedEngine(model, source, streams, rank, observer)
     if wanted == "batched":
         return SingleEngine(batched, sequential)
-    return CompositeEngine(merged, sequential, batched, not_merged)
+    return CompositeEngine(merged, sequential, sequential, not_merged, rival=batched)
 
 
 def _why_not_merged(config: Config, observer: Observer | None) -> str | None:

@@ -1,0 +1,125 @@
+"""One engine for all ranks: chosen by a trial on real clients, remembered in the run folder for a resumed run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.checkpoint import write_whole
+from fedmpi.cluster import Cluster
+from fedmpi.local.engines import CompositeEngine, LocalEngine
+from fedmpi.local.work import LocalRule, Task
+
+log = logging.getLogger("fedmpi")
+
+
+class EngineTrial:
+    """Decides between the candidates of a `CompositeEngine`, on all ranks alike.
+
+    Every rank times the candidates on some of its own clients; rank 0 adds the times up and tells the quicker one.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    engine : LocalEngine
+        Nothing is to be decided unless it is a `CompositeEngine` with candidates.
+    """
+
+    def __init__(self, cluster: Cluster, engine: LocalEngine):
+        self.cluster = cluster
+        self.engine = engine
+        self._path: Path | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the engine is still to be chosen."""
+        return isinstance(self.engine, CompositeEngine) and bool(self.engine.candidates)
+
+    def recall(self, folder: Path | None) -> None:
+        """Use the choice that the run folder holds, if any, and keep a later one there; collective.
+
+        Parameters
+        ----------
+        folder : Path or None
+            The run folder, on rank 0; None on the others and in runs without records.
+        """
+        if not self.open:
+            return
+        self._path = folder / "engine.json" if folder is not None else None
+        known = self._read() if self.cluster.is_server else ""
+        self._settle(known, "as in this run so far")
+
+    def decide(
+        self,
+        largest: int,
+        tasks: Sequence[Task],
+        model: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> None:
+        """Hold the trial if it is due and somebody has clients for it; collective.
+
+        Parameters
+        ----------
+        largest : int
+            Samples of the round's largest participant: where even this one is merged, nothing is to be decided yet.
+        tasks, model, rule, round, total
+            This rank's work, as for `Engine.train`.
+        """
+        engine = self.engine
+        if not isinstance(engine, CompositeEngine) or not engine.candidates:
+            return
+        if engine.merges_rows(rule, largest, total):
+            return
+        measured = self.cluster.gather(engine.time_candidates(tasks, model, rule, round, total))
+        self._settle(*self._quickest(engine.candidates, measured) if measured is not None else ("", ""))
+
+    def _quickest(self, candidates: Sequence[str], measured: list[np.ndarray]) -> tuple[str, str]:
+        """The quicker engine by the ranks' times, and why; empty when nobody had a client to time."""
+        clients, *seconds = np.sum(measured, axis=0).tolist()
+        if not clients:
+            return "", ""
+        per_client = {name: 1000 * total / clients for name, total in zip(candidates, seconds, strict=True)}
+        quickest = min(per_client, key=lambda name: per_client[name])
+        figures = ", ".join(f"{name} {milliseconds:.3g}" for name, milliseconds in per_client.items())
+        log.info("engine trial on %d clients: %s ms a client: %s from now on", clients, figures, quickest)
+        self._write(quickest, int(clients), per_client)
+        return quickest, f"trial: {figures} ms a client"
+
+    def _settle(self, name: str, why: str) -> None:
+        """Tell all ranks rank 0's choice; an empty name leaves it open."""
+        told = self.cluster.broadcast([_bytes(name), _bytes(why)] if self.cluster.is_server else None)
+        name, why = (array.tobytes().decode() for array in told)
+        if name:
+            assert isinstance(self.engine, CompositeEngine)
+            self.engine.settle(name, why)
+
+    def _read(self) -> str:
+        if self._path is None or not self._path.exists():
+            return ""
+        assert isinstance(self.engine, CompositeEngine)
+        try:
+            name = json.loads(self._path.read_text())["engine"]
+        except (OSError, ValueError, KeyError, TypeError):
+            name = None
+        if name not in self.engine.candidates:
+            log.warning("%s names no engine of this run: the trial is held again", self._path)
+            return ""
+        return str(name)
+
+    def _write(self, name: str, clients: int, milliseconds: dict[str, float]) -> None:
+        if self._path is None:
+            return
+        content = {"engine": name, "trial_clients": clients, "milliseconds_per_client": milliseconds}
+        write_whole(self._path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _bytes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)

@@ -1,0 +1,133 @@
+"""The engine trial: engines that could do the same work are timed on a few real clients, their results thrown away.
+
+Streams are keyed by client and round, so a trial uses up no random numbers and changes no result but the rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.local.schedule import batch_rows, step_count
+from fedmpi.local.work import Engine, Ints, LocalRule, Observer, Task, task_size
+
+MOST_CLIENTS = 8
+MOST_STEPS = 20
+SECONDS = 0.3
+PASSES = 2
+
+
+class Observed(Engine, Protocol):
+    """An engine that shows every update to somebody."""
+
+    observe: Observer | None
+
+
+def time_engines(
+    engines: Sequence[Observed], tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, sizes: Ints
+) -> NDArray[np.float64]:
+    """Seconds that each engine needs for the same few tasks, measured after a pass that warms it up.
+
+    The tasks are a spread over small and large ones, cut to at most MOST_STEPS steps, and as many of them as the first
+    engine's warm-up manages in SECONDS (at least two).
+
+    Parameters
+    ----------
+    engines : sequence of Engine
+        Their observers see nothing of the trial.
+    tasks : sequence of Task
+        This rank's; may be empty.
+    start : Tensor (d,)
+        The model; not changed.
+    rule : LocalRule
+    round : int
+    sizes : int64 (N,)
+        Samples of each client.
+
+    Returns
+    -------
+    float64 (1 + engines,)
+        How many clients were timed, and the seconds of each engine.
+    """
+    if not tasks:
+        return np.zeros(1 + len(engines))
+    discarded = FloatSum(np.zeros(start.numel(), np.float32), start.device)
+    short = _shortened(rule, max(task_size(task, sizes) for task in tasks))
+    sample = [_cut(task, rule, sizes) for task in _spread(tasks, sizes)]
+    seconds = []
+    with _unobserved(engines):
+        sample = _affordable(engines[0], sample, start, short, round, discarded)
+        for engine in engines:
+            engine.train(sample, start, short, round, discarded)
+            seconds.append(min(_timed(engine, sample, start, short, round, discarded) for _ in range(PASSES)))
+    return np.array([len(sample), *seconds])
+
+
+@contextmanager
+def _unobserved(engines: Sequence[Observed]) -> Iterator[None]:
+    """Within: updates are formed one by one where somebody looks at them, but shown to nobody."""
+    observers = [engine.observe for engine in engines]
+    for engine, observer in zip(engines, observers, strict=True):
+        engine.observe = None if observer is None else _look_away
+    try:
+        yield
+    finally:
+        for engine, observer in zip(engines, observers, strict=True):
+            engine.observe = observer
+
+
+def _look_away(client: int, update: Tensor) -> None:
+    return None
+
+
+def _spread(tasks: Sequence[Task], sizes: Ints) -> list[Task]:
+    """Up to MOST_CLIENTS tasks, evenly over their order by size, mixed so that any first few span the range."""
+    by_size = sorted(tasks, key=lambda task: (task_size(task, sizes), task.client))
+    places = np.linspace(0, len(by_size) - 1, min(MOST_CLIENTS, len(by_size))).round().astype(int)
+    return [by_size[place] for place in (*places[1::2], *places[0::2])]
+
+
+def _shortened(rule: LocalRule, largest: int) -> LocalRule:
+    """The rule with no more epochs, or steps, than give the largest client MOST_STEPS steps."""
+    if rule.steps is not None:
+        return replace(rule, steps=min(rule.steps, MOST_STEPS))
+    assert rule.epochs is not None
+    per_epoch = step_count(rule, largest) // rule.epochs
+    return replace(rule, epochs=min(rule.epochs, max(1, MOST_STEPS // per_epoch)))
+
+
+def _cut(task: Task, rule: LocalRule, sizes: Ints) -> Task:
+    """The task on the first MOST_STEPS batches of its rows."""
+    n = task_size(task, sizes)
+    most = MOST_STEPS * batch_rows(rule, n)
+    if n <= most:
+        return task
+    return replace(task, rows=np.arange(most) if task.rows is None else task.rows[:most])
+
+
+def _affordable(
+    engine: Engine, tasks: list[Task], start: Tensor, rule: LocalRule, round: int, total: FloatSum
+) -> list[Task]:
+    spent = 0.0
+    for count, task in enumerate(tasks, 1):
+        spent += _timed(engine, [task], start, rule, round, total)
+        if spent > SECONDS and count >= 2:
+            return tasks[:count]
+    return tasks
+
+
+def _timed(engine: Engine, tasks: list[Task], start: Tensor, rule: LocalRule, round: int, total: FloatSum) -> float:
+    began = time.perf_counter()
+    engine.train(tasks, start, rule, round, total)
+    if start.device.type == "cuda":
+        torch.cuda.synchronize(start.device)
+    return time.perf_counter() - began
