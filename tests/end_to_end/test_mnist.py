@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.__main__ import main as prepare
+from data_prep.__main__ import run as prepare
 from tests.mpi.launch import run_mpi
 
 CONFIG = Path(__file__).parents[2] / "jobs" / "experiments" / "mnist_fedavg.toml"
