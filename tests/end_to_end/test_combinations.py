@@ -1,0 +1,102 @@
+"""Any part goes with any other: 200 random valid configurations on 1 and on 3 ranks plan, draw and compute the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpi.config import Config, config_toml
+from tests.end_to_end.combinations import valid_configurations
+from tests.mpi.launch import run_mpi
+
+PROGRAM = Path(__file__).parent / "combinations.py"
+DRAWN, WANTED = 225, 200
+DEPEND_ON_THE_RANKS = ("busy_seconds", "idle_seconds", "hops")
+Traces = dict[str, np.ndarray]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Traces, Traces]:
+    """Traces of all configurations, in one job of one rank and one of three."""
+    folder, found = tmp_path_factory.mktemp("combinations"), []
+    for ranks in (1, 3):
+        out = folder / f"{ranks}.npz"
+        result = run_mpi(ranks, [PROGRAM, out, str(DRAWN)], timeout=400)
+        assert result.returncode == 0, result.stderr
+        found.append(dict(np.load(out)))
+    return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def ran(traces: tuple[Traces, Traces]) -> list[tuple[int, Config]]:
+    """The configurations that ran: some name an engine that the drawn model or data cannot use, and were refused."""
+    return [(i, config) for i, config in enumerate(valid_configurations(DRAWN)) if f"model{i}" in traces[0]]
+
+
+def different(one: Any, other: Any, path: str = "") -> str | None:
+    """Where two records differ by more than rounding, None if they do not."""
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return f"{path}: {sorted(one)} and {sorted(other)}"
+        places = [different(one[key], other[key], f"{path}.{key}") for key in one if key not in DEPEND_ON_THE_RANKS]
+        return next(filter(None, places), None)
+    if isinstance(one, list):
+        if len(one) != len(other):
+            return f"{path}: {one} and {other}"
+        return next(filter(None, (different(*pair, path) for pair in zip(one, other, strict=True))), None)
+    same = other == pytest.approx(one, rel=1e-5, abs=1e-9) if isinstance(one, float) else one == other
+    return None if same else f"{path}: {one} and {other}"
+
+
+def test_enough_configurations_run_and_every_part_is_among_them(ran: list[tuple[int, Config]]) -> None:
+    assert len(ran) >= WANTED
+    configs = [config for _, config in ran]
+    assert {c.participation.clients for c in configs} == {"all", "uniform", "weighted", "importance", "stratified"}
+    assert {c.samples.rule for c in configs} == {"all", "bernoulli", "ratio", "exact"}
+    assert {c.topology.kind for c in configs} == {"star", "mediators"}
+    assert len({c.aggregation.weights for c in configs}) == 7
+    assert len({c.aggregation.optimizer for c in configs}) == 5
+    assert len({c.system.availability for c in configs}) == 4
+    assert len({c.local.engine for c in configs}) == 4
+    for flags in (
+        [c.privacy.clip_norm is not None for c in configs],
+        [c.rebalance.enabled for c in configs],
+        [c.aggregation.exact for c in configs],
+        [c.logging.diagnostics for c in configs],
+        [c.system.clock for c in configs],
+    ):
+        assert set(flags) == {False, True}
+
+
+def test_both_jobs_ran_the_same_configurations(traces: tuple[Traces, Traces]) -> None:
+    assert traces[0].keys() == traces[1].keys()
+
+
+def test_plans_and_rows_are_the_same(traces: tuple[Traces, Traces], ran: list[tuple[int, Config]]) -> None:
+    for number, config in ran:
+        for key in (f"cohorts{number}", f"facts{number}", f"rows{number}"):
+            assert np.array_equal(traces[0][key], traces[1][key]), f"{key} of\n{config_toml(config)}"
+
+
+def test_records_are_the_same_to_rounding(traces: tuple[Traces, Traces], ran: list[tuple[int, Config]]) -> None:
+    for number, config in ran:
+        one, three = (json.loads(str(found[f"records{number}"])) for found in traces)
+        assert different(one, three) is None, f"{different(one, three)} of\n{config_toml(config)}"
+
+
+def test_weights_are_the_same_to_rounding_and_with_exact_sums_to_the_bit(
+    traces: tuple[Traces, Traces], ran: list[tuple[int, Config]]
+) -> None:
+    for number, config in ran:
+        one, three = (found[f"model{number}"] for found in traces)
+        assert np.isfinite(one).all()
+        if config.aggregation.exact:
+            assert np.array_equal(one, three), config_toml(config)
+        else:
+            assert np.linalg.norm(one - three) <= 1e-5 * np.linalg.norm(one), config_toml(config)
