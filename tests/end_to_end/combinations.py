@@ -141,7 +141,7 @@ def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
 
 
 def traced(config: Config) -> dict[str, np.ndarray] | None:
-    """Cohorts, rows, records and the final model of a run; None on other ranks, or where the engine named is refused."""
+    """Cohorts, rows, records and the final model of a run; None on other ranks and for a refused engine."""
     try:
         experiment = Experiment.connect(config)
     except UserError as refusal:
