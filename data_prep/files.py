@@ -23,26 +23,39 @@ _ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as
 
 
 @contextmanager
-def whole_h5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file to fill; it appears under `path` when the block ends well, and not at all otherwise."""
-    with whole_file(path) as partial:
+def growing_h5(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own."""
+    partial = partial_of(path)
+    try:
         with h5py.File(partial, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as h5:
             yield h5
-        with partial.open("rb+") as stream:
-            os.fsync(stream.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
+    """Flush a grown file to the disk and let it appear under `path`; the manifest's entry of it, with its sha256."""
+    with whole_file(path) as partial, partial.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    return entry(path, first_client, clients, samples)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path whose file is renamed to `path` when the block ends well and removed otherwise."""
-    partial = path.with_name(path.name + PARTIAL)
+    partial = partial_of(path)
     try:
         yield partial
         os.replace(partial, path)
         sync_folder(path.parent)
     finally:
-        with suppress(FileNotFoundError):
-            partial.unlink()
+        partial.unlink(missing_ok=True)
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file while it is being written."""
+    return path.with_name(path.name + PARTIAL)
 
 
 def write_text(path: Path, text: str) -> None:

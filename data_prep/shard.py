@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.files import entry, reserve, shard_starts, smallest_unsigned, store, whole_h5
+from data_prep.files import complete, growing_h5, reserve, shard_starts, smallest_unsigned, store
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import AnyArray, RawDataset
 from data_prep.statistics import class_count_blocks
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, ShardFile, shard_name
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,25 @@ def make_plan(raw: RawDataset, partition: Partition, rows: Int64Array, offsets: 
     return replace(draft, count_dtype=smallest_unsigned(largest))
 
 
-def write_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None]) -> ShardFile:
-    """Write one training shard; shards are independent, so several processes may each write some."""
+def write_training(plan: Plan, indices: range, folder: Path, tick: Callable[[int], None]) -> list[ShardFile]:
+    """Write some of the training shards; shards are independent, so several processes may each write some.
+
+    While one shard is filled the one before is flushed and hashed.
+    """
+    with ThreadPoolExecutor(1) as finisher:
+        files = []
+        for index in indices:
+            _fill_shard(plan, index, folder, tick)
+            first, last = int(plan.starts[index]), int(plan.starts[index + 1])
+            samples = int(plan.offsets[last] - plan.offsets[first])
+            files.append(finisher.submit(complete, folder / shard_name(index), first, last - first, samples))
+        return [file.result() for file in files]
+
+
+def _fill_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None]) -> None:
     first, last = int(plan.starts[index]), int(plan.starts[index + 1])
     rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
-    path = folder / shard_name(index)
-    with whole_h5(path) as h5:
+    with growing_h5(folder / shard_name(index)) as h5:
         store(h5, OFFSETS, plan.offsets[first : last + 1] - plan.offsets[first])
         store(h5, CLIENT_IDS, plan.client_ids[first:last])
         counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
@@ -77,14 +91,13 @@ def write_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None
             counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
             filled += len(block)
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return entry(path, first, last - first, len(rows))
 
 
 def write_rows(plan: Plan, path: Path, rows: Int64Array, tick: Callable[[int], None]) -> ShardFile:
     """Write features and labels of training rows that belong to no client, e.g. the validation part."""
-    with whole_h5(path) as h5:
+    with growing_h5(path) as h5:
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return entry(path, samples=len(rows))
+    return complete(path, samples=len(rows))
 
 
 def _stream(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import entry, store, whole_h5, write_text
+from data_prep.files import complete, entry, growing_h5, store, write_text
 from data_prep.folder import claim, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import AnyArray, RawDataset
-from data_prep.shard import Plan, make_plan, row_bytes, write_rows, write_shard
+from data_prep.shard import Plan, make_plan, row_bytes, write_rows, write_training
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
 from fedmpi.data.schema import (
@@ -121,7 +121,7 @@ def _write_samples(
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
     held = held if team.is_server else held[:0]
     ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
-    files = [write_shard(plan, index, folder, ticks.add) for index in mine]
+    files = write_training(plan, mine, folder, ticks.add)
     val = write_rows(plan, folder / VALIDATION, held, ticks.add) if len(held) else None
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
@@ -167,19 +167,19 @@ def _write_rest(
 
 
 def _write_part(raw: RawDataset, path: Path, x: AnyArray, y: Int64Array) -> ShardFile:
-    with whole_h5(path) as h5:
+    with growing_h5(path) as h5:
         store(h5, LABELS, y.astype(np.int64))
         store(h5, FEATURES, x.astype(raw.dtype, copy=False))
-    return entry(path, samples=len(y))
+    return complete(path, samples=len(y))
 
 
 def _write_extras(raw: RawDataset, folder: Path) -> ShardFile | None:
     if not raw.extras:
         return None
-    with whole_h5(folder / EXTRAS) as h5:
+    with growing_h5(folder / EXTRAS) as h5:
         for name in sorted(raw.extras):
             store(h5, name, raw.extras[name])
-    return entry(folder / EXTRAS)
+    return complete(folder / EXTRAS)
 
 
 def _write_vocabulary(raw: RawDataset, folder: Path) -> ShardFile | None:

@@ -11,7 +11,8 @@ import pytest
 from fedmpi.data.shards import open_store
 from tests.mpi.launch import find_mpiexec, finish_job, run_mpi, start_job
 
-PREPARE = ["-m", "data_prep", "digits", "--partition", "lognormal", "--clients", "40", "--val", "0.1", "--out", "shards"]
+PREPARE = ["-m", "data_prep", "digits", "--partition", "lognormal", "--clients", "40"]
+PREPARE += ["--val", "0.1", "--out", "shards"]
 
 
 def digests(folder: Path) -> dict[str, str]:
