@@ -26,7 +26,7 @@ from fedmpi.data.shards import ShardStore, open_store
 from fedmpi.data.source import RESIDENT_BYTES, ClientData
 from fedmpi.diagnostics import client_drift, gradient_diversity
 from fedmpi.grouping import MediatorGroups
-from fedmpi.layout import lay_out
+from fedmpi.layout import lay_out, server_trains, shares_data
 from fedmpi.links import round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.probes import gradient_blocks
@@ -93,7 +93,9 @@ class Experiment:
         store = open_store(config.data.shards, verify=config.data.verify and cluster.is_server)
         data = client_data(config, store, streams, device)
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
-        layout = lay_out(cluster, data.sizes, store.shard_starts, config.server.trains == "always")
+        shared = shares_data(config, cluster, data.sizes, data.description)
+        with_server = server_trains(config, cluster, shared, device)
+        layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         observer = UpdateObserver.wanted_by(config)
         engine = choose_engine(config, model, data, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
@@ -118,7 +120,7 @@ class Experiment:
             stratifier=Stratifier(
                 config, cluster, layout.owned, store.clients, model.trainable, store.class_counts, probe, streams
             ),
-            trainer=Trainer(config, engine, data.sizes, cluster, layout, streams, observer),
+            trainer=Trainer(config, engine, data.sizes, cluster, layout, len(store.test()[1]), streams, observer),
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
@@ -217,6 +219,7 @@ class Experiment:
         log.info(
             "%d clients, %d samples, model of %d values", len(self.data.sizes), self.data.sizes.sum(), self.model.size
         )
+        log.info("placement: %s", self.trainer.layout.description)
         log.info("engine: %s", self.trainer.engine.description)
 
     def facts(self) -> dict[str, Any]:

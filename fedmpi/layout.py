@@ -1,15 +1,23 @@
-"""Who does what among the ranks: worker indices, and the range of clients that every worker owns."""
+"""Who does what among the ranks: worker indices, the range of clients that every worker owns, whether rank 0 trains."""
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
+import torch
+
 from fedmpi.cluster import Cluster
+from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
+from fedmpi.data.schema import DataDescription
 from fedmpi.plan import Ints
 
 log = logging.getLogger("fedmpi")
+
+SHARED_BYTES = 2 << 30
+"""Data of a node's ranks up to which "auto" lets every one of them keep all of it."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +30,29 @@ class Layout:
         Worker w owns the clients boundaries[w] … boundaries[w + 1] − 1.
     worker : int or None
         This rank among the workers; None for a rank that only serves.
+    shared : bool
+        Whether participants are trained by any worker, not only by their owner.
+    server_trains : bool
+        Whether rank 0, which plans and evaluates, is worker 0 as well.
     """
 
     boundaries: Ints
     worker: int | None
+    shared: bool = False
+    server_trains: bool = False
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self.boundaries) - 1
+
+    @property
+    def description(self) -> str:
+        """Who trains what, for the run log."""
+        who = f"{self.workers} workers" + (", rank 0 among them" if self.server_trains else "")
+        return f"{who}: " + (
+            "each trains an equal part of the cohort" if self.shared else "each trains its own clients"
+        )
 
     @property
     def owned(self) -> tuple[int, int]:
@@ -35,7 +62,28 @@ class Layout:
         return int(self.boundaries[self.worker]), int(self.boundaries[self.worker + 1])
 
 
-def lay_out(cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool) -> Layout:
+def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
+    """Whether any worker may train any client (`topology.placement`)."""
+    placement = config.topology.placement
+    if cluster.size == 1 or config.topology.kind == "mediators":
+        return False
+    if placement != "auto":
+        return placement == "shared"
+    kept_bytes = int(sizes.sum()) * (4 * math.prod(description.feature_shape) + 8)
+    return kept_bytes * cluster.largest_node <= SHARED_BYTES
+
+
+def server_trains(config: Config, cluster: Cluster, shared: bool, device: torch.device) -> bool:
+    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
+    if config.server.trains != "auto":
+        return config.server.trains == "always"
+    places = cluster.fewest_cores if device.type == "cpu" else torch.cuda.device_count()
+    return shared and cluster.largest_node <= places
+
+
+def lay_out(
+    cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bool = False, shared: bool = False
+) -> Layout:
     """Share the clients out among the ranks that train.
 
     Parameters
@@ -48,6 +96,8 @@ def lay_out(cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bo
         First client of every shard, then N.
     server_trains : bool
         Whether rank 0 of several ranks owns clients too; a single process always does.
+    shared : bool
+        Whether any worker may train any client.
     """
     all_train = server_trains or cluster.size == 1
     workers = cluster.size if all_train else cluster.size - 1
@@ -55,4 +105,5 @@ def lay_out(cluster: Cluster, sizes: Ints, shard_starts: Ints, server_trains: bo
     if cluster.is_server and idle > 0:
         log.warning("%d workers for %d clients: %d stay idle", workers, len(sizes), idle)
     worker = cluster.rank if all_train else cluster.rank - 1
-    return Layout(ownership(sizes, shard_starts, workers), worker if worker >= 0 else None)
+    boundaries = ownership(sizes, shard_starts, workers)
+    return Layout(boundaries, worker if worker >= 0 else None, shared, all_train)

@@ -17,9 +17,13 @@ from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.observer import UpdateObserver
+from fedmpi.placement import equal_parts, longest_first, planned_cost
 from fedmpi.plan import Plan
 from fedmpi.sampling.samples import bernoulli_rows, exact_rows, offsets_of, ratio_rows, used_counts
 from fedmpi.streams import Streams
+
+FORWARDS_PER_GRADIENT = 3
+"""Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ class Trainer:
     cluster : Cluster
         Carries mediators' models between ranks.
     layout : Layout
-        Which clients this rank owns.
+        Which clients this rank owns, and whether it trains those of others too.
+    test_samples : int
+        What rank 0 evaluates beside the next round's training, for its share of that.
     streams : Streams
         Source of the sampled rows.
     observer : UpdateObserver or None
@@ -79,6 +85,7 @@ class Trainer:
         sizes: np.ndarray,
         cluster: Cluster,
         layout: Layout,
+        test_samples: int,
         streams: Streams,
         observer: UpdateObserver | None,
     ):
@@ -86,10 +93,13 @@ class Trainer:
         self.engine = engine
         self.sizes = sizes
         self.cluster = cluster
+        self.layout = layout
         self.boundaries, self.worker = layout.boundaries, layout.worker
+        self.evaluation_cost = test_samples / FORWARDS_PER_GRADIENT if layout.server_trains else 0.0
         self.streams = streams
         self.observer = observer
         self.trial = EngineTrial(cluster, engine)
+        self._all_offsets: np.ndarray | None = None
         self.relayed: RelayReport | None = None
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
@@ -158,11 +168,41 @@ class Trainer:
         )
 
     def members(self, plan: Plan) -> np.ndarray:
-        """Places in the cohort of the clients that this rank owns, int64 (q,)."""
+        """Places in the cohort of the clients that this rank trains, int64 (q,)."""
         if self.worker is None:
             return np.empty(0, np.int64)
-        first, last = np.searchsorted(plan.clients, self.boundaries[self.worker : self.worker + 2])
-        return np.arange(first, last)
+        if not self.layout.shared:
+            first, last = np.searchsorted(plan.clients, self.boundaries[self.worker : self.worker + 2])
+            return np.arange(first, last)
+        rows, workers, evaluating = self._sizes(plan), self.layout.workers, self._evaluating(plan.round)
+        if self.config.samples.rule == "all":
+            rule = self.rule(plan)
+            merged = isinstance(self.engine, CompositeEngine) and self.engine.refusal is None
+            return np.flatnonzero(longest_first(planned_cost(rule, rows, merged), workers, evaluating) == self.worker)
+        per_row = self._expected_rows(plan) / max(1, self._offsets(plan)[-1])
+        boundaries = equal_parts(self._offsets(plan), workers, evaluating / per_row)
+        return np.arange(*boundaries[self.worker : self.worker + 2])
+
+    def _expected_rows(self, plan: Plan) -> float:
+        """Rows that the cohort is expected to be trained on."""
+        wanted, whole = self.config.samples.wanted, float(self._offsets(plan)[-1])
+        return min(float(wanted), whole) if self.config.samples.rule == "exact" and wanted else plan.probability * whole
+
+    def _sizes(self, plan: Plan) -> np.ndarray:
+        """Samples of each participant, int64 (m,)."""
+        return self.sizes if len(plan.clients) == len(self.sizes) else self.sizes[plan.clients]
+
+    def _offsets(self, plan: Plan) -> np.ndarray:
+        """Where the samples of each participant begin on the cohort's axis, and their number, int64 (m + 1,)."""
+        if len(plan.clients) < len(self.sizes):
+            return offsets_of(self.sizes[plan.clients])
+        if self._all_offsets is None:
+            self._all_offsets = offsets_of(self.sizes)
+        return self._all_offsets
+
+    def _evaluating(self, round: int) -> float:
+        """Planned cost of the evaluation of the round before, which rank 0 does first."""
+        return self.evaluation_cost if round > 0 and round % self.config.evaluation.every == 0 else 0.0
 
     def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
         """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
@@ -189,8 +229,8 @@ class Trainer:
         """
         if not len(members):
             return SampledRows(members, members, members)
-        samples, sizes = self.config.samples, self.sizes[plan.clients]
-        offsets, first, last = offsets_of(sizes), int(members[0]), int(members[-1]) + 1
+        samples, sizes = self.config.samples, self._sizes(plan)
+        offsets, first, last = self._offsets(plan), int(members[0]), int(members[-1]) + 1
         part = int(offsets[first]), int(offsets[last])
         if samples.rule == "bernoulli":
             positions = bernoulli_rows(self.streams, plan.round, sizes, plan.probability, *part)

@@ -49,6 +49,8 @@ class Cluster:
         This rank's index among the workers; 0 for a single process, None for a server beside workers.
     node_rank, node_size, nodes : int
         This rank among those of its node, and the number of nodes.
+    largest_node, fewest_cores : int
+        The most ranks on a node, and the fewest cores that the ranks of a node have together; the same on all ranks.
     mpi : str
         The MPI library and its version, or "none".
     """
@@ -64,6 +66,8 @@ class Cluster:
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
         self.node_rank, self.node_size = (0, 1) if comms is None else (comms.node.rank, comms.node.size)
         self.nodes = 1 if comms is None else comms.nodes
+        self.largest_node = 1 if comms is None else comms.largest_node
+        self.fewest_cores = cores_allowed() if comms is None else comms.fewest_cores
         self.is_server = self.rank == 0
         self.workers = max(1, self.size - 1)
         self.worker = None if self.is_server and self.size > 1 else max(0, self.rank - 1)

@@ -123,7 +123,6 @@ RELEVANCE: dict[str, Relevance] = {
     "topology.target": Relevance(
         lambda c: _mediators(c) and c.topology.scheduling != "random", 'topology.scheduling = "greedy" or "exchange"'
     ),
-    "topology.placement": Relevance(_mediators, 'topology.kind = "mediators"'),
     "topology.keep_optimizer": Relevance(
         lambda c: _mediators(c) and c.local.optimizer == "adam", 'mediators with local.optimizer = "adam"'
     ),
@@ -215,6 +214,14 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",
             'topology.reschedule = "static" needs the same clients in every round: set participation.clients = "all" '
             'or topology.reschedule = "every-round"',
+        ),
+        (
+            c.topology.placement == "mediator" and not _mediators(c),
+            'topology.placement = "mediator" needs topology.kind = "mediators"',
+        ),
+        (
+            c.topology.placement == "shared" and _mediators(c),
+            'topology.placement = "shared" is for a star: with mediators choose "owner" or "mediator"',
         ),
         (
             c.system.over_selection > 1 and p.clients == "all",

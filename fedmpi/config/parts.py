@@ -163,8 +163,10 @@ class TopologyPart(Part):
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control."""
     target: Literal["uniform", "test"] = "uniform"
     """Class distribution a mediator should come close to."""
-    placement: Literal["owner", "mediator"] = "owner"
-    """owner: data stays where it lives, models travel; mediator: one rank maps all shards of a mediator."""
+    placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
+    """Which rank trains a participant. owner: the one that owns its data; shared (star): any rank may map any shard, so
+    that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in a star
+    whose data is small enough for every rank to keep, else owner."""
     keep_optimizer: bool = False
     """Hand the local optimizer's state from client to client inside a mediator."""
 
@@ -257,7 +259,8 @@ class ServerPart(Part):
     """What rank 0 does besides serving."""
 
     trains: Literal["auto", "never", "always"] = "auto"
-    """auto: a single process trains, rank 0 of several does not; never; always: rank 0 owns clients too."""
+    """always: rank 0 of several trains clients too; never; auto: it does when data is shared (topology.placement) and
+    every rank of a node has a core (or GPU) of its own, which would idle otherwise. A single process always trains."""
 
 
 class ClusterPart(Part):

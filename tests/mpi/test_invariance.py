@@ -15,6 +15,12 @@ ASTRAEA = f"preset=astraea participation.count=8 topology.clients_per_mediator=3
 CONFIGURATIONS = {
     "fedavg": f"preset=fedavg participation.count=7 {SMALL}",
     "fedavg with dropout": f"preset=fedavg model.name=tests.mpi.user_models:dropout_mlp participation.count=5 {SMALL}",
+    "shared": f"preset=fedavg participation.count=7 topology.placement=shared {SMALL}",
+    "owned": f"preset=fedavg participation.count=7 topology.placement=owner {SMALL}",
+    "all train": "preset=fedsampling samples.wanted=300 samples.threshold=150 topology.placement=shared "
+    f"server.trains=always {SMALL}",
+    "exact and shared": "preset=fedavg aggregation.exact=true participation.count=7 topology.placement=shared "
+    f"server.trains=always {SMALL}",
     "weighted": f"preset=fedavg-weighted participation.count=7 {SMALL}",
     "fedsampling": f"preset=fedsampling samples.wanted=300 samples.threshold=150 {SMALL}",
     "naive": f"preset=fedsampling-naive samples.ratio=0.1 {SMALL}",

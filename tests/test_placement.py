@@ -1,0 +1,93 @@
+"""Equal planned work: whoever is dealt which participants, each has one worker and nobody has much more than others."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.config import load_config
+from fedmpi.data.schema import DataDescription
+from fedmpi.layout import server_trains, shares_data
+from fedmpi.local.schedule import schedule
+from fedmpi.local.work import LocalRule
+from fedmpi.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
+
+COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=60, deadline=None)
+@given(COSTS, st.integers(1, 9))
+def test_nobody_has_more_than_the_largest_cost_above_anybody_else(costs: np.ndarray, workers: int):
+    loads = np.bincount(longest_first(costs, workers), costs, minlength=workers)
+    assert loads.max() - loads.min() <= costs.max()
+
+
+def test_a_large_cohort_is_dealt_out_as_evenly():
+    costs = np.random.default_rng(0).lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO)
+    loads = np.bincount(longest_first(costs, 7), costs)
+    assert loads.max() < 1.001 * loads.mean()
+
+
+def test_the_head_start_of_worker_0_is_made_up_for():
+    owners = longest_first(np.ones(30), 3, head_start=6.0)
+    assert np.bincount(owners).tolist() == [6, 12, 12]
+    assert (longest_first(np.ones(4), 3, head_start=50.0) > 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 9), st.floats(0, 500))
+def test_parts_cover_the_cohort_and_miss_their_share_by_less_than_a_client(sizes: list, workers: int, head: float):
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    boundaries = equal_parts(offsets, workers, head)
+    assert boundaries[0] == 0 and boundaries[-1] == len(sizes) and (np.diff(boundaries) >= 0).all()
+    share = (offsets[-1] + head) / workers
+    if share > head:
+        wanted = np.clip(np.arange(workers + 1) * share - head, 0, offsets[-1])
+        assert np.abs(offsets[boundaries] - wanted).max() <= max(sizes)
+
+
+def test_a_worker_with_much_else_to_do_gets_no_part():
+    assert equal_parts(np.arange(11), 3, head_start=40.0).tolist() == [0, 0, 5, 10]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [LocalRule(epochs=2, batch_size=10), LocalRule(epochs=None, steps=3, batch_size=8), LocalRule(batch_size=None)],
+)
+def test_planned_cost_counts_the_rows_and_steps_of_the_schedule(rule: LocalRule):
+    rows = np.array([1, 7, 10, 25, 40])
+    costs = planned_cost(rule, rows, merged=False)
+    for n, cost in zip(rows.tolist(), costs.tolist(), strict=True):
+        batches = schedule(rule, n, np.random.default_rng(0))
+        seen = sum(n if batch is None else len(batch) for batch in batches)
+        assert cost == seen + STEP_ROWS * len(batches)
+
+
+def test_merged_participants_cost_their_rows_alone():
+    rule = LocalRule(epochs=1, batch_size=10)
+    assert planned_cost(rule, np.array([4, 10, 11]), merged=True).tolist() == [4, 10, 11 + 2 * STEP_ROWS]
+
+
+def decide(*chosen: str, ranks: int = 2, cores: int = 2, samples: int = 1000) -> tuple[bool, bool]:
+    cluster = SimpleNamespace(size=ranks, largest_node=ranks, fewest_cores=cores)
+    config = load_config(None, ["preset=fedavg", *chosen])
+    description = DataDescription((1, 28, 28), "uint8", 10, "image", 0, (0.5,), (0.5,))
+    shared = shares_data(config, cluster, np.array([samples], np.int64), description)  # type: ignore[arg-type]
+    return shared, server_trains(config, cluster, shared, CPU)  # type: ignore[arg-type]
+
+
+def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
+    assert decide() == (True, True)
+    assert decide(ranks=3) == (True, False)
+    assert decide("topology.placement=owner") == (False, False)
+    assert decide(samples=10**6) == (False, False)
+    assert decide("topology.placement=shared", samples=10**6) == (True, True)
+
+
+def test_what_the_user_says_about_the_server_counts():
+    assert decide("server.trains=never") == (True, False)
+    assert decide("server.trains=always", ranks=3) == (True, True)
