@@ -40,6 +40,7 @@ from fedmpi.round_sum import RoundTotals
 from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
 from fedmpi.training import Trainer
+from fedmpi.transport import RESIDUALS, check_residuals
 
 log = logging.getLogger("fedmpi")
 Samples = ClientData | AugmentedData
@@ -96,7 +97,9 @@ class Experiment:
         shared = shares_data(config, cluster, data.sizes, data.description)
         with_server = server_trains(config, cluster, shared, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
-        observer = UpdateObserver.wanted_by(config)
+        observer = UpdateObserver.wanted_by(config, streams)
+        if config.transport.error_feedback:
+            check_residuals(store.clients, model.size)
         engine = choose_engine(config, model, data, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
@@ -180,13 +183,17 @@ class Experiment:
         return facts
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a checkpoint must hold besides the model: tensors by name and a header."""
+        """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
         moments = {f"server.{name}": value for name, value in self.server_optimizer.state().items()}
-        return {**moments, **self.stratifier.state(), **self.planner.accounts.state()}, {}
+        return {**moments, **self.stratifier.state(), **self.planner.accounts.state(), **self._transport_state()}, {}
+
+    def _transport_state(self) -> dict[str, Tensor]:
+        observer = self.trainer.observer
+        return observer.transport.gather_state(self.cluster) if observer and observer.transport else {}
 
     def share_checkpoint(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
-        names = ["model", *(f"server.{name}" for name in ("m", "v"))]
+        names = ["model", *(f"server.{name}" for name in ("m", "v")), *RESIDUALS]
         arrays = None
         if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
@@ -198,6 +205,8 @@ class Experiment:
         tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.server_optimizer.load(moments)
+        if (observer := self.trainer.observer) is not None and observer.transport is not None:
+            observer.transport.load(tensors, range(*self.trainer.layout.owned))
         if checkpoint is not None:
             self.planner.accounts.load(checkpoint.tensors)
         self.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)

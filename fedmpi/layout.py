@@ -65,7 +65,7 @@ class Layout:
 def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
     """Whether any worker may train any client (`topology.placement`)."""
     placement = config.topology.placement
-    if cluster.size == 1 or config.topology.kind == "mediators":
+    if cluster.size == 1 or config.topology.kind == "mediators" or config.transport.error_feedback:
         return False
     if placement != "auto":
         return placement == "shared"

@@ -8,6 +8,7 @@ from fedmpi import traffic
 from fedmpi.config import Config
 from fedmpi.plan import Plan
 from fedmpi.traffic import RoundTraffic
+from fedmpi.transport import upload_bits
 
 
 def round_links(config: Config, values: int, clients: int, classes: int, plan: Plan, measured: bool) -> RoundTraffic:
@@ -33,7 +34,8 @@ def round_links(config: Config, values: int, clients: int, classes: int, plan: P
         moments = 2 * values if config.topology.keep_optimizer and config.local.optimizer == "adam" else 0
         total = traffic.mediator_models(values, visits, len(np.unique(plan.mediators)), moments)
     else:
-        total = traffic.star_models(values, asked, participants)
+        bits = upload_bits(config.transport.kind, config.transport.fraction, values)
+        total = traffic.star_models(values, asked, participants, bits)
     if config.samples.rule == "bernoulli":
         total += traffic.size_answers(clients if config.samples.asked == "all" else participants, participants)
     if measured:

@@ -1,4 +1,4 @@
-"""Looks at each client's own update before it is summed: clips it (privacy) and measures it (diagnostics)."""
+"""Handles each client's own update before it is summed: sends it (transport), clips and measures what has arrived."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from fedmpi.aggregation.gaussian_dp import clip
 from fedmpi.config import Config
 from fedmpi.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.work import Task
+from fedmpi.streams import Streams
+from fedmpi.transport import Transport
 
 
 class UpdateObserver:
@@ -23,29 +25,36 @@ class UpdateObserver:
         C; updates longer than this are scaled down to it.
     measures : bool
         Whether the norms of the updates are collected.
+    transport : Transport or None
+        Changes an update on its way; None = it arrives as it is.
     """
 
-    def __init__(self, clip_norm: float | None, measures: bool):
+    def __init__(self, clip_norm: float | None, measures: bool, transport: Transport | None = None):
         self.clip_norm = clip_norm
         self.measures = measures
-        self.begin([])
+        self.transport = transport
+        self.begin([], 0)
 
     @classmethod
-    def wanted_by(cls, config: Config) -> UpdateObserver | None:
+    def wanted_by(cls, config: Config, streams: Streams) -> UpdateObserver | None:
         """The observer of a configuration, or None when nobody needs single updates (they may then be merged)."""
-        if config.privacy.clip_norm is None and not config.logging.diagnostics:
-            return None
-        return cls(config.privacy.clip_norm, config.logging.diagnostics)
+        clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
+        if part.kind == "float32":
+            return cls(clip_norm, measures) if measures or clip_norm is not None else None
+        return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams))
 
-    def begin(self, tasks: Sequence[Task]) -> None:
+    def begin(self, tasks: Sequence[Task], round: int) -> None:
         """Start a round with these tasks."""
+        self._round = round
         self._coefficients = {task.client: task.coefficient for task in tasks}
         self._norms: list[float] = []
         self._factors: list[float] = []
         self.clipped = 0
 
     def __call__(self, client: int, update: Tensor) -> Tensor:
-        """See one client's Δ (d,); returns it, clipped in place where needed."""
+        """See one client's Δ (d,); returns what the server receives of it, clipped where needed, in place."""
+        if self.transport is not None:
+            update = self.transport.send(self._round, client, update)
         if self.measures:
             self._norms.append(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
             self._factors.append(self._coefficients[client])

@@ -138,11 +138,11 @@ class Simulation:
         """Save what the run needs to go on; all ranks must hold the same model."""
         checksum = zlib.crc32(self.model.cpu().numpy().tobytes())
         checksums = self.cluster.gather(np.array([checksum], np.int64))
+        tensors, header = self.experiment.state()
         if self.recorder is None or checksums is None:
             return
         if len({int(c[0]) for c in checksums}) > 1:
             raise RuntimeError(f"the ranks hold different models after round {next_round - 1}: {checksums}")
-        tensors, header = self.experiment.state()
         header.update(settled=self.settled, unsettled=self.unsettled)
         self.recorder.checkpoint(next_round, {"model": self.model, **tensors}, header)
 

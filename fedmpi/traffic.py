@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import NamedTuple
 
 BYTES_PER_VALUE = 4
 MEGABYTE = 10**6
+Bits = float | Fraction
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class RoundTraffic:
         return self.client_up + self.client_down + self.mediator_up + self.mediator_down
 
 
-def star_models(values: int, received: int, returned: int, upload_bits: float = 8 * BYTES_PER_VALUE) -> RoundTraffic:
+def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8 * BYTES_PER_VALUE) -> RoundTraffic:
     """Models of a round in a star.
 
     Parameters
@@ -49,7 +51,7 @@ def star_models(values: int, received: int, returned: int, upload_bits: float = 
         d, values of the model.
     received, returned : int
         Clients that received the model, and clients whose update came back (fewer when some drop out).
-    upload_bits : float
+    upload_bits : float or Fraction
         Bits that the transport spends on one value of an update.
     """
     return RoundTraffic(
@@ -58,7 +60,7 @@ def star_models(values: int, received: int, returned: int, upload_bits: float = 
 
 
 def mediator_models(
-    values: int, visits: int, mediators: int, optimizer_values: int = 0, upload_bits: float = 8 * BYTES_PER_VALUE
+    values: int, visits: int, mediators: int, optimizer_values: int = 0, upload_bits: Bits = 8 * BYTES_PER_VALUE
 ) -> RoundTraffic:
     """Models of a synchronization round with mediators, as they are really sent.
 
@@ -75,7 +77,7 @@ def mediator_models(
         M.
     optimizer_values : int
         Values of the optimizer's state that go along from client to client, 0 where it starts afresh.
-    upload_bits : float
+    upload_bits : float or Fraction
         Bits that the transport spends on one value of a mediator's update.
     """
     visit = visits * (values + optimizer_values) * BYTES_PER_VALUE
@@ -166,6 +168,6 @@ def cost_to_target(
     return None
 
 
-def _bytes_of(values: int, bits: float) -> int:
+def _bytes_of(values: int, bits: Bits) -> int:
     """Whole bytes that hold `values` numbers of `bits` bits."""
     return -int(-values * bits // 8)

@@ -116,7 +116,7 @@ class Trainer:
             return self._relay(plan, model, rule, total)
         tasks = self.tasks(plan, self.members(plan))
         if self.observer is not None:
-            self.observer.begin(tasks)
+            self.observer.begin(tasks, plan.round)
         if not tasks:
             return WorkReport()
         return self.engine.train(tasks, model, rule, plan.round, total)

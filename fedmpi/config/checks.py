@@ -66,6 +66,10 @@ def _clocked(c: Config) -> bool:
     return c.system.clock
 
 
+def _compressed_updates(c: Config) -> bool:
+    return c.transport.kind != "float32"
+
+
 def _classes(c: Config) -> bool:
     return _clocked(c) and c.system.speed == "classes"
 
@@ -159,6 +163,8 @@ RELEVANCE: dict[str, Relevance] = {
     "system.upload": Relevance(_clocked, "system.clock = true"),
     "system.download": Relevance(_clocked, "system.clock = true"),
     "system.bandwidth_sigma": Relevance(_clocked, "system.clock = true"),
+    "transport.fraction": Relevance(lambda c: c.transport.kind == "topk", 'transport.kind = "topk"'),
+    "transport.error_feedback": Relevance(_compressed_updates, 'transport.kind other than "float32"'),
     "privacy.noise_multiplier": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
     "privacy.delta": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
 }
@@ -198,8 +204,9 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
         ),
         (
-            loc.engine == "merged" and (agg.exact or c.privacy.clip_norm is not None or c.logging.diagnostics),
-            'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, '
+            loc.engine == "merged"
+            and (agg.exact or c.privacy.clip_norm is not None or c.logging.diagnostics or _compressed_updates(c)),
+            'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, transport.kind, '
             "privacy.clip_norm and logging.diagnostics need",
         ),
         (
@@ -239,6 +246,14 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         (
             c.privacy.clip_norm is not None and _mediators(c),
             'privacy.clip_norm needs each client\'s own update, which topology.kind = "mediators" never forms',
+        ),
+        (
+            c.transport.error_feedback and c.topology.placement == "shared",
+            'transport.error_feedback keeps a client\'s residual where its data is: set topology.placement = "owner"',
+        ),
+        (
+            _compressed_updates(c) and _mediators(c),
+            'transport.kind compresses each client\'s own update, which topology.kind = "mediators" never forms',
         ),
         (
             c.logging.diagnostics and _mediators(c),

@@ -244,6 +244,18 @@ class SystemPart(Part):
     """Standard deviation of the logarithm of both bandwidths."""
 
 
+class TransportPart(Part):
+    """How a client's update travels to the server: simulated, what gets lost included."""
+
+    kind: Literal["float32", "float16", "bfloat16", "int8", "topk"] = "float32"
+    """float32; float16 and bfloat16, rounded at random without bias; int8: 255 levels a bucket of 512 values, likewise;
+    topk: the largest values only, with their places."""
+    fraction: Probability = 0.01
+    """topk: share of the values that is sent."""
+    error_feedback: bool = False
+    """Clients add what got lost of their last update to the next. Memory: a vector per client, 2 GiB at most."""
+
+
 class PrivacyPart(Part):
     """Client-level differential privacy of the updates."""
 
@@ -322,6 +334,7 @@ class Config(Part):
     topology: TopologyPart = TopologyPart()
     rebalance: RebalancePart = RebalancePart()
     aggregation: AggregationPart = AggregationPart()
+    transport: TransportPart = TransportPart()
     privacy: PrivacyPart = PrivacyPart()
     system: SystemPart = SystemPart()
     server: ServerPart = ServerPart()

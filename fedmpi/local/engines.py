@@ -236,7 +236,7 @@ def _why_not_merged(config: Config, observer: Observer | None) -> str | None:
     if config.topology.kind == "mediators":
         return "mediators carry one model from client to client"
     if observer is not None:
-        return "clipping or diagnostics need every client's own update"
+        return "clipping, transport or diagnostics need every client's own update"
     if config.aggregation.exact:
         return "aggregation.exact needs every client's own update"
     return None

@@ -1,0 +1,177 @@
+"""How a client's update travels to the server: rounded, quantised or thinned out, with its size in bits.
+
+Rounding is stochastic, hence unbiased. What a biased transport loses can be kept by the client and sent later (error
+feedback: Seide et al. 2014; Karimireddy et al. 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.cluster import Cluster
+from fedmpi.errors import UserError
+from fedmpi.streams import Purpose, Streams
+
+Kind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
+
+BUCKET = 512
+"""Values that share a scale in 8-bit updates, as in QSGD (Alistarh et al. 2017)."""
+LEVELS = 127
+RESIDUALS = ("transport.clients", "transport.residuals")
+"""Names of the error feedback's tensors in a checkpoint: clients int64 (c,) and their residuals (c · d,)."""
+RESIDUAL_BYTES = 2 << 30
+MANTISSA = {"float16": 10, "bfloat16": 7}
+LOWEST_EXPONENT = {"float16": -14, "bfloat16": -119}
+LARGEST_FLOAT16 = 65504.0
+
+
+class Transport:
+    """What arrives at the server of the updates that clients send.
+
+    Parameters
+    ----------
+    kind : {"float16", "bfloat16", "int8", "topk"}
+        Sixteen bits a value; eight bits and a float32 scale every BUCKET values; the largest values only, as float32
+        with their places.
+    fraction : float
+        Share of the values that topk sends, at least one.
+    error_feedback : bool
+        A client adds what got lost of its last update to its next one. Its residual stays on this rank.
+    streams : Streams
+        Rounding is drawn from (TRANSPORT, round, client).
+    """
+
+    def __init__(self, kind: Kind, fraction: float, error_feedback: bool, streams: Streams):
+        self.kind, self.fraction, self.streams = kind, fraction, streams
+        self.residuals: dict[int, Tensor] | None = {} if error_feedback else None
+
+    def send(self, round: int, client: int, update: Tensor) -> Tensor:
+        """Turn a client's Δ (d,) into what the server receives, in place; returns it.
+
+        Raises
+        ------
+        FloatingPointError
+            A value is beyond the range of float16.
+        """
+        if self.residuals is None:
+            return self._arrive(round, client, update)
+        residual = self.residuals.get(client)
+        if residual is None:
+            residual = self.residuals[client] = torch.zeros_like(update)
+        residual.add_(update)
+        update.copy_(residual)
+        residual.sub_(self._arrive(round, client, update))
+        return update
+
+    def _arrive(self, round: int, client: int, update: Tensor) -> Tensor:
+        if self.kind == "topk":
+            return keep_largest(update, self.fraction)
+        generator = self.streams.generator(Purpose.TRANSPORT, round, client)
+        draws = torch.from_numpy(generator.random(update.numel(), np.float32)).to(update.device)
+        if self.kind == "int8":
+            return quantise(update, draws)
+        return round_to_format(update, draws, self.kind)
+
+    def gather_state(self, cluster: Cluster) -> dict[str, Tensor]:
+        """The residuals of all ranks' clients on rank 0, for a checkpoint; collective where there are residuals."""
+        if self.residuals is None:
+            return {}
+        held = self.residuals
+        values = torch.cat(list(held.values())).cpu().numpy() if held else np.empty(0, np.float32)
+        gathered = [cluster.gather(part) for part in (np.fromiter(held, np.int64, len(held)), values)]
+        named = zip(RESIDUALS, gathered, strict=True)
+        return {name: torch.from_numpy(np.concatenate(parts)) for name, parts in named if parts is not None}
+
+    def load(self, state: Mapping[str, Tensor], owned: range) -> None:
+        """Take over the residuals of a checkpoint for the clients that are this rank's."""
+        if self.residuals is None or not all(name in state for name in RESIDUALS):
+            return
+        clients, values = (state[name] for name in RESIDUALS)
+        rows = zip(clients.tolist(), values.view(len(clients), -1), strict=True)
+        self.residuals = {client: row.clone() for client, row in rows if client in owned}
+
+
+def upload_bits(kind: Kind, fraction: float, values: int) -> Fraction:
+    """Bits per value of an update of d values, places and scales included."""
+    if kind == "topk":
+        sent = kept_values(fraction, values)
+        return Fraction(sent * (32 + max(1, (values - 1).bit_length())), values)
+    if kind == "int8":
+        return 8 + Fraction(32 * -(-values // BUCKET), values)
+    return Fraction(16 if kind in MANTISSA else 32)
+
+
+def kept_values(fraction: float, values: int) -> int:
+    """How many of d values topk sends."""
+    return max(1, math.ceil(fraction * values))
+
+
+def keep_largest(update: Tensor, fraction: float) -> Tensor:
+    """Zero all but the values of largest magnitude, in place (top-k sparsification, Stich et al. 2018)."""
+    places = torch.topk(update.abs(), kept_values(fraction, update.numel()), sorted=False).indices
+    kept = update[places]
+    update.zero_()
+    update[places] = kept
+    return update
+
+
+def quantise(update: Tensor, draws: Tensor) -> Tensor:
+    """Round to 255 levels between −s and s, in place; s is the largest magnitude among BUCKET neighbours."""
+    whole = update.numel() // BUCKET * BUCKET
+    for part, uniform in ((update[:whole], draws[:whole]), (update[whole:], draws[whole:])):
+        if part.numel():
+            rows = part.view(-1, min(BUCKET, part.numel()))
+            step = rows.abs().amax(1, keepdim=True).div_(LEVELS)
+            step[step == 0] = 1
+            _round_at_random(rows, step, uniform.view_as(rows))
+    return update
+
+
+def round_to_format(update: Tensor, draws: Tensor, kind: Kind) -> Tensor:
+    """Round to one of the two neighbouring values of a 16-bit float format, in place.
+
+    Parameters
+    ----------
+    update : Tensor (d,)
+    draws : float32 Tensor (d,)
+        Uniform in [0, 1).
+    kind : {"float16", "bfloat16"}
+    """
+    if kind == "float16" and float(torch.linalg.vector_norm(update, torch.inf)) > LARGEST_FLOAT16:
+        raise FloatingPointError('a value of the update exceeds the range of float16: set transport.kind = "bfloat16"')
+    exponent = torch.frexp(update).exponent.sub_(1).clamp_(min=LOWEST_EXPONENT[kind]).sub_(MANTISSA[kind])
+    _round_at_random(update, torch.ldexp(torch.ones_like(update), exponent), draws)
+    return update
+
+
+def _round_at_random(values: Tensor, step: Tensor, draws: Tensor) -> None:
+    """To a multiple of `step`, up or down so that the mean is the value itself; in place."""
+    values.div_(step)
+    lower = values.floor()
+    values.sub_(lower)
+    lower.add_(draws < values)
+    torch.mul(lower, step, out=values)
+
+
+def check_residuals(clients: int, values: int) -> None:
+    """Refuse error feedback for more clients than memory and checkpoints can hold.
+
+    Raises
+    ------
+    UserError
+        When c residuals of d values take more than RESIDUAL_BYTES.
+    """
+    needed = 4 * clients * values
+    if needed > RESIDUAL_BYTES:
+        raise UserError(
+            f"transport.error_feedback keeps a vector of {values} values for each of {clients} clients "
+            f"({needed / 2**30:.1f} GiB, of at most {RESIDUAL_BYTES / 2**30:.0f}): switch it off, or let fewer clients "
+            "take part"
+        )
