@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.failures import named_client
+from fedmpi.local.probes_batched import SMALL, BatchedProbe
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource, Ints
 from fedmpi.models.dropout import NoMasks
@@ -99,6 +100,7 @@ def gradient_blocks(
     batch_rows: int | None = None,
     rank: int = 0,
     block_bytes: int = BLOCK_BYTES,
+    batched: BatchedProbe | None = None,
 ) -> Iterator[tuple[Ints, Tensor]]:
     """The gradients of `client_gradients` in blocks of bounded memory.
 
@@ -106,14 +108,24 @@ def gradient_blocks(
     ----------
     block_bytes : int
         About the size of a block.
+    batched : BatchedProbe, optional
+        Takes the small clients side by side: quicker, but the rounding then depends on who is beside whom.
 
     Yields
     ------
     clients : int64 (k,)
+        In the order given, except that small clients come first where they are batched.
     gradients : Tensor (k, t)
         On the CPU; memory of its own.
     """
     height = max(1, block_bytes // (model.trainable * w.element_size()))
+    if batched is not None:
+        everyone = np.fromiter(clients, np.int64)
+        counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[everyone]], np.int64)
+        small = (counts > 0) & (counts <= SMALL)
+        rows = [_probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k)) for k in everyone[small]]
+        yield from batched.gradients(everyone[small], rows, counts[small], w, height)
+        clients = everyone[~small]
     stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank)
     while True:
         members: list[int] = []
@@ -129,10 +141,14 @@ def gradient_blocks(
 def _probed_rows(
     n: int, probe: Probe, batch_rows: int | None, streams: Streams, round: int, client: int
 ) -> Ints | None:
-    count = {"full": n, "batch": n if batch_rows is None else batch_rows, "sample": 1}[probe]
+    count = _probed_count(n, probe, batch_rows)
     if count >= n:
         return None
     return streams.generator(Purpose.PROBE, round, client).choice(n, count, replace=False, shuffle=False)
+
+
+def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:
+    return min(n, {"full": n, "batch": n if batch_rows is None else batch_rows, "sample": 1}[probe])
 
 
 def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: Tensor) -> None:
