@@ -35,7 +35,7 @@ CONFIGURATIONS = {
     "system": "preset=fedavg participation.count=9 system.availability=bernoulli system.probability=0.8 "
     "system.drop_out=0.2 system.clock=true system.over_selection=1.3 "
     f"aggregation.optimizer=yogi aggregation.lr=0.02 {SMALL}",
-    "int8 transport": f"preset=fedavg participation.count=7 transport.kind=int8 {SMALL}",
+    "exact int8": f"preset=fedavg participation.count=7 aggregation.exact=true transport.kind=int8 {SMALL}",
     "exact top-k": "preset=fedavg participation.count=7 aggregation.exact=true transport.kind=topk "
     f"transport.fraction=0.05 transport.error_feedback=true {SMALL}",
     "exact fedavg": f"preset=fedavg aggregation.exact=true participation.count=7 {SMALL}",
