@@ -1,0 +1,168 @@
+"""jobs/train.sbatch under a real SLURM: it trains, it ends as fedmpi ends, and it survives requeues and time limits.
+
+Run by `.ci/slurm`, which raises a SLURM on this one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.runs import RICH, ROUNDS, TRAIN, Record, assert_same_curve_to_rounding, choices, curve, records
+from tests.mpi.launch import REPOSITORY, run_alone
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("FEDMPI_SLURM") != "1", reason="needs a SLURM on this machine: run .ci/slurm"),
+    pytest.mark.timeout(300),
+]
+SECONDS = 120
+REQUEUE_SECONDS = 2.5
+"""SLURM refuses to start a job again within the second in which it was killed ("Job credential revoked")."""
+LAUNCHERS = ("srun", "mpiexec")
+UNHURRIED = {"NAP": "0.02"}
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job by its number, with the folder of its run and its log."""
+
+    number: str
+    run: Path
+    log: Path
+
+    def facts(self) -> dict[str, str]:
+        """What `scontrol show job` tells."""
+        shown = command("scontrol", "show", "job", self.number).stdout
+        return dict(re.findall(r"(\w+)=(\S*)", shown))
+
+    def wait_until(self, what: str, reached: Callable[[], bool]) -> None:
+        """Poll until `reached()`; fails with the log after the time limit or when the job ends otherwise."""
+        deadline = time.monotonic() + SECONDS
+        while not reached():
+            assert time.monotonic() < deadline, f"not {what} in time: {self.facts()}\n{self.words()}"
+            time.sleep(0.2)
+
+    def wait_for_rounds(self, rounds: int) -> None:
+        """Wait until the run has recorded this many rounds."""
+        path = self.run / "metrics.jsonl"
+        self.wait_until(f"at round {rounds}", lambda: path.exists() and path.read_bytes().count(b"\n") >= rounds)
+
+    def wait_for_end(self) -> dict[str, str]:
+        """Wait until the job is over; a requeued one is started at once instead of after SLURM's two minutes."""
+        self.wait_until("over", self._over)
+        return self.facts()
+
+    def _over(self) -> bool:
+        facts = self.facts()
+        if facts["JobState"] == "PENDING" and facts["Restarts"] != "0":
+            time.sleep(REQUEUE_SECONDS)
+            command("scontrol", "update", f"jobid={self.number}", "StartTime=now")
+        return facts["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+    def words(self) -> str:
+        """The log."""
+        return self.log.read_text() if self.log.exists() else ""
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, timeout=30)
+
+
+def submit(folder: Path, config: Path, launcher: str, *options: str, env: Mapping[str, str] | None = None) -> SlurmJob:
+    """`sbatch jobs/train.sbatch` from the repository, with this environment's Python."""
+    log = folder / "job.log"
+    chosen = {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": launcher, "PYTHONPATH": str(REPOSITORY), **(env or {})}
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", f"--output={log}", "jobs/train.sbatch", config, folder / "RUN", *options],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, **chosen},
+        timeout=30,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    return SlurmJob(submitted.stdout.strip().split(";")[0], folder / "RUN", log)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for the job; what is left of the job is cancelled in the end."""
+    yield tmp_path
+    command("scancel", "--name=fedmpi", f"--user={os.getuid()}")
+
+
+@pytest.fixture(scope="module")
+def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """MNIST, 100 clients of 600 images, where its files are at hand; else the embedded digits."""
+    raw = Path(os.environ.get("FEDMPI_DATA", REPOSITORY.parent / "shared" / "data")) / "mnist"
+    if not raw.is_dir():
+        return choices("data.shards=digits", "participation.count=5")
+    shards = tmp_path_factory.mktemp("shards") / "mnist-iid"
+    words = "--partition iid --clients 100 --shards 10 --seed 0"
+    made = run_alone(["-m", "data_prep", "mnist", "--raw", raw, *words.split(), "--out", shards])
+    assert made.returncode == 0, made.stderr
+    return choices(f"data.shards={shards}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    """The curve of rich.toml without SLURM, in one process."""
+    run = tmp_path_factory.mktemp("undisturbed") / "RUN"
+    done = run_alone([*TRAIN, RICH, "--out", run], timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return curve(run)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_experiment_trains_with_a_server_and_two_workers(launcher: str, folder: Path, data_options: list[str]):
+    experiment = REPOSITORY / "jobs" / "experiments" / "mnist_fedavg.toml"
+    job = submit(folder, experiment, launcher, *data_options, *choices("rounds=3"))
+    facts = job.wait_for_end()
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), job.words()
+    assert json.loads((job.run / "summary.json").read_text())["ranks"] == 3
+    assert [record["round"] for record in records(job.run)] == [0, 1, 2]
+    assert "test accuracy" in job.words()
+
+
+def test_wrong_input_fails_with_2_and_one_sentence_in_the_log(folder: Path):
+    job = submit(folder, RICH, "srun", *choices("local.lrr=1"))
+    facts = job.wait_for_end()
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "2:0")
+    assert job.words().count("error: unknown key local.lrr") == 1
+    assert "Traceback" not in job.words()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_warning_before_the_time_limit_saves_requeues_and_resumes(
+    launcher: str, folder: Path, undisturbed: list[Record]
+):
+    job = submit(folder, RICH, launcher, env=UNHURRIED)
+    job.wait_for_rounds(3)
+    assert command("scancel", "--signal=USR1", "--batch", job.number).returncode == 0
+    facts = job.wait_for_end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), f"{facts}\n{job.words()}"
+    assert "saved; asking for the job to be queued again" in job.words()
+    assert "stopped after saving" in job.words()
+    assert_same_curve_to_rounding(curve(job.run), undisturbed)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undisturbed: list[Record]):
+    job = submit(folder, RICH, launcher, env=UNHURRIED)
+    job.wait_for_rounds(7)
+    assert command("scontrol", "requeue", job.number).returncode == 0
+    facts = job.wait_for_end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), f"{facts}\n{job.words()}"
+    assert len(records(job.run)) == ROUNDS
+    assert_same_curve_to_rounding(curve(job.run), undisturbed)
+    resumed = re.findall(r"resumed at round (\d+)", (job.run / "run.log").read_text())
+    assert len(resumed) == 1 and int(resumed[0]) >= 5  # at the latest checkpoint at least
