@@ -21,13 +21,12 @@ from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
-from fedmpi.data.augment import AugmentedData
-from fedmpi.data.shards import ShardStore, open_store
-from fedmpi.data.source import RESIDENT_BYTES, ClientData
+from fedmpi.data.shards import open_store
+from fedmpi.data.source import RESIDENT_BYTES
 from fedmpi.diagnostics import client_drift, gradient_diversity
-from fedmpi.grouping import MediatorGroups
+from fedmpi.grouping import mediator_groups
 from fedmpi.layout import lay_out, server_trains, shares_data
-from fedmpi.links import round_links
+from fedmpi.links import paper_formula, round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.models import build
@@ -35,7 +34,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
-from fedmpi.rebalancing import rebalance
+from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.round_sum import RoundTotals
 from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
@@ -43,7 +42,6 @@ from fedmpi.training import Trainer
 from fedmpi.transport import RESIDUALS, check_residuals
 
 log = logging.getLogger("fedmpi")
-Samples = ClientData | AugmentedData
 
 
 @dataclass
@@ -66,6 +64,8 @@ class Experiment:
         The local work of this rank's clients.
     server_optimizer : ServerOptimizer
         Takes the same step on every rank.
+    augmentation : dict
+        What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
     """
 
     config: Config
@@ -77,6 +77,7 @@ class Experiment:
     stratifier: Stratifier
     trainer: Trainer
     server_optimizer: ServerOptimizer
+    augmentation: dict[str, Any]
     _test: tuple[Tensor, Tensor] | None = None
 
     @classmethod
@@ -92,7 +93,8 @@ class Experiment:
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
         store = open_store(config.data.shards, verify=config.data.verify and cluster.is_server)
-        data = client_data(config, store, streams, device)
+        samples = client_samples(config, store, streams, device)
+        data = samples.data
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
         shared = shares_data(config, cluster, data.sizes, data.description)
         with_server = server_trains(config, cluster, shared, device)
@@ -103,7 +105,7 @@ class Experiment:
         engine = choose_engine(config, model, data, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
-            config, data.sizes, store.class_counts() if labelled else None, streams, model_bytes=4 * model.size
+            config, data.sizes, samples.class_counts() if labelled else None, streams, model_bytes=4 * model.size
         )
         batch_rows = None if config.local.batch_size == "all" else config.local.batch_size
 
@@ -111,7 +113,7 @@ class Experiment:
             kind, mine = config.participation.probe, range(*layout.owned)
             return gradient_blocks(data, model, mine, w, kind, streams, t, batch_rows, cluster.rank)
 
-        groups = mediator_groups(config, cluster, store, data, streams)
+        groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
         server = config.aggregation
         return cls(
             config=config,
@@ -119,14 +121,25 @@ class Experiment:
             streams=streams,
             data=data,
             model=model,
-            planner=Planner(config, data.sizes, streams, cohorts, groups),
+            planner=Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes),
             stratifier=Stratifier(
-                config, cluster, layout.owned, store.clients, model.trainable, store.class_counts, probe, streams
+                config, cluster, layout.owned, store.clients, model.trainable, samples.class_counts, probe, streams
             ),
-            trainer=Trainer(config, engine, data.sizes, cluster, layout, len(store.test()[1]), streams, observer),
+            trainer=Trainer(
+                config,
+                engine,
+                data.sizes,
+                cluster,
+                layout,
+                len(store.test()[1]),
+                streams,
+                observer,
+                samples.weight_sizes,
+            ),
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
+            augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
         )
 
     def observe(self, t: int, model: Tensor) -> None:
@@ -161,18 +174,21 @@ class Experiment:
             **self._observed(totals),
             "busy_seconds": totals.busy.tolist(),
         }
+        if plan.round == 0 and self.augmentation:
+            record["rebalancing"] = self.augmentation
         return {key: value for key, value in record.items() if value is not None}
 
     def _links(self, plan: Plan) -> dict[str, int]:
         classes, clients = self.data.description.classes, len(self.data.sizes)
         links = round_links(self.config, self.model.size, clients, classes, plan, self.stratifier.measured)
-        return {f"bytes_{link}": count for link, count in vars(links).items() if count}
+        counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
+        return counted | {"bytes_paper_formula": paper_formula(self.config, self.model.size, len(plan.clients))}
 
     def _observed(self, totals: RoundTotals) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         if self.config.topology.kind == "mediators":
             facts["hops"] = round(totals.sums["hops"])
-            facts["idle_seconds"] = totals.sums["idle_seconds"]
+            facts["idle_seconds"] = totals.idle.tolist()
         if self.config.privacy.clip_norm is not None:
             facts["clipped_updates"] = round(totals.sums["clipped"])
         if self.config.logging.diagnostics:
@@ -238,6 +254,7 @@ class Experiment:
             "clients": len(self.data.sizes),
             "parameters": self.model.trainable,
             "engine": self.trainer.engine.description,
+            **({"rebalancing": self.augmentation} if self.augmentation else {}),
             "versions": {
                 "fedmpi": fedmpi.__version__,
                 "python": platform.python_version(),
@@ -260,28 +277,6 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     else:
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
     return cluster.device(config.cluster.device)
-
-
-def client_data(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> Samples:
-    """The clients' samples, the copies of scarce classes behind them when rebalancing is on (Astraea, Algorithm 2)."""
-    data = ClientData(store, device)
-    part = config.rebalance
-    if not part.enabled:
-        return data
-    rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
-    log.info("rebalancing: %d copies added, %.1f %%", rebalancing.added.sum(), 100 * rebalancing.overhead)
-    return AugmentedData(data, rebalancing, streams)
-
-
-def mediator_groups(
-    config: Config, cluster: Cluster, store: ShardStore, data: Samples, streams: Streams
-) -> MediatorGroups | None:
-    """The grouping of participants into mediators, on rank 0 of a topology that has them."""
-    if config.topology.kind != "mediators" or not cluster.is_server:
-        return None
-    counts = data.class_counts if isinstance(data, AugmentedData) else store.class_counts()
-    test_counts = np.bincount(store.test()[1], minlength=store.description.classes)
-    return MediatorGroups(config, counts, test_counts, streams)
 
 
 def git_commit() -> str | None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from fedmpi.cluster import Cluster
 from fedmpi.config import Config
+from fedmpi.data.shards import ShardStore
 from fedmpi.mediators.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import schedule
 from fedmpi.plan import Ints
+from fedmpi.rebalancing import Rebalancing
 from fedmpi.streams import Purpose, Streams
 
 
@@ -20,22 +25,31 @@ class MediatorGroups:
         The parts.
     class_counts : int64 (N, C)
         Every client's class counts, augmented copies included.
+    original_counts : int64 (N, C) or None
+        The same without the copies, where there are copies.
     test_counts : int64 (C,)
         Class counts of the test set, followed when topology.target = "test".
     streams : Streams
         Used by random groups.
     """
 
-    def __init__(self, config: Config, class_counts: Ints, test_counts: Ints, streams: Streams):
+    def __init__(
+        self, config: Config, class_counts: Ints, original_counts: Ints | None, test_counts: Ints, streams: Streams
+    ):
         self.part = config.topology
         self.class_counts = class_counts
+        self.original_counts = original_counts
         self.streams = streams
         followed = test_counts if self.part.target == "test" else None
         self.target = target_distribution(class_counts.shape[1], followed)
         self._static: Ints | None = None
 
     def group(self, t: int, clients: Ints) -> tuple[Ints, dict[str, Any]]:
-        """The mediator of every participant (m,), and the divergences for the record (Fig 7)."""
+        """The mediator of every participant (m,), and the divergences for the record (Fig 7).
+
+        `kl_...` are those of the mediators' pooled data, `kl_client_...` those of the participants alone, and
+        `kl_client_before_...` those of the participants before their data were augmented.
+        """
         counts = self.class_counts[clients]
         mediators = self._static
         if mediators is None or len(mediators) != len(clients):
@@ -43,13 +57,26 @@ class MediatorGroups:
             mediators = schedule(self.part.scheduling, counts, self.part.clients_per_mediator, generator, self.target)
             if self.part.reschedule == "static":
                 self._static = mediators
-        pooled = summarise(kl_divergence(pooled_counts(counts, mediators), self.target))
-        alone = summarise(kl_divergence(counts[counts.sum(1) > 0], self.target))
-        facts = {
+        pooled = kl_divergence(pooled_counts(counts, mediators), self.target)
+        facts: dict[str, Any] = {
             "mediators": int(mediators.max(initial=-1)) + 1,
-            "kl_mean": pooled.mean,
-            "kl_std": pooled.std,
-            "kl_max": pooled.max,
-            "kl_client_mean": alone.mean,
+            "kl_mediators": pooled.tolist(),
+            **summarise(pooled).facts("kl"),
+            **summarise(kl_divergence(counts, self.target)).facts("kl_client"),
         }
+        if self.original_counts is not None:
+            before = kl_divergence(self.original_counts[clients], self.target)
+            facts |= summarise(before).facts("kl_client_before")
         return mediators, facts
+
+
+def mediator_groups(
+    config: Config, cluster: Cluster, store: ShardStore, rebalancing: Rebalancing | None, streams: Streams
+) -> MediatorGroups | None:
+    """The grouping of participants into mediators, on rank 0 of a topology that has them."""
+    if config.topology.kind != "mediators" or not cluster.is_server:
+        return None
+    test_counts = np.bincount(store.test()[1], minlength=store.description.classes)
+    if rebalancing is None:
+        return MediatorGroups(config, store.class_counts(), None, test_counts, streams)
+    return MediatorGroups(config, rebalancing.class_counts, rebalancing.original_counts, test_counts, streams)

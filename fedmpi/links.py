@@ -47,6 +47,13 @@ def round_links(config: Config, values: int, clients: int, classes: int, plan: P
     return total
 
 
+def paper_formula(config: Config, values: int, participants: int) -> int:
+    """Bytes of a round's models by the formulas of Astraea's section IV-C, which know no E_m."""
+    if config.topology.kind == "mediators":
+        return traffic.astraea_formula(values, participants, config.topology.clients_per_mediator)
+    return traffic.fedavg_formula(values, participants)
+
+
 def _probes(config: Config, values: int, clients: int, classes: int) -> RoundTraffic:
     features = config.participation.features
     if features == "label-histogram":

@@ -56,6 +56,8 @@ class Planner:
         Draws who takes part.
     groups : MediatorGroups or None
         Groups the participants where there are mediators.
+    weight_sizes : int64 (N,), optional
+        The n_k that aggregation weights are made of; `sizes` by default.
     """
 
     def __init__(
@@ -65,9 +67,11 @@ class Planner:
         streams: Streams,
         cohorts: CohortDraw,
         groups: MediatorGroups | None = None,
+        weight_sizes: Ints | None = None,
     ):
         self.config = config
         self.sizes = sizes
+        self.weight_sizes = sizes if weight_sizes is None else weight_sizes
         self.streams = streams
         self.cohorts = cohorts
         self.groups = groups
@@ -116,7 +120,7 @@ class Planner:
         """Raw coefficients; of kinds that count samples, the factor of one sample."""
         used = np.ones_like(cohort.clients) if kind in PER_SAMPLE else None
         wanted = self.config.samples.wanted or int(self.sizes[cohort.clients].sum())
-        return coefficients(kind, cohort, self.sizes, used, wanted, self.config.aggregation.population)
+        return coefficients(kind, cohort, self.weight_sizes, used, wanted, self.config.aggregation.population)
 
     def _facts(self, turnout: Turnout, sampling: DataSampling) -> dict[str, Any]:
         cohort, system = turnout.cohort, self.config.system

@@ -97,10 +97,13 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
         "wall time": f"{summary['wall_seconds']:.1f} s",
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
+        "moved by MPI": f"{summary['mpi_bytes']['total'] / 1e6:.1f} MB",
     }
     if "target_accuracy" in summary:
         reached = summary["rounds_to_target"]
         rows["rounds to target"] = "not reached" if reached is None else reached
+        if reached is not None:
+            rows["traffic to target"] = f"{summary['megabytes_to_target']:.1f} MB"
     for name, value in rows.items():
         table.add_row(name, str(value))
     Console(soft_wrap=True).print(table)

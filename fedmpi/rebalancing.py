@@ -7,6 +7,7 @@ Duan et al. 2019 (Astraea), Algorithm 2. Pure functions: class counts in, copies
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from fedmpi.streams import Purpose, Streams
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+ORIGINAL_COUNTS = "original_class_counts"
+"""Array beside augmented shards: int (N, C), the clients' class counts without the copies."""
 
 _CLIENTS_AT_ONCE = 1 << 14  # bounds the memory of the random numbers of a large population
 
@@ -67,25 +71,35 @@ class Rebalancing:
         Expected copies of one sample of every class.
     class_counts : int64 (N, C)
         Samples of every client and class, copies included.
-    added : int64 (N,)
-        Copies of every client.
+    original_counts : int64 (N, C)
+        The same without the copies.
     """
 
     copies: Floats
     class_counts: Ints
-    added: Ints
+    original_counts: Ints
 
-    @property
+    @cached_property
     def sizes(self) -> Ints:
         """n_k with the copies, int64 (N,)."""
         sizes: Ints = self.class_counts.sum(axis=1)
         return sizes
 
+    @cached_property
+    def original_sizes(self) -> Ints:
+        """n_k without the copies, int64 (N,): rows n_k and above of a client are copies."""
+        sizes: Ints = self.original_counts.sum(axis=1)
+        return sizes
+
+    @property
+    def added(self) -> Ints:
+        """Copies of every client, int64 (N,)."""
+        return self.sizes - self.original_sizes
+
     @property
     def overhead(self) -> float:
         """Copies as a share of the original samples: the storage overhead of the paper's Fig 9 when they are stored."""
-        added = int(self.added.sum())
-        return added / (int(self.class_counts.sum()) - added)
+        return float(self.added.sum() / self.original_sizes.sum())
 
 
 def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) -> Rebalancing:
@@ -112,7 +126,7 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
         extra = np.concatenate(draws) < np.repeat(np.tile(copies[drawn] % 1, len(block)), block.ravel())
         ends = np.cumsum(np.concatenate(([0], extra)))[np.concatenate(([0], np.cumsum(block.ravel())))]
         augmented[start : start + _CLIENTS_AT_ONCE, drawn] += np.diff(ends).reshape(block.shape)
-    return Rebalancing(copies, augmented, (augmented - class_counts).sum(axis=1))
+    return Rebalancing(copies, augmented, class_counts)
 
 
 def copies_of(labels: Ints, copies: Floats, streams: Streams, client: int) -> Ints:

@@ -23,6 +23,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.config import Config, config_toml
 from fedmpi.errors import UserError
 from fedmpi.progress import TerminalWarnings
+from fedmpi.traffic import cost_to_target
 
 log = logging.getLogger("fedmpi")
 Record = dict[str, Any]
@@ -59,8 +60,9 @@ class Recorder:
         self._events: SummaryWriter | None = None
         self._best: Record = {}
         self._last: Record = {}
-        self._target_round: int | None = None
-        self._bytes = 0
+        self._accuracies: list[float | None] = []
+        self._round_bytes: list[int] = []
+        self._links = dict.fromkeys((*LINKS, "paper_formula"), 0)
         self._started = time.perf_counter()
         self._seconds_before = 0.0
 
@@ -129,12 +131,13 @@ class Recorder:
             "best_test_accuracy": self._best.get("test_accuracy"),
             "best_round": self._best.get("round"),
             "wall_seconds": self._seconds_before + time.perf_counter() - self._started,
-            "bytes_total": self._bytes,
+            "bytes_total": sum(self._round_bytes),
+            **{f"bytes_{link}": count for link, count in self._links.items() if count},
             **facts,
         }
         if self.config.evaluation.target_accuracy is not None:
             summary["target_accuracy"] = self.config.evaluation.target_accuracy
-            summary["rounds_to_target"] = None if self._target_round is None else self._target_round + 1
+            summary |= self._cost_to_target(self.config.evaluation.target_accuracy)
         write_whole(self.folder / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
         return summary
 
@@ -154,15 +157,21 @@ class Recorder:
 
     def _remember(self, record: Record) -> None:
         self._last = {**self._last, **record} if "test_accuracy" not in record else record
-        self._bytes += sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS)
+        for link in self._links:
+            self._links[link] += int(record.get(f"bytes_{link}", 0))
         accuracy = record.get("test_accuracy")
-        if accuracy is None:
-            return
-        if accuracy > self._best.get("test_accuracy", -1.0):
+        self._accuracies.append(accuracy)
+        self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
+        if accuracy is not None and accuracy > self._best.get("test_accuracy", -1.0):
             self._best = record
-        target = self.config.evaluation.target_accuracy
-        if target is not None and accuracy >= target and self._target_round is None:
-            self._target_round = int(record["round"])
+
+    def _cost_to_target(self, target: float) -> Record:
+        """Rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
+        cost = cost_to_target(self._accuracies, self._round_bytes, target)
+        return {
+            "rounds_to_target": cost.rounds if cost else None,
+            "megabytes_to_target": cost.megabytes if cost else None,
+        }
 
 
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")

@@ -19,7 +19,7 @@ from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.observer import UpdateObserver
 
-SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "hops", "idle_seconds")
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "hops")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares")
 
 
@@ -33,14 +33,15 @@ class RoundTotals:
         Σ c_k Δ_k.
     sums : dict
         The metric sums by name (`SUMS`, `OBSERVED`).
-    busy, load : float64 (ranks,)
-        Seconds every rank spent on local work, and of these on loading data.
+    busy, load, idle : float64 (ranks,)
+        Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
     """
 
     update: Tensor
     sums: dict[str, float]
     busy: np.ndarray
     load: np.ndarray
+    idle: np.ndarray
 
     @property
     def moments(self) -> UpdateMoments:
@@ -74,7 +75,7 @@ class RoundSum:
         self.cluster = cluster
         self.device = model.device
         self.values = model.numel()
-        self.metrics = len(SUMS + OBSERVED) + 2 * cluster.size
+        self.metrics = len(SUMS + OBSERVED) + 3 * cluster.size
         dtype: np.dtype[np.int64] | np.dtype[np.float32] = np.dtype(np.int64) if exact else np.dtype(np.float32)
         self.buffer = cluster.sum_buffer(self.values + metric_slots(self.metrics, dtype), dtype)
         head = self.buffer[: self.values]
@@ -105,7 +106,6 @@ class RoundSum:
             report.loss_count,
             float(stop),
             relayed.hops if relayed else 0,
-            relayed.idle_seconds if relayed else 0.0,
         ]
         moments = observer.moments() if observer else UpdateMoments()
         observed = [
@@ -114,8 +114,9 @@ class RoundSum:
             moments.weighted_squares,
             moments.term_squares,
         ]
-        ranks = np.zeros((2, self.cluster.size))
-        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds
+        ranks = np.zeros((3, self.cluster.size))
+        idle_seconds = relayed.idle_seconds if relayed else 0.0
+        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds
         metrics = np.concatenate([sums, observed, ranks.ravel()])
         self.buffer[self.values :] = encode_metrics(metrics, self.buffer.dtype)
 
@@ -124,9 +125,9 @@ class RoundSum:
         total = self.cluster.reduce()
         metrics = decode_metrics(total[self.values :], self.metrics)
         names = SUMS + OBSERVED
-        ranks = metrics[len(names) :].reshape(2, -1)
+        ranks = metrics[len(names) :].reshape(3, -1)
         update = self.updates.to_update(total[: self.values])
-        return RoundTotals(update, dict(zip(names, metrics.tolist(), strict=False)), ranks[0], ranks[1])
+        return RoundTotals(update, dict(zip(names, metrics.tolist(), strict=False)), *ranks)
 
     def release(self) -> None:
         """Let go of the buffer's memory before the cluster closes."""

@@ -162,6 +162,7 @@ class Simulation:
         else:
             self.interrupt.restore()
         self.sums.release()
+        moved = self.cluster.share_bytes()
         if self.recorder is None:
             return
         self.display.close()
@@ -169,7 +170,9 @@ class Simulation:
             print(f"stopped after saving: continue with --resume --out {self.recorder.folder}", flush=True)
         else:
             self.experiment.model.bind(self.model)
-            summary = self.recorder.finish(self.experiment.model.module.state_dict(), self.experiment.facts())
+            summary = self.recorder.finish(
+                self.experiment.model.module.state_dict(), self.experiment.facts() | moved.facts()
+            )
             show_summary(summary, str(self.recorder.folder))
         self.recorder.close()
 

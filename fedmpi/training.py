@@ -54,6 +54,12 @@ class SampledRows:
         ends = np.cumsum(self.counts).tolist()
         return [self.rows[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
+    def below(self, limits: np.ndarray) -> np.ndarray:
+        """How many rows of each participant lie below its limit (q,); int64 (q,)."""
+        rows = self.rows < np.repeat(limits, self.counts)
+        owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        return np.bincount(owners, weights=rows, minlength=len(self.counts)).astype(np.int64)
+
 
 class Trainer:
     """Trains the planned clients that this rank owns.
@@ -76,6 +82,8 @@ class Trainer:
         Source of the sampled rows.
     observer : UpdateObserver or None
         The one that the engine shows each update, if any.
+    weight_sizes : int64 (N,), optional
+        Samples of each client that count in the aggregation weights, its first rows; all of them by default.
     """
 
     def __init__(
@@ -88,10 +96,12 @@ class Trainer:
         test_samples: int,
         streams: Streams,
         observer: UpdateObserver | None,
+        weight_sizes: np.ndarray | None = None,
     ):
         self.config = config
         self.engine = engine
         self.sizes = sizes
+        self.weight_sizes = weight_sizes
         self.cluster = cluster
         self.layout = layout
         self.boundaries, self.worker = layout.boundaries, layout.worker
@@ -144,7 +154,10 @@ class Trainer:
         if not len(sampled.rows):
             return WorkReport()
         per_client = plan.coefficients[sampled.members]
-        weights = per_client if plan.per_sample else per_client / sampled.counts
+        if plan.per_sample and self.weight_sizes is not None:
+            per_client = per_client * sampled.below(self.weight_sizes[plan.clients[sampled.members]])
+        counted_alone = plan.per_sample and self.weight_sizes is None
+        weights = per_client if counted_alone else per_client / sampled.counts
         owners = np.repeat(plan.clients[sampled.members], sampled.counts)
         assert isinstance(self.engine, CompositeEngine)
         return self.engine.train_rows(
@@ -206,14 +219,16 @@ class Trainer:
 
     def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
         """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
+        weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
         if self.config.samples.rule == "all":
-            used = self.sizes[plan.clients[members]]
+            used, counted = self.sizes[plan.clients[members]], weighing[plan.clients[members]]
             rows: list[np.ndarray | None] = [None] * len(members)
         else:
             sampled = self._sampled(plan, members)
             members, used, rows = sampled.members, sampled.counts, [*sampled.per_client()]
+            counted = used if self.weight_sizes is None else sampled.below(weighing[plan.clients[members]])
         clients, coefficients = plan.clients[members], plan.coefficients[members]
-        factors = coefficients * used if plan.per_sample else coefficients
+        factors = coefficients * counted if plan.per_sample else coefficients
         return [
             Task(client, chosen, factor)
             for client, chosen, factor, count in zip(

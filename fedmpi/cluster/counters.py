@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 
 @dataclass
@@ -33,6 +33,10 @@ class BytesMoved:
     def total(self) -> int:
         """All kinds together, in bytes."""
         return sum(self.as_tuple())
+
+    def facts(self) -> dict[str, dict[str, int]]:
+        """The summary's entry `mpi_bytes`: every kind, and all together."""
+        return {"mpi_bytes": {**asdict(self), "total": self.total}}
 
     def as_tuple(self) -> tuple[int, ...]:
         """The counters in the order of the attributes."""

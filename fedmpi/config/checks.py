@@ -58,6 +58,15 @@ def _mediators(c: Config) -> bool:
     return c.topology.kind == "mediators"
 
 
+def _warped(c: Config) -> bool:
+    return c.rebalance.enabled and c.rebalance.mode == "virtual"
+
+
+def _weighs_samples(c: Config) -> bool:
+    weights, population = c.aggregation.weights, c.aggregation.population
+    return weights == "samples" or (weights in _ESTIMATING and population == "samples")
+
+
 def _adaptive(c: Config) -> bool:
     return c.aggregation.optimizer in ("adagrad", "adam", "yogi")
 
@@ -74,6 +83,8 @@ def _classes(c: Config) -> bool:
     return _clocked(c) and c.system.speed == "classes"
 
 
+_ESTIMATING = ("normalised", "unbiased", "literal")
+_VIRTUAL = 'rebalance.enabled = true and rebalance.mode = "virtual"'
 _STRATIFIED = 'participation.clients = "stratified"'
 _PROBED = 'participation.clients = "stratified" or "importance"'
 
@@ -132,8 +143,16 @@ RELEVANCE: dict[str, Relevance] = {
     ),
     "rebalance.alpha": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
     "rebalance.copies": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
+    "rebalance.mode": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
+    "rebalance.weights": Relevance(
+        lambda c: c.rebalance.enabled and _weighs_samples(c), "rebalance.enabled = true and weights made of n_k"
+    ),
+    "rebalance.rotation": Relevance(_warped, _VIRTUAL),
+    "rebalance.shear": Relevance(_warped, _VIRTUAL),
+    "rebalance.shift": Relevance(_warped, _VIRTUAL),
+    "rebalance.zoom": Relevance(_warped, _VIRTUAL),
     "aggregation.population": Relevance(
-        lambda c: c.aggregation.weights in ("normalised", "unbiased", "literal"),
+        lambda c: c.aggregation.weights in _ESTIMATING,
         'aggregation.weights = "normalised", "unbiased" or "literal"',
     ),
     "aggregation.beta1": Relevance(
@@ -212,10 +231,6 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         (
             agg.weights in ("stratified",) and not _strata(c),
             'aggregation.weights = "stratified" needs participation.clients = "stratified"',
-        ),
-        (
-            _mediators(c) and agg.weights != "samples",
-            'topology.kind = "mediators" weights a mediator by its samples: set aggregation.weights = "samples"',
         ),
         (
             _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",

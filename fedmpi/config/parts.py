@@ -180,6 +180,19 @@ class RebalancePart(Part):
     """α: (C̄/C_y)^α copies of every sample of class y."""
     copies: Literal["ratio", "ratio-minus-one"] = "ratio"
     """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
+    mode: Literal["virtual", "stored"] = "virtual"
+    """virtual: copies are made while they are read, nothing is stored; stored: data.shards was written by
+    `python -m data_prep.augment` and holds them."""
+    weights: Literal["augmented", "original"] = "augmented"
+    """The n_k of the aggregation weights: samples with their copies, or without."""
+    rotation: NonNegative = 15.0
+    """Copies are rotated by up to this angle, in degrees, to either side."""
+    shear: Annotated[float, Field(ge=0, lt=90)] = 10.0
+    """Largest angle of the shear, in degrees."""
+    shift: NonNegative = 0.1
+    """Largest shift along each axis, as a share of the image's height or width."""
+    zoom: Decay = 0.1
+    """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
 
 
 class AggregationPart(Part):

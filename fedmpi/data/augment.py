@@ -238,7 +238,7 @@ class AugmentedData:
         ranges: WarpRanges | None = None,
         resident_bytes: int = RESIDENT_BYTES,
     ):
-        self.data = data
+        self.data, self.store = data, data.store
         self.device = data.device
         self.description = data.description
         self._rows = AugmentedRows(data.store, rebalancing, streams, ranges, data.device)

@@ -78,20 +78,34 @@ class DivergenceSummary:
     ----------
     mean, std, max : float
         In nats; NaN when there is nothing to summarise.
+    quartiles : tuple of 5 float
+        Smallest value, lower quartile, median, upper quartile, largest value: a box of Fig 7.
     """
 
     mean: float
     std: float
     max: float
+    quartiles: tuple[float, ...]
+
+    def facts(self, name: str) -> dict[str, float | list[float]]:
+        """The entries of a record whose keys begin with `name`."""
+        return {
+            f"{name}_mean": self.mean,
+            f"{name}_std": self.std,
+            f"{name}_max": self.max,
+            f"{name}_quartiles": list(self.quartiles),
+        }
 
 
 def summarise(divergences: Floats) -> DivergenceSummary:
     """Summary over the rows that have a distribution (NaN entries are left out)."""
     known = divergences[~np.isnan(divergences)]
     if len(known) == 0:
-        return DivergenceSummary(float("nan"), float("nan"), float("nan"))
+        nothing = float("nan")
+        return DivergenceSummary(nothing, nothing, nothing, (nothing,) * 5)
     with np.errstate(invalid="ignore"):  # the spread of an infinite divergence is NaN
-        return DivergenceSummary(float(known.mean()), float(known.std()), float(known.max()))
+        quartiles = tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist())
+        return DivergenceSummary(float(known.mean()), float(known.std()), float(known.max()), quartiles)
 
 
 def pooled_counts(class_counts: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:

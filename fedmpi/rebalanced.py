@@ -1,0 +1,135 @@
+"""The clients' samples as a run reads them: as stored, or with the copies of scarce classes that rebalancing asks for.
+
+Duan et al. 2019 (Astraea), Algorithm 2. Copies are made while reading ("virtual") or have been written into the shards
+by `python -m data_prep.augment` ("stored"); the same counts either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmpi.config import Config
+from fedmpi.config.parts import RebalancePart
+from fedmpi.data.augment import AugmentedData, WarpRanges, check_images
+from fedmpi.data.shards import ShardStore
+from fedmpi.data.source import ClientData
+from fedmpi.errors import UserError
+from fedmpi.mediators.divergence import kl_divergence, summarise
+from fedmpi.plan import Ints
+from fedmpi.rebalancing import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
+from fedmpi.streams import Streams
+
+log = logging.getLogger("fedmpi")
+Samples = ClientData | AugmentedData
+
+
+@dataclass(frozen=True)
+class ClientSamples:
+    """What the engines read, and what rebalancing did to it.
+
+    Attributes
+    ----------
+    data : ClientData or AugmentedData
+    rebalancing : Rebalancing or None
+        None when rebalancing is off.
+    weight_sizes : int64 (N,) or None
+        The n_k of the aggregation weights where they leave the copies out: the first n_k rows of a client count.
+    """
+
+    data: Samples
+    rebalancing: Rebalancing | None = None
+    weight_sizes: Ints | None = None
+
+    @classmethod
+    def rebalanced(cls, data: Samples, rebalancing: Rebalancing, part: RebalancePart) -> ClientSamples:
+        """Samples with copies among them, weighted as configured."""
+        return cls(data, rebalancing, rebalancing.original_sizes if part.weights == "original" else None)
+
+    def class_counts(self, clients: Ints | None = None) -> Ints:
+        """Samples of every class held by the clients (all of them when None), copies included; int64 (m, C)."""
+        if self.rebalancing is None:
+            return self.data.store.class_counts(clients)
+        return self.rebalancing.class_counts[slice(None) if clients is None else clients]
+
+
+def client_samples(config: Config, store: ShardStore, streams: Streams, device: torch.device) -> ClientSamples:
+    """The clients' samples, the copies of scarce classes behind each client's own when rebalancing is on.
+
+    Raises
+    ------
+    UserError
+        The data are no images, or are augmented although the copies are to be virtual, or are not although the copies
+        are to be stored ones, or were augmented with another α or reading than the configuration has.
+    """
+    data, part = ClientData(store, device), config.rebalance
+    if not part.enabled:
+        return ClientSamples(data)
+    check_images(store.description)
+    if part.mode == "stored":
+        return ClientSamples.rebalanced(data, stored_rebalancing(part, store), part)
+    if ORIGINAL_COUNTS in store.extras:
+        raise UserError(
+            f"{config.data.shards} holds augmented copies already and would be augmented twice: set rebalance.mode = "
+            '"stored"'
+        )
+    rebalancing = rebalance(store.class_counts(), part.alpha, part.copies, streams)
+    ranges = WarpRanges(part.rotation, part.shear, part.shift, part.zoom)
+    return ClientSamples.rebalanced(AugmentedData(data, rebalancing, streams, ranges), rebalancing, part)
+
+
+def stored_rebalancing(part: RebalancePart, store: ShardStore) -> Rebalancing:
+    """The augmentation that the store's shards were written with.
+
+    Raises
+    ------
+    UserError
+        See `client_samples`.
+    """
+    if ORIGINAL_COUNTS not in store.extras:
+        raise UserError(
+            'rebalance.mode = "stored" trains on copies written by `python -m data_prep.augment SHARDS --out OTHER`, '
+            'but data.shards holds none: augment it and set data.shards = "OTHER", or set rebalance.mode = "virtual"'
+        )
+    written = store.manifest.partition_options
+    for key, wanted in (("alpha", part.alpha), ("copies", part.copies)):
+        if written[f"augment_{key}"] != wanted:
+            raise UserError(
+                f"data.shards was augmented with {key} = {written[f'augment_{key}']}, but rebalance.{key} = {wanted}: "
+                "set the same, or augment again"
+            )
+    original = store.extras[ORIGINAL_COUNTS].astype(np.int64)
+    copies = copies_per_sample(original.sum(axis=0), part.alpha, part.copies)
+    return Rebalancing(copies, store.class_counts(), original)
+
+
+def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancing | None) -> dict[str, Any]:
+    """What augmentation did to the whole population, for the first record and the summary (Figs 7 and 9); may be empty.
+
+    `bytes` is what the copies take in shards (features in their stored type, a label of 8 bytes); virtual copies are
+    never stored, so that `stored_bytes` is then 0.
+    """
+    if rebalancing is None:
+        return {}
+    description, added = store.description, int(rebalancing.added.sum())
+    row_bytes = math.prod(description.feature_shape) * np.dtype(description.dtype).itemsize + 8
+    before, after = rebalancing.original_counts, rebalancing.class_counts
+    return {
+        "mode": config.rebalance.mode,
+        "copies": added,
+        "overhead": rebalancing.overhead,
+        "bytes": added * row_bytes,
+        "stored_bytes": added * row_bytes if config.rebalance.mode == "stored" else 0,
+        "copies_per_sample": rebalancing.copies.tolist(),
+        "class_totals_before": before.sum(axis=0).tolist(),
+        "class_totals": after.sum(axis=0).tolist(),
+        "kl_global_before": float(kl_divergence(before.sum(axis=0))),
+        "kl_global": float(kl_divergence(after.sum(axis=0))),
+        **summarise(kl_divergence(before)).facts("kl_client_before"),
+        **summarise(kl_divergence(after)).facts("kl_client"),
+    }
