@@ -117,6 +117,7 @@ class SequentialEngine:
     def _prepare(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None) -> LocalOptimizer:
         """Bind the model to `w` and point its dropout at the client's stream."""
         self.model.bind(w)
+        self.model.restart()
         if not self.model.module.training:
             self.model.module.train()
         if self.model.has_dropout:

@@ -17,8 +17,9 @@ class FlatModel:
     """A module whose values are views of one flat vector: trainable parameters first, then the float buffers.
 
     Buffers such as batch norm's statistics travel and are averaged like parameters. What never changes or cannot be
-    averaged stays out: frozen parameters (requires_grad = False), integer buffers, non-persistent buffers. The module's
-    dropout layers are swapped for those of `models.dropout`.
+    averaged stays out: frozen parameters (requires_grad = False), integer buffers (every client starts with their first
+    values, see `restart`), non-persistent buffers. The module's dropout layers are swapped for those of
+    `models.dropout`.
 
     Parameters
     ----------
@@ -71,6 +72,7 @@ class FlatModel:
         self.has_dropout = has_dropout(module)
         self.dtype = self.parameters[0].dtype
         self.embeddings = _sparse_capable(module)
+        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
@@ -84,6 +86,11 @@ class FlatModel:
         for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat.detach()), strict=True):
             tensor.data = view
         self._bound = flat
+
+    def restart(self) -> None:
+        """Set integer buffers, such as batch norm's count of batches, to their first values."""
+        for buffer, first in self._counters:
+            buffer.copy_(first)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""

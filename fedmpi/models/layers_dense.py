@@ -203,7 +203,7 @@ class CrossEntropy:
         sums : Tensor (k, b, 1)
             Grows by the log-probability of each row's label.
         """
-        torch._log_softmax(self.logits, 2, False, out=self._log)
+        torch.log_softmax(self.logits, 2, out=self._log)
         torch.gather(self._log, 2, self._labels, out=self._picked)
         if counted is None:
             sums.add_(self._picked)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from fedmpi.models.layers import Op, Place, Slot
 
@@ -192,10 +193,7 @@ class _ConvolutionOp:
 
 def _sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
     """out[i] = Σ rows[members[offsets[i]:offsets[i + 1]]]."""
-    summed: Tensor = torch.ops.aten._embedding_bag_forward_only(
-        rows, members, offsets, False, 0, False, None, True
-    )[0]  # fmt: skip
-    return summed
+    return embedding_bag(members, rows, offsets, mode="sum", include_last_offset=True)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.models.layers import Op, Place, Slot
+from fedmpi.models.layers_dense import cut_negative
 
 
 class Tables:
@@ -139,7 +140,7 @@ class _MaxOverTimeOp:
         self.output.relu_()
 
     def backward(self, gradient: Tensor) -> Tensor:
-        torch.ops.aten.threshold_backward.grad_input(gradient, self.output, 0, grad_input=gradient)
+        cut_negative(gradient, self.output)
         if not self.first:
             self.word_gradient.zero_()
         for bank in self.banks:

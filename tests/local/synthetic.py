@@ -102,6 +102,14 @@ class BatchNormNet(nn.Module):
         return self.output(self.norm(self.dense(self.flatten(x))).relu())
 
 
+class CumulativeBatchNormNet(BatchNormNet):
+    """Its running statistics depend on an integer buffer, the number of batches seen."""
+
+    def __init__(self, inputs: int, classes: int):
+        super().__init__(inputs, classes)
+        self.norm.momentum = None
+
+
 class FunctionalDropoutNet(nn.Module):
     """Draws from torch's global generator in its forward pass."""
 

@@ -25,6 +25,7 @@ from tests.local.synthetic import (
     STREAMS,
     TEXTS,
     BatchNormNet,
+    CumulativeBatchNormNet,
     FunctionalDropoutNet,
     InMemorySource,
     flat_model,
@@ -121,7 +122,7 @@ def test_the_order_of_the_tasks_does_not_matter():
     assert relative_error(backwards, forwards) < 1e-6
 
 
-@pytest.mark.parametrize("net", [FunctionalDropoutNet, BatchNormNet])
+@pytest.mark.parametrize("net", [FunctionalDropoutNet, BatchNormNet, CumulativeBatchNormNet])
 def test_a_client_trains_alike_alone_and_among_others(net: type[nn.Module]):
     source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
     updates: list[dict[int, torch.Tensor]] = [{}, {}]
