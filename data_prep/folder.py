@@ -7,10 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from data_prep.files import sync_folder
-from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VOCABULARY
+from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY
 from fedmpi.errors import UserError
 
-_OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, (TEST, VALIDATION, EXTRAS, VOCABULARY, MANIFEST)))})")
+_SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
+_OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
 
 
 def claim(folder: Path, overwrite: bool) -> None:

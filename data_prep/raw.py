@@ -51,8 +51,10 @@ class RawDataset:
         Terms of use and what to cite.
     vocabulary : tuple of str
         The words of the token ids, for text.
+    vectors : float32 (V, dim) or None
+        Pretrained word vectors in the order of the vocabulary, stored once beside the shards.
     extras : dict of arrays
-        Further arrays stored once beside the shards, e.g. pretrained word vectors.
+        Further arrays stored once beside the shards.
     """
 
     name: str
@@ -73,4 +75,5 @@ class RawDataset:
     licence: str
     citation: str
     vocabulary: tuple[str, ...] = ()
+    vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)

@@ -7,13 +7,14 @@ Under several processes every one writes some of the training shards, rank 0 all
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import complete, entry, growing_h5, store, write_text
+from data_prep.files import complete, entry, growing_h5, store, whole_file, write_text
 from data_prep.folder import claim, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
@@ -28,6 +29,7 @@ from fedmpi.data.schema import (
     MANIFEST,
     TEST,
     VALIDATION,
+    VECTORS,
     VOCABULARY,
     DataDescription,
     Manifest,
@@ -155,6 +157,7 @@ def _write_rest(
         val=val,
         extras=_write_extras(raw, folder),
         words=_write_vocabulary(raw, folder),
+        vectors=_write_vectors(raw, folder),
         empty_clients=int(np.count_nonzero(np.diff(plan.offsets) == 0)),
         dropped=len(raw.labels) - len(partition.rows),
         skipped=raw.skipped,
@@ -187,6 +190,16 @@ def _write_vocabulary(raw: RawDataset, folder: Path) -> ShardFile | None:
         return None
     write_text(folder / VOCABULARY, "".join(word + "\n" for word in raw.vocabulary))
     return entry(folder / VOCABULARY)
+
+
+def _write_vectors(raw: RawDataset, folder: Path) -> ShardFile | None:
+    if raw.vectors is None:
+        return None
+    with whole_file(folder / VECTORS) as partial, partial.open("wb") as stream:
+        np.save(stream, raw.vectors)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return entry(folder / VECTORS)
 
 
 def _describe(raw: RawDataset) -> DataDescription:

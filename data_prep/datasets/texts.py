@@ -80,9 +80,7 @@ def text_data_set(
             raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
     ids, vocabulary = texts.rows.encode(train, options.vocabulary)
     users, user_names = _users(texts, train, tally)
-    extras: dict[str, NDArray[Any]] = {}
-    if options.vectors is not None:
-        extras["vectors"] = read_vectors(options.vectors, vocabulary, tally)
+    vectors = None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally)
 
     def read(index: NDArray[np.int64]) -> NDArray[Any]:
         return ids[train[index]]
@@ -106,7 +104,7 @@ def text_data_set(
         licence=data_set.licence,
         citation=data_set.citation,
         vocabulary=vocabulary,
-        extras=extras,
+        vectors=vectors,
     )
 
 

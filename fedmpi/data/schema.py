@@ -20,6 +20,7 @@ TEST = "test.h5"
 VALIDATION = "val.h5"
 EXTRAS = "extras.h5"
 VOCABULARY = "vocabulary.txt"
+VECTORS = "vectors.npy"
 PARTIAL = ".partial"  # suffix of a file that is being written
 PREPARING = ".preparing"  # marks a folder whose manifest is not written yet
 FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "client_ids", "class_counts"
@@ -96,8 +97,8 @@ class Manifest:
         Training shards in client order.
     test : ShardFile
         The test part.
-    val, extras, words : ShardFile or None
-        Validation part, further arrays, vocabulary, where there are any.
+    val, extras, words, vectors : ShardFile or None
+        Validation part, further arrays, vocabulary, word vectors, where there are any.
     licence, citation, command : str
         Terms of the data set, what to cite, and the command that made the folder.
     notes : tuple of str
@@ -118,6 +119,7 @@ class Manifest:
     val: ShardFile | None = None
     extras: ShardFile | None = None
     words: ShardFile | None = None
+    vectors: ShardFile | None = None
     empty_clients: int = 0
     dropped: int = 0
     skipped: int = 0
@@ -136,7 +138,7 @@ class Manifest:
 
     def files(self) -> list[ShardFile]:
         """Every file of the folder but the manifest."""
-        others = (self.test, self.val, self.extras, self.words)
+        others = (self.test, self.val, self.extras, self.words, self.vectors)
         return [*self.train, *(file for file in others if file is not None)]
 
 
@@ -177,7 +179,7 @@ def _parse(content: dict[str, Any]) -> Manifest:
     description = {key: _tupled(value) for key, value in values["description"].items()}
     values["description"] = DataDescription(**description)
     values["train"] = tuple(ShardFile(**file) for file in values["train"])
-    for part in ("test", "val", "extras", "words"):
+    for part in ("test", "val", "extras", "words", "vectors"):
         if values.get(part) is not None:
             values[part] = ShardFile(**values[part])
     return Manifest(**{key: _tupled(value) for key, value in values.items()})

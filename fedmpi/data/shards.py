@@ -88,7 +88,7 @@ class ShardStore:
 
     @cached_property
     def extras(self) -> dict[str, AnyArray]:
-        """Further arrays stored beside the shards, e.g. word vectors; empty where there are none."""
+        """Further arrays stored beside the shards; empty where there are none."""
         if self.folder is None or self.manifest.extras is None:
             return {}
         return read_arrays(self.folder / self.manifest.extras.name, self.manifest.extras)

@@ -162,7 +162,7 @@ def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, cap
     store = open_store(tmp_path / "s")
     assert store.vocabulary == ("<pad>", "<unk>", "common", "word0", "word1")
     assert store.description.vocabulary == 5 and store.client(0)[0].shape[1:] == (4,)
-    vectors = store.extras["vectors"]
+    vectors = np.load(tmp_path / "s" / "vectors.npy")
     assert vectors.dtype == np.float32 and vectors[2].tolist() == [1, 2]
     assert vectors[3:].tolist() == [[0, 0], [3, 4]]
     assert main([*words, "--overwrite", "--strict"]) == 2

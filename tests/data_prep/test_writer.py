@@ -87,14 +87,15 @@ def test_user_names_words_and_further_arrays_are_stored_beside(tmp_path: Path) -
     raw = replace(
         RAW, task="text", feature_shape=(3,), dtype="int32", mean=(), std=(), read=lambda rows: tokens[rows],
         test_x=tokens[:40], users=np.arange(ROWS) % 50, user_names=names,
-        vocabulary=("<pad>", "<unk>", "été", "b", "c"), extras={"vectors": vectors},
+        vocabulary=("<pad>", "<unk>", "été", "b", "c"), vectors=vectors, extras={"more": vectors[:2]},
     )  # fmt: skip
     made = partition("user", LABELS, CLASSES, 20, Streams(0).generator(Purpose.PARTITION), raw.users)
     write_shards(raw, made, tmp_path / "out", 3, 0, "c")
     store = open_store(tmp_path / "out", verify=True)
     assert made.users is not None and store.client_ids.tolist() == [names[user] for user in made.users]
     assert store.vocabulary == raw.vocabulary and store.description.vocabulary == 5
-    np.testing.assert_array_equal(store.extras["vectors"], vectors)
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "vectors.npy"), vectors)
+    np.testing.assert_array_equal(store.extras["more"], vectors[:2])
     x, _ = store.client(0)
     np.testing.assert_array_equal(x, tokens[made.rows[: made.sizes[0]]])
 

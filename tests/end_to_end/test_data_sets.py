@@ -71,6 +71,15 @@ def write_arrays(real: Path, made: Path) -> Path:
     return made / "mine.npz"
 
 
+def write_glove(path: Path) -> Path:
+    """Vectors of 32 values for some frequent words, in GloVe's format; no real ones are at hand."""
+    generator = np.random.default_rng(0)
+    lines = (f"{word} {' '.join(f'{value:.3f}' for value in generator.normal(0, 0.3, 32))}" for word in FREQUENT)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+FREQUENT = ("the", "to", "in", "of", "for", "a", "and", "on", "is", "with", "trump", "nfl", "game")
 IMAGES = ("participation.fraction=0.2", "local.lr=0.1")
 ADAM = "local.optimizer=adam local.lr=0.002 participation.fraction=1"
 TEXTS = ("model.dimension=32", "participation.count=20", "local.lr=0.3")
@@ -101,8 +110,8 @@ CASES = {
     "mind, all columns": Case(
         "mind",
         "mind/MINDsmall_train_sample2000",
-        "--partition label-sorted --size 40",
-        "model.name=fedsampling-text-cnn model.filters=64",
+        "--partition label-sorted --size 40 --vectors {glove}",
+        "model.name=fedsampling-text-cnn model.filters=64 model.vectors={shards}/vectors.npy model.frozen=true",
     ),
     "amazon beauty": Case("amazon", "amazon_beauty", "--partition user", "model.name=transformer"),
     "amazon toys": Case(
@@ -134,12 +143,13 @@ def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Pa
     raw = data_folder / chosen.raw if isinstance(chosen.raw, str) else chosen.raw(data_folder, tmp_path / "raw")
     if not raw.exists():
         pytest.skip(f"no real data at {raw}")
-    words = [chosen.name, "--raw", str(raw), *chosen.partition.split(), "--shards", "3", "--out", str(shards)]
-    assert prepare(words) == 0
+    places = {"shards": shards, "glove": write_glove(tmp_path / "glove.txt")}
+    partition, settings = (text.format(**places).split() for text in (chosen.partition, chosen.settings))
+    assert prepare([chosen.name, "--raw", str(raw), *partition, "--shards", "3", "--out", str(shards)]) == 0
     inspection = inspect_folder(shards, verify=True)
     assert dict(inspection.lines())["samples"].startswith(f"{inspection.measures.samples:,} train")
     task = inspection.store.description.task
-    records = train(shards, tmp_path / "run", [*(TEXTS if task == "text" else IMAGES), *chosen.settings.split()])
+    records = train(shards, tmp_path / "run", [*(TEXTS if task == "text" else IMAGES), *settings])
     assert [record["round"] for record in records] == list(range(ROUNDS))
     assert all(record["steps"] >= record["participants"] > 0 for record in records)
     assert all(record["samples"] >= record["participants"] for record in records)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.registry import DATASETS
+from fedmpi.data.schema import DataDescription
 from fedmpi.errors import UserError
+from fedmpi.models import build
 from fedmpi.models.cifar_cnn import cifar_cnn
 from fedmpi.models.image_cnn import image_cnn
 from fedmpi.models.resnet import resnet18
@@ -57,6 +64,22 @@ def test_one_step_lowers_the_loss_on_real_digits(name: str):
     x, y = digits(32, channels, side)
     lr = 0.002 if name == "resnet18" else 0.02
     before, after = loss_after_steps(IMAGE_MODELS[name](describe_images(channels, side, 10)), x, y, lr)
+    assert after < before
+
+
+@pytest.mark.parametrize(("name", "data_set", "lr"), [
+    ("cnn", "emnist-balanced", 0.05), ("image-cnn", "emnist-balanced", 0.05), ("cifar-cnn", "cifar10", 0.02),
+    ("resnet18", "cifar100", 0.002),
+])  # fmt: skip
+def test_one_step_lowers_the_loss_on_the_data_set_of_its_paper(name: str, data_set: str, lr: float, data_folder: Path):
+    folder = data_folder / data_set.partition("-")[0]
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}")
+    raw = DATASETS[data_set].read(folder, ReadOptions(), Tally())
+    description = DataDescription(raw.feature_shape, "uint8", raw.classes, "image", 0, raw.mean, raw.std)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (raw.mean, raw.std))
+    x = (torch.from_numpy(raw.read(np.arange(32))) / 255 - mean) / std
+    before, after = loss_after_steps(build(name, {}, description, 1), x, torch.from_numpy(raw.labels[:32]), lr)
     assert after < before
 
 

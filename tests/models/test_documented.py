@@ -1,0 +1,56 @@
+"""docs/models.md says what the models are: every registered one, its parameters and the defaults of its options."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedmpi.models import REGISTRY, build
+from tests.models.real_samples import describe_images, describe_texts
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+ROWS = {
+    match["name"]: match
+    for match in re.finditer(
+        r"^\| `(?P<name>[\w-]+)` \| (?P<count>[\d,]+) \| (?P<data>.*?) \| (?P<options>.*?) \|$", PAGE, re.MULTILINE
+    )
+}
+OF_ALL_TEXT_MODELS = {"vectors": None, "frozen": False}
+
+
+def described(data: str):
+    numbers = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", data)]
+    if data.startswith("text"):
+        return describe_texts(*numbers)
+    channels, height, width, classes = numbers
+    assert height == width
+    return describe_images(channels, height, classes)
+
+
+def test_every_registered_model_is_in_both_tables_and_no_other():
+    assert list(ROWS) == list(REGISTRY)
+    assert re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE) == 2 * list(REGISTRY)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_documented_number_of_parameters_is_that_of_the_model(name: str):
+    model = build(name, {}, described(ROWS[name]["data"]), 0)
+    assert f"{sum(p.numel() for p in model.parameters()):,}" == ROWS[name]["count"]
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_documented_options_and_defaults_are_those_of_the_model(name: str):
+    module, _, function = REGISTRY[name].partition(":")
+    parameters = list(inspect.signature(getattr(importlib.import_module(module), function)).parameters.values())[1:]
+    found = {option.name: option.default for option in parameters}
+    written = {
+        key: json.loads(value) for key, value in re.findall(r"`(\w+)` (\[.*?\]|\".*?\"|[\d.]+)", ROWS[name]["options"])
+    }
+    if "vectors" in found:
+        written |= OF_ALL_TEXT_MODELS
+    assert written == {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
