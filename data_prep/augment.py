@@ -2,8 +2,8 @@
 
     python -m data_prep.augment shards/emnist --alpha 0.67 --out shards/emnist-augmented
 
-The copies are those that a run with `rebalance.enabled = true` and the same seed makes while reading (Duan et al. 2019,
-Algorithm 2); the new folder is trained with `rebalance.enabled = false`.
+The copies are those that a run with `rebalance.mode = "virtual"` and the same seed makes while reading (Duan et al.
+2019, Algorithm 2); runs on the new folder have `rebalance.mode = "stored"` and the same α.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,7 @@ from fedmpi.data.augment import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.errors import UserError
 from fedmpi.guard import run_guarded
-from fedmpi.rebalancing import Rebalancing, rebalance, source_rows
+from fedmpi.rebalancing import ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 from fedmpi.streams import Streams
 
 Reading = Literal["ratio", "ratio-minus-one"]
@@ -75,26 +76,31 @@ def write_augmented(
     Raises
     ------
     UserError
-        The data are no images, the folder has a validation part, `out` is the folder itself, or one of them cannot be
-        read or written.
+        The data are no images or augmented already, the folder has a validation part, `out` is the folder itself, or
+        one of them cannot be read or written.
     """
     if out.resolve() == folder.resolve():
         raise UserError(f"{out} is the folder to be augmented: choose another --out")
     store = open_folder(folder)
     if store.validation() is not None:
         raise UserError(f"{folder} has a validation part, which would be lost: prepare it again without --val")
-    streams = Streams(seed)
+    if ORIGINAL_COUNTS in store.extras:
+        raise UserError(f"{folder} holds augmented copies already: name the folder that it was made from")
+    streams, ranges = Streams(seed), ranges or WarpRanges()
     rebalancing = rebalance(store.class_counts(), alpha, copies, streams)
     rows = AugmentedRows(store, rebalancing, streams, ranges)
     partition = Partition(
         rows=np.arange(int(rows.offsets[-1])),
         offsets=rows.offsets,
         law=store.manifest.partition,
-        options={**store.manifest.partition_options, "augment_alpha": alpha, "augment_copies": copies},
+        options=store.manifest.partition_options
+        | {"augment_alpha": alpha, "augment_copies": copies, "augment_seed": seed}
+        | {f"augment_{name}": value for name, value in asdict(ranges).items()},
         users=np.arange(store.clients) if store.client_ids.dtype.kind == "U" else store.client_ids,
         notes=(f"augmented: {int(rebalancing.added.sum())} copies, {rebalancing.overhead:.1%} of the samples",),
     )
     raw = _raw(store, rows, _labels(store, rebalancing, streams))
+    raw = replace(raw, extras={**raw.extras, ORIGINAL_COUNTS: rebalancing.original_counts.astype(np.int32)})
     shards = len(store.shard_starts) - 1
     write_shards(raw, partition, out, shards, store.manifest.seed, command, 0.0, overwrite, progress, cluster)
     return rebalancing
@@ -142,6 +148,10 @@ def augment(
     alpha: Annotated[float, typer.Option(min=0.0, help="α: (C̄/C_y)^α copies of every sample of a scarce class")] = 0.67,
     copies: Annotated[Reading, typer.Option(help="ratio: so many copies; ratio-minus-one: one less")] = "ratio",
     seed: Annotated[int, typer.Option(min=0, help="seed of the runs whose copies these are")] = 0,
+    rotation: Annotated[float, typer.Option(min=0.0, help="largest angle, in degrees")] = WarpRanges.rotation,
+    shear: Annotated[float, typer.Option(min=0.0, max=89.0, help="largest angle, in degrees")] = WarpRanges.shear,
+    shift: Annotated[float, typer.Option(min=0.0, help="largest shift, as a share of the side")] = WarpRanges.shift,
+    zoom: Annotated[float, typer.Option(min=0.0, max=0.99, help="scales 1 - zoom to 1 + zoom")] = WarpRanges.zoom,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace what is in --out")] = False,
 ) -> None:
     """Store the augmented copies of scarce classes, for example
@@ -151,13 +161,17 @@ def augment(
     command = shlex.join(["python", "-m", "data_prep.augment", *sys.argv[1:]])
     team = join_team()
     try:
-        done = write_augmented(folder, out, alpha, copies, seed, overwrite=overwrite, command=command, cluster=team)
+        ranges = WarpRanges(rotation, shear, shift, zoom)
+        done = write_augmented(
+            folder, out, alpha, copies, seed, ranges, overwrite=overwrite, command=command, cluster=team
+        )
     except UserError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
     if team.is_server:
         original = int(done.sizes.sum() - done.added.sum())
         print(f"{out}: {original} samples and {int(done.added.sum())} copies, storage overhead {done.overhead:.1%}")
+        print(f'train on it with rebalance.mode = "stored", rebalance.alpha = {alpha}, rebalance.copies = "{copies}"')
     team.close()
 
 
