@@ -170,7 +170,7 @@ class Experiment:
             "samples": round(sums["samples"]),
             "steps": round(sums["steps"]),
             **plan.facts,
-            **self._links(plan),
+            **self._links(plan, totals),
             **self._observed(totals),
             "busy_seconds": totals.busy.tolist(),
         }
@@ -178,15 +178,17 @@ class Experiment:
             record["rebalancing"] = self.augmentation
         return {key: value for key, value in record.items() if value is not None}
 
-    def _links(self, plan: Plan) -> dict[str, int]:
+    def _links(self, plan: Plan, totals: RoundTotals) -> dict[str, int]:
         classes, clients = self.data.description.classes, len(self.data.sizes)
-        links = round_links(self.config, self.model.size, clients, classes, plan, self.stratifier.measured)
+        visits = round(totals.sums["visits"])
+        links = round_links(self.config, self.model.size, clients, classes, plan, self.stratifier.measured, visits)
         counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
         return counted | {"bytes_paper_formula": paper_formula(self.config, self.model.size, len(plan.clients))}
 
     def _observed(self, totals: RoundTotals) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         if self.config.topology.kind == "mediators":
+            facts["visits"] = round(totals.sums["visits"])
             facts["hops"] = round(totals.sums["hops"])
             facts["idle_seconds"] = totals.idle.tolist()
         if self.config.privacy.clip_norm is not None:

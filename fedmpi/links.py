@@ -11,7 +11,9 @@ from fedmpi.traffic import RoundTraffic
 from fedmpi.transport import upload_bits
 
 
-def round_links(config: Config, values: int, clients: int, classes: int, plan: Plan, measured: bool) -> RoundTraffic:
+def round_links(
+    config: Config, values: int, clients: int, classes: int, plan: Plan, measured: bool, visits: int = 0
+) -> RoundTraffic:
     """Bytes of one round on every link.
 
     Parameters
@@ -26,11 +28,12 @@ def round_links(config: Config, values: int, clients: int, classes: int, plan: P
         The round as planned (with its facts: rank 0 only).
     measured : bool
         Whether features of all clients were measured before this round.
+    visits : int
+        How often mediators' models were trained at a client, counted by the ranks that did it.
     """
     participants = len(plan.clients)
     asked = int(plan.facts.get("asked", participants))
     if config.topology.kind == "mediators":
-        visits = config.topology.mediator_epochs * participants
         moments = 2 * values if config.topology.keep_optimizer and config.local.optimizer == "adam" else 0
         total = traffic.mediator_models(values, visits, len(np.unique(plan.mediators)), moments)
     else:

@@ -19,7 +19,7 @@ from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.observer import UpdateObserver
 
-SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "hops")
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares")
 
 
@@ -105,6 +105,7 @@ class RoundSum:
             report.loss_sum,
             report.loss_count,
             float(stop),
+            relayed.visits if relayed else 0,
             relayed.hops if relayed else 0,
         ]
         moments = observer.moments() if observer else UpdateMoments()
