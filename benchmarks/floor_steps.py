@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.floor_stacks import Stack
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Ints, Workload
 
 Clients = list[tuple[Tensor, Tensor]]
 MERGED_ROWS = 256
@@ -29,13 +29,13 @@ STACKED_CLIENTS = 5
 class Variant(Protocol):
     def __init__(self, workload: Workload, network: nn.Module, clients: Clients): ...
 
-    def chosen(self, round: int) -> np.ndarray:
+    def chosen(self, round: int) -> Ints:
         """The clients of a round (or, without clients, the samples)."""
 
-    def weights(self, clients: np.ndarray) -> np.ndarray:
+    def weights(self, clients: Ints) -> Ints:
         """Samples of each."""
 
-    def train(self, clients: np.ndarray, round: int, total: int, model: Tensor, share: Tensor) -> int:
+    def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         """Add this process's part of the round's new model to `share` (d,); the number of steps."""
 
 
@@ -44,19 +44,19 @@ class Averaging:
 
     def __init__(self, workload: Workload, network: nn.Module, clients: Clients):
         self.workload, self.network, self.clients = workload, network, clients
-        self.sizes = np.array([len(y) for _, y in clients])
-        self.parameters = list(network.parameters())
+        self.sizes: Ints = np.array([len(y) for _, y in clients])
+        self.parameters: list[Tensor] = list(network.parameters())
         self.counts = [p.numel() for p in self.parameters]
         network.train()
 
-    def chosen(self, round: int) -> np.ndarray:
+    def chosen(self, round: int) -> Ints:
         return self.workload.participants(round)
 
-    def weights(self, clients: np.ndarray) -> np.ndarray:
+    def weights(self, clients: Ints) -> Ints:
         return self.sizes[clients]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        return [part.view(p.shape) for part, p in zip(flat.split(self.counts), self.parameters, strict=True)]
+        return [part.view(p.shape) for part, p in zip(torch.split(flat, self.counts), self.parameters, strict=True)]
 
     def bind(self, flat: Tensor) -> None:
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
@@ -66,7 +66,7 @@ class Averaging:
 class Naive(Averaging):
     """One client after the other with PyTorch's own tools."""
 
-    def train(self, clients: np.ndarray, round: int, total: int, model: Tensor, share: Tensor) -> int:
+    def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         names = [name for name, _ in self.network.named_parameters()]
         received = dict(zip(names, self.views(model), strict=True))
         mean = dict(zip(names, self.views(share), strict=True))
@@ -77,7 +77,7 @@ class Naive(Averaging):
             data = TensorDataset(*self.clients[client])
             for x, y in DataLoader(data, batch_size=self.workload.batch, shuffle=True):
                 optimizer.zero_grad()
-                cross_entropy(self.network(x), y).backward()
+                cross_entropy(self.network(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 steps += 1
             for name, value in self.network.state_dict().items():
@@ -92,7 +92,7 @@ class Tight(Averaging):
         super().__init__(workload, network, clients)
         self.flat = torch.zeros(sum(self.counts))
 
-    def train(self, clients: np.ndarray, round: int, total: int, model: Tensor, share: Tensor) -> int:
+    def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         self.bind(self.flat)
         batch, steps = self.workload.batch, 0
         for client in clients.tolist():
@@ -101,7 +101,7 @@ class Tight(Averaging):
             if len(y) > batch:
                 order = torch.randperm(len(y))
                 x, y = x[order], y[order]
-            for some_x, some_y in zip(x.split(batch), y.split(batch), strict=True):
+            for some_x, some_y in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
                 gradients = torch.autograd.grad(cross_entropy(self.network(some_x), some_y), self.parameters)
                 with torch.no_grad():
                     torch._foreach_add_(self.parameters, gradients, alpha=-self.workload.lr)
@@ -118,7 +118,7 @@ class Stacked(Averaging):
         self.stack = Stack(network, STACKED_CLIENTS, workload.lr)
 
     @torch.no_grad()
-    def train(self, clients: np.ndarray, round: int, total: int, model: Tensor, share: Tensor) -> int:
+    def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         batch, steps = self.workload.batch, 0
         longest_first = clients[np.argsort(-self.sizes[clients], kind="stable")].tolist()
         for first in range(0, len(longest_first), STACKED_CLIENTS):
@@ -149,7 +149,7 @@ class Stacked(Averaging):
 class Merged(Tight):
     """One-step clients as one gradient; embeddings only where words occur."""
 
-    def train(self, clients: np.ndarray, round: int, total: int, model: Tensor, share: Tensor) -> int:
+    def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         alone = self.sizes[clients] > self.workload.batch
         steps = super().train(clients[alone], round, total, model, share)
         x, y = self._joined(clients[~alone])
@@ -158,7 +158,7 @@ class Merged(Tight):
         add_summed_gradient(self, x, y, -self.workload.lr / total, share)
         return steps + int(np.count_nonzero(~alone))
 
-    def _joined(self, clients: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _joined(self, clients: Ints) -> tuple[Tensor, Tensor]:
         x, y = zip(*(self.clients[client] for client in clients.tolist()), strict=True)
         return torch.cat(x), torch.cat(y)
 
@@ -170,13 +170,13 @@ class Gradient(Averaging):
         super().__init__(workload, network, clients)
         self.x, self.y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
 
-    def chosen(self, round: int) -> np.ndarray:
+    def chosen(self, round: int) -> Ints:
         return np.random.default_rng(round).choice(len(self.y), self.workload.wanted, replace=False)
 
-    def weights(self, clients: np.ndarray) -> np.ndarray:
-        return np.ones(len(clients))
+    def weights(self, clients: Ints) -> Ints:
+        return np.ones(len(clients), np.int64)
 
-    def train(self, clients: np.ndarray, round: int, total: int, model: Tensor, share: Tensor) -> int:
+    def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         rows = torch.from_numpy(clients)
         self.bind(model)
         share.add_(model, alpha=len(rows) / total)
@@ -186,7 +186,7 @@ class Gradient(Averaging):
 
 def add_summed_gradient(variant: Averaging, x: Tensor, y: Tensor, factor: float, share: Tensor) -> None:
     """Add factor · Σ ∇ℓ_i at the bound values; tables of words are touched only where their words occur."""
-    for some_x, some_y in zip(x.split(MERGED_ROWS), y.split(MERGED_ROWS), strict=True):
+    for some_x, some_y in zip(torch.split(x, MERGED_ROWS), torch.split(y, MERGED_ROWS), strict=True):
         table, network = variant.parameters[0], variant.network
         words, places = torch.unique(some_x, return_inverse=True)
         touched = table.data[words].requires_grad_()

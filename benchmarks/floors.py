@@ -42,9 +42,9 @@ class Rounds:
         self.network = workload.network(store)
         self.initial = torch.cat([p.detach().reshape(-1) for p in self.network.parameters()])
         size = len(self.initial)
-        shared = torch.zeros((1 + processes) * size).share_memory_()
+        shared = torch.zeros((1 + processes) * size).share_memory_()  # type: ignore[no-untyped-call]
         self.model, self.shares = shared[:size], shared[size:].view(processes, size)
-        self.steps = torch.zeros(processes, dtype=torch.int64).share_memory_()
+        self.steps = torch.zeros(processes, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.model.copy_(self.initial)
         self.trainer = VARIANTS[variant](workload, self.network, client_tensors(store))
 

@@ -173,7 +173,7 @@ def client_tensors(store: ShardStore) -> list[tuple[torch.Tensor, torch.Tensor]]
     x = torch.from_numpy(np.concatenate([x for x, _ in pieces]))
     y = torch.from_numpy(np.concatenate([y for _, y in pieces]).astype(np.int64))
     sizes = store.sizes.tolist()
-    return list(zip(x.split(sizes), y.split(sizes), strict=True))
+    return list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
 
 
 def mean_loss(store: ShardStore, network: nn.Module) -> float:

@@ -1,0 +1,186 @@
+"""Who takes part: the naive loop, the hand-written floors, fedmpi on 1, 2 and 3 ranks, and installed peers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workloads import Workload
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PEERS = {"pfl": "pfl", "blazefl": "blazefl", "flwr": "flwr", "fluke": "fluke", "fedlab": "fedlab", "appfl": "appfl"}
+"""Name on PyPI of each peer and the package it installs."""
+DRIVEN = ("pfl", "blazefl")
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One row of the table.
+
+    Attributes
+    ----------
+    name : str
+    command : callable
+        command(folder of shards' parent, folder for results) -> arguments.
+    read : callable
+        read(folder for results) -> seconds, samples and steps of every round.
+    environment : dict
+        Variables beside those inherited.
+    """
+
+    name: str
+    command: Callable[[Path, Path], Sequence[str]]
+    read: Callable[[Path], Result]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> list[Contestant]:
+    """The contestants of a workload, the reference first.
+
+    Parameters
+    ----------
+    workload : Workload
+    quick : bool
+        Only a few of them.
+    pythons : mapping
+        The Python that has a peer installed, by the peer's name.
+    """
+    if workload.wanted:
+        counts = (1, 2)[: 1 if quick else 2]
+        rows = [_floor(workload, "gradient", n, quick) for n in counts]
+        return [*rows, *(_fedmpi(workload, ranks) for ranks in ((2,) if quick else (1, 2, 3)))]
+    best = "stacked" if workload.task == "image" else "merged"
+    rows = [_floor(workload, "naive", 1, quick)]
+    if quick:
+        return [*rows, _floor(workload, best, 1, quick), _fedmpi(workload, 2)]
+    rows += [_floor(workload, variant, n, quick) for variant in ("tight", best) for n in (1, 2)]
+    rows += [_fedmpi(workload, ranks) for ranks in (1, 2, 3)]
+    rows += [_fedmpi(workload, ranks, own=True) for ranks in (1, 3)]
+    rows += [_peer(workload, name, pythons[name], n) for name in DRIVEN if name in pythons for n in (1, 2)]
+    return rows
+
+
+def find_peers(given: Mapping[str, str]) -> dict[str, str]:
+    """Which peers can be run, and with which Python: those given, and what this environment has installed."""
+    here = {name: sys.executable for name, module in PEERS.items() if importlib.util.find_spec(module)}
+    return {**here, **given}
+
+
+def _floor(workload: Workload, variant: str, processes: int, quick: bool) -> Contestant:
+    def command(data: Path, out: Path) -> list[str]:
+        arguments = [workload.name, variant, "--processes", str(processes), "--folder", str(data)]
+        arguments += ["--out", str(out / "result.json"), *(["--quick"] if quick else [])]
+        return [sys.executable, "-m", "benchmarks.floors", *arguments]
+
+    return Contestant(f"{variant}, {_processes(processes)}", command, _read_result, {"OMP_NUM_THREADS": "1"})
+
+
+def _peer(workload: Workload, name: str, python: str, processes: int) -> Contestant:
+    def command(data: Path, out: Path) -> list[str]:
+        driver = f"benchmarks.peers.drive_{name}"
+        arguments = [workload.name, "--processes", str(processes), "--folder", str(data)]
+        start = [python, "-m"]
+        if name == "pfl" and processes > 1:
+            start = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+            start += ["--master-addr", "127.0.0.1", "--master-port", "29533", "-m"]
+        return [*start, driver, *arguments, "--out", str(out / "result.json")]
+
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return Contestant(f"{name}, {_processes(processes)}", command, _read_result, environment)
+
+
+def _processes(count: int) -> str:
+    return f"{count} process" + ("es" if count > 1 else "")
+
+
+def _read_result(out: Path) -> Result:
+    result: Result = json.loads((out / "result.json").read_text())
+    return result
+
+
+def settings(workload: Workload, data: Path, own: bool = False) -> dict[str, Any]:
+    """The keys of fedmpi's configuration that make it do the workload, evaluated once at the end as by the peers."""
+    home = data / f"{workload.name}-{workload.clients}"
+    chosen = {
+        "preset": "fedsampling" if workload.wanted else "fedavg",
+        "rounds": workload.rounds,
+        "data.shards": home,
+        "model.name": f"benchmarks.networks:{'own_' if own else ''}{workload.model}",
+        "evaluation.every": 10**6,
+        "checkpoint.every": 0,
+        "logging.tensorboard": "false",
+    }
+    if workload.wanted:
+        return {**chosen, "samples.wanted": workload.wanted, "aggregation.lr": workload.lr}
+    averaging = {"participation.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
+    return {**chosen, **averaging, **({"local.engine": "sequential"} if own else {})}
+
+
+def fedmpi_command(ranks: int, keys: Mapping[str, Any], out: Path) -> list[str]:
+    """`fedmpi train` with these keys, under mpiexec where there are several ranks."""
+    train = [sys.executable, "-m", "fedmpi", "train", "--out", str(out / "run")]
+    for key, value in keys.items():
+        train += ["--set", f"{key}={value}"]
+    return train if ranks == 1 else [find_mpiexec(), "-n", str(ranks), *train]
+
+
+def find_mpiexec() -> str:
+    """The mpiexec of this environment, else the one of the PATH."""
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    found = str(own) if own.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise FileNotFoundError("no mpiexec: pip install 'fedmpi[mpi]'")
+    return found
+
+
+def _fedmpi(workload: Workload, ranks: int, own: bool = False) -> Contestant:
+    name = f"fedmpi, {ranks} rank" + ("s" if ranks > 1 else "") + (", user's own module, one by one" if own else "")
+    return Contestant(
+        name,
+        lambda data, out: fedmpi_command(ranks, settings(workload, data, own), out),
+        read_run,
+        {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def read_run(out: Path) -> Result:
+    """Seconds, samples and steps of every round from a run's records, and what the summary says."""
+    records = read_records(out)
+    summary = json.loads((out / "run" / "summary.json").read_text())
+    return {
+        "seconds": [record["seconds"] for record in records],
+        "samples": [record["samples"] for record in records],
+        "steps": [record["steps"] for record in records],
+        "loss": [None, summary["final"].get("test_loss")],
+    }
+
+
+def read_records(out: Path) -> list[dict[str, Any]]:
+    """The records of the run in `out`."""
+    return [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def versions(pythons: Mapping[str, str]) -> list[str]:
+    """Versions of what takes part, as name and number; peers that are not there are named as absent."""
+    code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+    lines = [f"{name} {_version(sys.executable, code, name)}" for name in ("torch", "numpy", "mpi4py", "mpich")]
+    for name in PEERS:
+        if name not in pythons:
+            lines.append(f"{name} absent")
+        else:
+            driven = "" if name in DRIVEN else " (no driver)"
+            lines.append(f"{name} {_version(pythons[name], code, name)}{driven}")
+    return lines
+
+
+def _version(python: str, code: str, name: str) -> str:
+    found = subprocess.run([python, "-c", code, name], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "absent"

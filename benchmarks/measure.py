@@ -1,0 +1,119 @@
+"""Run a contestant as a process tree: its peak memory, and how busy everybody else kept the machine meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SAMPLED_EVERY = 0.1
+LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class TreeUse:
+    """What a process tree needed.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Most proportional set size (shared pages counted once) of all its processes together.
+    others_cores : float
+        Mean number of cores that processes outside of the tree kept busy.
+    """
+
+    peak_bytes: int
+    others_cores: float
+
+
+class ContestantFailed(RuntimeError):
+    """A contestant ended with an error or did not end; carries the last lines it printed."""
+
+
+def run_tree(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path, seconds: float = 600
+) -> TreeUse:
+    """Run a command to its end.
+
+    Parameters
+    ----------
+    command : sequence of str
+    log : Path
+        Receives all that it prints.
+    environment : mapping
+        Variables beside those inherited.
+    cwd : Path
+        Working folder.
+    seconds : float
+        Then all of its processes are killed.
+
+    Raises
+    ------
+    ContestantFailed
+        With the last lines it printed.
+    """
+    started, busy = time.monotonic(), _busy_seconds()
+    peak = own = 0.0
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+        tree: list[psutil.Process] = []
+        while process.poll() is None:
+            tree = _tree(process.pid)
+            used, spent = _use(tree)
+            peak, own = max(peak, used), max(own, spent)
+            if time.monotonic() - started > seconds:
+                break
+            time.sleep(SAMPLED_EVERY)
+        overdue = process.poll() is None
+        _kill(_tree(process.pid) if overdue else tree)
+        process.wait()
+    if overdue or process.returncode:
+        how = f"did not end within {seconds:.0f} s" if overdue else f"ended with code {process.returncode}"
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        raise ContestantFailed(f"{' '.join(command)} {how}:\n{last}")
+    wall = time.monotonic() - started
+    return TreeUse(int(peak), max(0.0, (_busy_seconds() - busy - own) / wall))
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _use(tree: list[psutil.Process]) -> tuple[float, float]:
+    """Bytes that the processes hold, and processor seconds that they have spent."""
+    held = spent = 0.0
+    for process in tree:
+        with suppress(psutil.Error):
+            held += process.memory_full_info().pss
+            times = process.cpu_times()
+            spent += times.user + times.system
+    return held, spent
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _busy_seconds() -> float:
+    """Processor seconds that the machine has worked since it started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + getattr(times, "irq", 0) + getattr(times, "softirq", 0))

@@ -1,0 +1,1 @@
+"""Drivers of other simulators: the same clients, cohorts, network and initial weights, FedAvg as each ships it."""

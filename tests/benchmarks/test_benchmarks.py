@@ -1,0 +1,103 @@
+"""The benchmarks compare like with like: floors compute what fedmpi computes, and one command gives the table."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import contestants
+from benchmarks.compare import Row, race, table
+from benchmarks.contestants import settings
+from benchmarks.floors import Rounds
+from benchmarks.measure import ContestantFailed, run_tree
+from benchmarks.workloads import WORKLOADS, Workload, prepare
+from fedmpi.config import load_config
+from fedmpi.experiment import Experiment
+from fedmpi.simulation import Simulation
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Whole local sets as batches: then the order of the samples, which every contestant draws in its own way, has no part.
+IMAGES = replace(WORKLOADS["W1"], clients=6, cohort=3, batch=600, rounds=3, lr=0.1)
+TEXTS = replace(WORKLOADS["W3"], clients=200, cohort=20, batch=100, rounds=3, lr=1.0)
+
+
+class NobodyElse:
+    """The barrier of a single process."""
+
+    def wait(self) -> None: ...
+
+
+def by_floor(workload: Workload, variant: str, folder: Path) -> torch.Tensor:
+    rounds = Rounds(workload, prepare(workload, folder), variant, processes=1)
+    rounds.run(0, NobodyElse())  # type: ignore[arg-type]
+    return rounds.model
+
+
+def by_fedmpi(workload: Workload, folder: Path, own: bool) -> torch.Tensor:
+    prepare(workload, folder)
+    keys = settings(workload, folder, own)
+    config = load_config(None, [f"{key}={value}" for key, value in keys.items()])
+    experiment = Experiment.connect(config)
+    simulation = Simulation(experiment, None)
+    assert simulation.run() == 0
+    return simulation.model
+
+
+@pytest.mark.parametrize(
+    ("workload", "variants"), [(IMAGES, ["naive", "tight", "stacked"]), (TEXTS, ["naive", "tight", "merged"])]
+)
+def test_every_floor_computes_the_rounds_that_fedmpi_computes(workload: Workload, variants: list, tmp_path: Path):
+    ours = by_fedmpi(workload, tmp_path, own=False)
+    start = Rounds(workload, prepare(workload, tmp_path), variants[0], 1).initial
+    moved = float((ours - start).norm())
+    assert moved > 1e-3
+    for model in (by_fedmpi(workload, tmp_path, own=True), *(by_floor(workload, v, tmp_path) for v in variants)):
+        assert float((model - ours).norm()) < 1e-4 * moved
+
+
+def test_the_stacked_floor_takes_the_steps_of_autograd_through_convolutions(tmp_path: Path, monkeypatch):
+    workload = replace(WORKLOADS["W2"], clients=4, cohort=4, batch=420, rounds=2, lr=0.1)
+    monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
+    monkeypatch.setattr(torch.Tensor, "bernoulli_", lambda self, p: self.fill_(0.5))  # times 2: nothing is dropped
+    tight, stacked = (by_floor(workload, variant, tmp_path) for variant in ("tight", "stacked"))
+    start = Rounds(workload, prepare(workload, tmp_path), "tight", 1).initial
+    assert float((tight - stacked).norm()) < 1e-4 * float((tight - start).norm())
+
+
+def test_one_command_prints_the_table(tmp_path: Path):
+    command = [sys.executable, "-m", "benchmarks", "--quick", "W3", "--folder", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    for expected in ("torch ", "| naive, 1 process |", "| merged, 1 process |", "| fedmpi, 2 ranks |"):
+        assert expected in result.stdout
+    assert "failed" not in result.stdout
+
+
+def test_a_contestant_that_fails_is_shown_as_failed_and_the_others_run_on(tmp_path: Path, monkeypatch):
+    def entrants(*_: object) -> list[contestants.Contestant]:
+        lame = contestants.Contestant("lame", lambda *_: [sys.executable, "-c", "raise SystemExit('no leg')"], dict)
+        timed = {"seconds": [1.0, 1.0, 0.5], "samples": [4, 4, 4], "steps": [2, 2, 2], "loss": [None, 0.5]}
+        quick = contestants.Contestant("quick", lambda *_: [sys.executable, "-c", ""], lambda _: timed)
+        return [quick, lame]
+
+    monkeypatch.setattr("benchmarks.compare.contestants", entrants)
+    rows = race(TEXTS, tmp_path / "data", tmp_path / "work", passes=2, quick=True, pythons={})
+    assert [row.failure for row in rows] == ["", "no leg"]
+    assert rows[0].seconds == [0.5, 0.5]
+    assert "| lame | failed: no leg" in table(TEXTS, rows)
+
+
+def test_what_runs_too_long_is_ended_with_its_children(tmp_path: Path):
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    with pytest.raises(ContestantFailed, match="did not end within 1 s"):
+        run_tree([sys.executable, "-c", code], tmp_path / "log", {}, tmp_path, seconds=1)
+
+
+def test_ratios_are_taken_within_a_pass():
+    row = Row("x", seconds=[0.2, 0.6], ratios=[0.5, 0.5], samples=10, clients=2, others=[0.0])
+    assert "| 0.50 (0.50 to 0.50) |" in table(TEXTS, [row])
