@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,12 +105,17 @@ def _stream(
 ) -> None:
     labels = reserve(h5, LABELS, (len(rows),), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
-    step = max(1, CHUNK_BYTES // row_bytes(raw))
-    for low in range(0, len(rows), step):
-        part = rows[low : low + step]
+    for low, part in chunks(raw, rows):
         labels[low : low + len(part)] = raw.labels[part].astype(label_dtype)
         features[low : low + len(part)] = _read(raw, part)
         tick(len(part) * row_bytes(raw))
+
+
+def chunks(raw: RawDataset, rows: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """The rows in parts of at most `CHUNK_BYTES` of features, each with the place of its first row."""
+    step = max(1, CHUNK_BYTES // row_bytes(raw))
+    for low in range(0, len(rows), step):
+        yield low, rows[low : low + step]
 
 
 def _read(raw: RawDataset, rows: Int64Array) -> AnyArray:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import complete, entry, growing_h5, store, whole_file, write_text
+from data_prep.files import complete, entry, growing_h5, reserve, store, whole_file, write_text
 from data_prep.folder import claim, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
-from data_prep.raw import AnyArray, RawDataset
-from data_prep.shard import Plan, make_plan, row_bytes, write_rows, write_training
+from data_prep.raw import RawDataset
+from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_rows, write_training
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
 from fedmpi.data.schema import (
@@ -153,7 +153,7 @@ def _write_rest(
         class_names=raw.class_names,
         description=_describe(raw),
         train=tuple(train),
-        test=_write_part(raw, folder / TEST, raw.test_x[test], raw.test_y[test]),
+        test=_write_test(raw, folder / TEST, test),
         val=val,
         extras=_write_extras(raw, folder),
         words=_write_vocabulary(raw, folder),
@@ -169,11 +169,13 @@ def _write_rest(
     write_text(folder / MANIFEST, manifest.to_json())
 
 
-def _write_part(raw: RawDataset, path: Path, x: AnyArray, y: Int64Array) -> ShardFile:
+def _write_test(raw: RawDataset, path: Path, rows: Int64Array) -> ShardFile:
     with growing_h5(path) as h5:
-        store(h5, LABELS, y.astype(np.int64))
-        store(h5, FEATURES, x.astype(raw.dtype, copy=False))
-    return complete(path, samples=len(y))
+        store(h5, LABELS, raw.test_y[rows].astype(np.int64))
+        features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
+        for low, part in chunks(raw, rows):
+            features[low : low + len(part)] = raw.test_x[part].astype(raw.dtype, copy=False)
+    return complete(path, samples=len(rows))
 
 
 def _write_extras(raw: RawDataset, folder: Path) -> ShardFile | None:

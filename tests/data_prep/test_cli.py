@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 from data_prep.datasets.registry import DATASETS
 from data_prep.listing import flag
 from data_prep.partitions import PARTITIONS
-from fedmpi.data.schema import read_manifest
+from fedmpi.data.schema import MANIFEST, read_manifest
 from fedmpi.data.shards import open_store
+from fedmpi.errors import UserError
 from tests.data_prep.command import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -167,3 +169,21 @@ def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, cap
     assert vectors[3:].tolist() == [[0, 0], [3, 4]]
     assert main([*words, "--overwrite", "--strict"]) == 2
     assert "line 21" in capsys.readouterr().err
+
+
+def test_a_killed_preparation_is_repeated_by_the_same_command(tmp_path: Path) -> None:
+    """Killed after the first of 150 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
+    words = ["digits", "--partition", "iid", "--clients", "150", "--shards", "150", "--out"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "data_prep", *words, tmp_path / "s"], stdout=subprocess.DEVNULL, cwd=REPOSITORY
+    ) as process:
+        while not (tmp_path / "s" / "train-00000.h5").exists():
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.kill()
+    assert not (tmp_path / "s" / MANIFEST).exists()
+    with pytest.raises(UserError, match="interrupted or is still running"):
+        open_store(tmp_path / "s")
+    assert main([*words, str(tmp_path / "s")]) == main([*words, str(tmp_path / "undisturbed")]) == 0
+    digests = [[file.sha256 for file in read_manifest(tmp_path / name).files()] for name in ("s", "undisturbed")]
+    assert digests[0] == digests[1] and len(list((tmp_path / "s").iterdir())) == 152
