@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from data_prep import stop
 from data_prep.datasets.base import Task
 from data_prep.datasets.registry import data_set
 from data_prep.listing import help_of_laws, show_lists
@@ -50,6 +51,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point: run one command; any failure ends all processes of the job."""
+    stop.install()
     run_guarded(lambda: run(sys.argv[1:]))
 
 
@@ -73,16 +75,18 @@ def run(words: list[str]) -> int:
     """
     try:
         code = app(_with_command(words), standalone_mode=False, prog_name="python -m data_prep", obj=tuple(words))
-        return code if isinstance(code, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: repeat the command to start again", file=sys.stderr, flush=True)
-        return INTERRUPTED
+        code = stop.exit_code()
     except OSError as error:
         where = error.filename or "a file"
         raise UserError(f"{where}: {error.strerror or error}; check the path and its permissions") from error
     except CommandLineError as error:
         said = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
         raise UserError(f"{said or 'no command'} (try --help)") from error
+    if code in (INTERRUPTED, stop.exit_code()):  # some versions of typer raise, others return 130
+        code = stop.exit_code()
+        print("interrupted: repeat the command to start again", file=sys.stderr, flush=True)
+    return code if isinstance(code, int) else DONE
 
 
 def _with_command(words: list[str]) -> list[str]:
@@ -157,7 +161,7 @@ def prepare_command(
     if plot is not None:
         check_picture(plot)
     cluster = join_team()
-    console = Console(soft_wrap=True, quiet=not cluster.is_server)
+    console = Console(soft_wrap=True, highlight=False, quiet=not cluster.is_server)
     prepare(job, console, cluster)
     if cluster.is_server:
         inspection = inspect_folder(out)

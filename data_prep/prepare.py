@@ -16,6 +16,7 @@ from data_prep.listing import FLAGS, flag
 from data_prep.partitions import PARTITIONS, partition
 from data_prep.partitions.common import OptionValue
 from data_prep.sources import fetch
+from data_prep.stop import check
 from data_prep.writer import write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.errors import UserError
@@ -98,9 +99,12 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     for note in parts.notes:
         console.print(f"note: {note}", markup=False)
     with WriteDisplay(console) as display:
-        write_shards(
-            raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, display.update, cluster
-        )
+
+        def tick(done: int, total: int) -> None:
+            check()
+            display.update(done, total)
+
+        write_shards(raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, tick, cluster)
 
 
 def parse_law_options(words: list[str]) -> dict[str, OptionValue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from data_prep.datasets.registry import DATASETS
 from data_prep.listing import flag
 from data_prep.partitions import PARTITIONS
-from fedmpi.data.schema import MANIFEST, read_manifest
+from fedmpi.data.schema import MANIFEST, PARTIAL, read_manifest
 from fedmpi.data.shards import open_store
 from fedmpi.errors import UserError
 from tests.data_prep.command import main
@@ -171,19 +172,33 @@ def test_vocabulary_and_vectors_are_stored_beside_the_shards(tmp_path: Path, cap
     assert "line 21" in capsys.readouterr().err
 
 
-def test_a_killed_preparation_is_repeated_by_the_same_command(tmp_path: Path) -> None:
-    """Killed after the first of 150 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
-    words = ["digits", "--partition", "iid", "--clients", "150", "--shards", "150", "--out"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "data_prep", *words, tmp_path / "s"], stdout=subprocess.DEVNULL, cwd=REPOSITORY
-    ) as process:
+REPEAT = "interrupted: repeat the command to start again"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "words_said"),
+    [(signal.SIGKILL, -9, ""), (signal.SIGTERM, 143, REPEAT), (signal.SIGINT, 130, REPEAT)],
+)
+def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
+    tmp_path: Path, number: signal.Signals, code: int, words_said: str
+) -> None:
+    """Ended after the first of 100 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
+    words = ["digits", "--partition", "iid", "--clients", "100", "--shards", "100", "--out", str(tmp_path / "s")]
+    program = [sys.executable, "-c", KEEP_SIGINT + "from data_prep.__main__ import main; main()", *words]
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
         while not (tmp_path / "s" / "train-00000.h5").exists():
             assert process.poll() is None
             time.sleep(0.001)
-        process.kill()
-    assert not (tmp_path / "s" / MANIFEST).exists()
+        process.send_signal(number)
+        assert words_said in process.communicate()[1].decode()
+    assert process.returncode == code
+    left = {path.name for path in (tmp_path / "s").iterdir()}
+    assert MANIFEST not in left and (number == signal.SIGKILL or not any(name.endswith(PARTIAL) for name in left))
     with pytest.raises(UserError, match="interrupted or is still running"):
         open_store(tmp_path / "s")
-    assert main([*words, str(tmp_path / "s")]) == main([*words, str(tmp_path / "undisturbed")]) == 0
-    digests = [[file.sha256 for file in read_manifest(tmp_path / name).files()] for name in ("s", "undisturbed")]
-    assert digests[0] == digests[1] and len(list((tmp_path / "s").iterdir())) == 152
+    assert main(words) == 0
+    assert open_store(tmp_path / "s", verify=True).clients == 100 and len(list((tmp_path / "s").iterdir())) == 102
+
+
+# A shell gives its background jobs an ignored SIGINT, and children inherit it.
+KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
