@@ -39,10 +39,19 @@ class Accounts:
             else None
         )
         self.secret_draw = config.participation.clients in ("uniform", "weighted")
-        self.usage = Usage(len(sizes)) if config.logging.diagnostics else None
+        counted = int(sizes.sum()) if samples.rule != "all" else 0
+        self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
-    def enter(self, cohort: Cohort) -> dict[str, Any]:
-        """Enter a round's cohort; returns what the record says of the accounts."""
+    def enter(self, cohort: Cohort, positions: Ints | None = None) -> dict[str, Any]:
+        """Enter a round; returns what the record says of the accounts.
+
+        Parameters
+        ----------
+        cohort : Cohort
+            The participants.
+        positions : int64 (r,), optional
+            Global positions of the rows they use where rows are sampled; None for all rows.
+        """
         facts: dict[str, Any] = {}
         if self.ledger is not None:
             entry = self.ledger.record(None if self.asked_all else cohort.clients)
@@ -53,13 +62,24 @@ class Accounts:
             self.accountant.spend(min(1.0, float(cohort.inclusion.max())) if self.secret_draw else 1.0)
             facts["update_epsilon"] = self.accountant.epsilon()
         if self.usage is not None:
-            self.usage.record(cohort.clients, cohort.multiplicity)
-            clients, samples = evenness(self.usage.clients), evenness(self.usage.clients, self.sizes)
-            facts["clients_used"], facts["client_use_gini"] = clients.used, clients.gini
-            facts["samples_used"], facts["sample_use_effective"] = samples.used, samples.effective
-            facts["inclusion_min"] = float(cohort.inclusion.min(initial=1.0))
-            facts["inclusion_max"] = float(cohort.inclusion.max(initial=0.0))
+            facts |= self._used(self.usage, cohort, positions)
         return facts
+
+    def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
+        """How evenly clients and samples have been used so far."""
+        usage.record(cohort.clients, cohort.multiplicity)
+        if positions is not None:
+            usage.record_samples(positions)
+        clients = evenness(usage.clients)
+        samples = evenness(usage.samples) if usage.samples.size else evenness(usage.clients, self.sizes)
+        return {
+            "clients_used": clients.used,
+            "client_use_effective": clients.effective,
+            "client_use_gini": clients.gini,
+            "samples_used": samples.used,
+            "sample_use_effective": samples.effective,
+            "sample_use_gini": samples.gini,
+        }
 
     def state(self) -> dict[str, Tensor]:
         """The accounts as tensors, for a checkpoint."""
@@ -69,7 +89,7 @@ class Accounts:
         if self.accountant is not None:
             arrays |= {f"accountant.{name}": array for name, array in self.accountant.state().items()}
         if self.usage is not None:
-            arrays["usage.clients"] = self.usage.clients
+            arrays["usage.clients"], arrays["usage.samples"] = self.usage.clients, self.usage.samples
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -80,6 +100,7 @@ class Accounts:
             self.accountant.load(_section(state, "accountant."))
         if self.usage is not None:
             self.usage.clients[:] = state["usage.clients"].numpy()
+            self.usage.samples[:] = state["usage.samples"].numpy()
 
 
 def _section(state: dict[str, Tensor], prefix: str) -> dict[str, np.ndarray]:

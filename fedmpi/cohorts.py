@@ -14,9 +14,11 @@ from fedmpi.participation.availability import Availability, available_clients, d
 from fedmpi.participation.clients import Cohort, cohort_size, everyone, uniform, weighted
 from fedmpi.participation.draws import importance
 from fedmpi.participation.strata import Strata, stratified
-from fedmpi.plan import Ints
+from fedmpi.plan import Floats, Ints
 from fedmpi.streams import Purpose, Streams
-from fedmpi.system_model import RateLaw, draw_devices, first_to_arrive, participant_seconds, round_seconds, survivors
+from fedmpi.system_model import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.traffic import BYTES_PER_VALUE
+from fedmpi.transport import upload_bits
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ class Turnout:
         Clients that received the model.
     available : int
         Clients that could have been asked.
-    virtual_seconds : float or None
-        Length of the round on the virtual clock, when there is one.
+    seconds : float64 (m,) or None
+        When each participant's update arrives on the virtual clock, where there is one.
     """
 
     cohort: Cohort
     asked: int
     available: int
-    virtual_seconds: float | None = None
+    seconds: Floats | None = None
 
 
 class CohortDraw:
@@ -54,16 +56,17 @@ class CohortDraw:
         Used by availability by label group only.
     streams : Streams
         The run's random streams.
-    model_bytes : int
-        Bytes of the model, for the virtual clock.
+    values : int
+        d, values of the model, for the virtual clock.
     """
 
-    def __init__(self, config: Config, sizes: Ints, class_counts: Ints | None, streams: Streams, model_bytes: int):
+    def __init__(self, config: Config, sizes: Ints, class_counts: Ints | None, streams: Streams, values: int):
         self.config = config
         self.sizes = sizes
         self.streams = streams
-        self.model_bytes = model_bytes
         system = config.system
+        bits = upload_bits(config.transport.kind, config.transport.fraction, values)
+        self.bytes_down, self.bytes_up = BYTES_PER_VALUE * values, int(values * bits // 8)
         self.law = Availability(
             system.availability, system.probability, system.lowest, system.period, tuple(system.by_label)
         )
@@ -86,11 +89,17 @@ class CohortDraw:
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.system.drop_out)
         if not self.config.system.clock:
             return Turnout(arrived, len(asked.clients), available)
-        seconds = self._seconds(arrived.clients)
-        if self.config.system.over_selection > 1:
-            taken, length = first_to_arrive(arrived, seconds, self._wanted())
-            return Turnout(taken, len(asked.clients), available, length)
-        return Turnout(arrived, len(asked.clients), available, round_seconds(seconds))
+        opening = self.opens(t)
+        seconds = self._seconds(arrived.clients, opening)
+        if self.config.system.over_selection > 1 and not opening:
+            taken, _ = first_to_arrive(arrived, seconds, self._wanted())
+            return Turnout(taken, len(asked.clients), available, seconds[np.isin(arrived.clients, taken.clients)])
+        return Turnout(arrived, len(asked.clients), available, seconds)
+
+    def opens(self, t: int) -> bool:
+        """Whether round t is the opening step of every client."""
+        part = self.config.participation
+        return t == 0 and part.clients == "stratified" and part.opening
 
     def _present(self, t: int) -> Ints | int:
         if self.law.law == "always":
@@ -103,7 +112,7 @@ class CohortDraw:
 
     def _asked(self, t: int, present: Ints | int, strata: Strata | None) -> Cohort:
         part, over = self.config.participation, self.config.system.over_selection
-        if part.clients == "all":
+        if part.clients == "all" or self.opens(t):
             return everyone(present)
         if part.clients == "stratified":
             assert strata is not None
@@ -128,12 +137,24 @@ class CohortDraw:
             return importance(generator, strata.norms, present, count, part.design)
         return uniform(generator, present, count)
 
-    def _seconds(self, clients: Ints) -> np.ndarray:
+    def _seconds(self, clients: Ints, opening: bool) -> Floats:
         """Virtual seconds of each participant: rows passed through the model, and the model's way down and up."""
-        local, rows = self.config.local, self.sizes[clients]
-        if local.steps is not None:
+        local, rows = self.config.local, self._used(clients)
+        if opening:
+            passed = rows
+        elif local.steps is not None:
             batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
             passed = local.steps * batch
         else:
             passed = (local.epochs or 1) * rows
-        return participant_seconds(self._devices, clients, passed, self.model_bytes, self.model_bytes)
+        return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
+
+    def _used(self, clients: Ints) -> Floats:
+        """Rows that each participant is expected to use: where rows are sampled, its share of those wanted."""
+        part, sizes = self.config.samples, self.sizes[clients].astype(np.float64)
+        if part.rule == "ratio":
+            return sizes * (part.ratio or 1.0)
+        if part.rule == "all" or part.wanted is None:
+            return sizes
+        pool = self.sizes if part.rule == "bernoulli" and part.asked == "all" else self.sizes[clients]
+        return sizes * min(1.0, part.wanted / max(1, int(pool.sum())))

@@ -101,25 +101,32 @@ class UpdateMoments:
         Σ c_k ‖Δ_k‖².
     term_squares : float
         Σ ‖c_k Δ_k‖².
+    weighted_gain : float
+        Σ c_k (F_k(w) − F_k(w_k)): how much less each client loses on its own data with its own model.
     """
 
     weight: float = 0.0
     weighted_squares: float = 0.0
     term_squares: float = 0.0
+    weighted_gain: float = 0.0
 
     def __add__(self, other: UpdateMoments) -> UpdateMoments:
         return UpdateMoments(
             self.weight + other.weight,
             self.weighted_squares + other.weighted_squares,
             self.term_squares + other.term_squares,
+            self.weighted_gain + other.weighted_gain,
         )
 
 
-def update_moments(norms: Floats, coefficients: Floats) -> UpdateMoments:
-    """The sums of `UpdateMoments` from ‖Δ_k‖ and c_k, both (m,)."""
+def update_moments(norms: Floats, coefficients: Floats, gains: Floats | None = None) -> UpdateMoments:
+    """The sums of `UpdateMoments` from ‖Δ_k‖, c_k and F_k(w) − F_k(w_k), all (m,)."""
     squares = norms**2
     return UpdateMoments(
-        float(coefficients.sum()), float((coefficients * squares).sum()), float((coefficients**2 * squares).sum())
+        float(coefficients.sum()),
+        float((coefficients * squares).sum()),
+        float((coefficients**2 * squares).sum()),
+        0.0 if gains is None else float((coefficients * gains).sum()),
     )
 
 
@@ -141,10 +148,16 @@ def client_drift(moments: UpdateMoments, update_norm: float) -> float:
     return max(0.0, moments.weighted_squares / moments.weight - (update_norm / moments.weight) ** 2)
 
 
+def local_gain(moments: UpdateMoments) -> float:
+    """Σ p_k (F_k(w) − F_k(w_k)) with p_k = c_k / Σ c, what stands in for Γ during a run (see `heterogeneity`): equal to
+    it when w is the best global model and local training ends at each client's own."""
+    return moments.weighted_gain / moments.weight if moments.weight > 0 else 0.0
+
+
 def heterogeneity(global_minimum: float, local_minima: Floats, weights: Floats) -> float:
     """Γ = F* − Σ ρ_k F_k* (FedSSO, Lemma 4; Li et al. 2020): 0 when one model is best for every client.
 
-    During a run F(w) and the participants' losses after local training stand in for the minima.
+    During a run F(w) and the participants' losses after local training stand in for the minima (`local_gain`).
 
     Parameters
     ----------

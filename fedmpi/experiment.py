@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,18 @@ from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import RESIDENT_BYTES
-from fedmpi.diagnostics import client_drift, gradient_diversity
+from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.grouping import mediator_groups
 from fedmpi.layout import lay_out, server_trains, shares_data
 from fedmpi.links import paper_formula, round_links
 from fedmpi.local.engines import choose_engine
-from fedmpi.local.probes import gradient_blocks
+from fedmpi.measures import LocalLosses, Reference
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
+from fedmpi.probing import make_probe
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.round_sum import RoundTotals
 from fedmpi.stratification import Stratifier
@@ -64,6 +64,8 @@ class Experiment:
         The local work of this rank's clients.
     server_optimizer : ServerOptimizer
         Takes the same step on every rank.
+    reference : Reference or None
+        What the global model is compared with, on every rank alike.
     augmentation : dict
         What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
     """
@@ -78,6 +80,7 @@ class Experiment:
     trainer: Trainer
     server_optimizer: ServerOptimizer
     augmentation: dict[str, Any]
+    reference: Reference | None = None
     _test: tuple[Tensor, Tensor] | None = None
 
     @classmethod
@@ -100,19 +103,17 @@ class Experiment:
         with_server = server_trains(config, cluster, shared, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         observer = UpdateObserver.wanted_by(config, streams)
+        if observer is not None and config.logging.diagnostics:
+            observer.losses = LocalLosses(config, data, device)
+        reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.transport.error_feedback:
             check_residuals(store.clients, model.size)
         engine = choose_engine(config, model, data, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
-            config, data.sizes, samples.class_counts() if labelled else None, streams, model_bytes=4 * model.size
+            config, data.sizes, samples.class_counts() if labelled else None, streams, values=model.size
         )
-        batch_rows = None if config.local.batch_size == "all" else config.local.batch_size
-
-        def probe(t: int, w: Tensor) -> Iterator[tuple[np.ndarray, Tensor]]:
-            kind, mine = config.participation.probe, range(*layout.owned)
-            return gradient_blocks(data, model, mine, w, kind, streams, t, batch_rows, cluster.rank)
-
+        probe = make_probe(config, model, data, streams, cluster.rank)
         groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
         server = config.aggregation
         return cls(
@@ -139,6 +140,7 @@ class Experiment:
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
+            reference=reference,
             augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
         )
 
@@ -148,7 +150,9 @@ class Experiment:
 
     def plan(self, t: int) -> Plan:
         """The server's plan of round t (rank 0 only)."""
-        return self.planner.plan(t, self.stratifier.strata)
+        plan = self.planner.plan(t, self.stratifier.strata)
+        self.stratifier.latest = plan.clients
+        return plan
 
     def aggregate(self, plan: Plan, totals: RoundTotals) -> Tensor:
         """The round's mean update Δ from the sums of all ranks, with the server's noise if there is to be any."""
@@ -178,6 +182,10 @@ class Experiment:
             record["rebalancing"] = self.augmentation
         return {key: value for key, value in record.items() if value is not None}
 
+    def distance(self, model: Tensor) -> dict[str, float]:
+        """How far the global model is from the reference, where there is one."""
+        return {} if self.reference is None else {"weight_divergence": self.reference.distance(model)}
+
     def _links(self, plan: Plan, totals: RoundTotals) -> dict[str, int]:
         classes, clients = self.data.description.classes, len(self.data.sizes)
         visits = round(totals.sums["visits"])
@@ -198,6 +206,7 @@ class Experiment:
             facts["update_norm"] = norm
             facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
             facts["client_drift"] = client_drift(totals.moments, norm)
+            facts["gamma"] = local_gain(totals.moments)
         return facts
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

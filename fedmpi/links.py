@@ -12,7 +12,7 @@ from fedmpi.transport import upload_bits
 
 
 def round_links(
-    config: Config, values: int, clients: int, classes: int, plan: Plan, measured: bool, visits: int = 0
+    config: Config, values: int, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
     """Bytes of one round on every link.
 
@@ -26,8 +26,8 @@ def round_links(
         N and C.
     plan : Plan
         The round as planned (with its facts: rank 0 only).
-    measured : bool
-        Whether features of all clients were measured before this round.
+    measured : int
+        Clients whose features were measured before this round.
     visits : int
         How often mediators' models were trained at a client, counted by the ranks that did it.
     """
@@ -42,7 +42,7 @@ def round_links(
     if config.samples.rule == "bernoulli":
         total += traffic.size_answers(clients if config.samples.asked == "all" else participants, participants)
     if measured:
-        total += _probes(config, values, clients, classes)
+        total += _probes(config, values, measured, classes)
     if plan.round == 0 and config.rebalance.enabled:
         total += traffic.rebalancing(clients, classes)
     elif plan.round == 0 and config.topology.kind == "mediators":

@@ -12,6 +12,7 @@ from fedmpi.aggregation.gaussian_dp import clip
 from fedmpi.config import Config
 from fedmpi.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.work import Task
+from fedmpi.measures import LocalLosses
 from fedmpi.streams import Streams
 from fedmpi.transport import Transport
 
@@ -27,9 +28,15 @@ class UpdateObserver:
         Whether the norms of the updates are collected.
     transport : Transport or None
         Changes an update on its way; None = it arrives as it is.
+
+    Attributes
+    ----------
+    losses : LocalLosses or None
+        Measures what a client gained on its own data, where that is wanted.
     """
 
     def __init__(self, clip_norm: float | None, measures: bool, transport: Transport | None = None):
+        self.losses: LocalLosses | None = None
         self.clip_norm = clip_norm
         self.measures = measures
         self.transport = transport
@@ -43,9 +50,12 @@ class UpdateObserver:
             return cls(clip_norm, measures) if measures or clip_norm is not None else None
         return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams))
 
-    def begin(self, tasks: Sequence[Task], round: int) -> None:
-        """Start a round with these tasks."""
+    def begin(self, tasks: Sequence[Task], round: int, start: Tensor | None = None) -> None:
+        """Start a round with these tasks, all from the model `start` (d,)."""
         self._round = round
+        if self.losses is not None and start is not None:
+            self.losses.start = start
+        self._gains: list[float] = []
         self._coefficients = {task.client: task.coefficient for task in tasks}
         self._norms: list[float] = []
         self._factors: list[float] = []
@@ -53,6 +63,8 @@ class UpdateObserver:
 
     def __call__(self, client: int, update: Tensor) -> Tensor:
         """See one client's Δ (d,); returns what the server receives of it, clipped where needed, in place."""
+        if self.losses is not None:
+            self._gains.append(self.losses.gain(client, update))
         if self.transport is not None:
             update = self.transport.send(self._round, client, update)
         if self.measures:
@@ -65,4 +77,5 @@ class UpdateObserver:
 
     def moments(self) -> UpdateMoments:
         """The sums of the round so far over this rank's clients."""
-        return update_moments(np.array(self._norms), np.array(self._factors))
+        gains = np.array(self._gains) if self.losses is not None else None
+        return update_moments(np.array(self._norms), np.array(self._factors), gains)

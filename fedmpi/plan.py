@@ -32,6 +32,8 @@ class Plan:
         Probability p with which a sample of a participant is used (1 = all of them).
     mediators : int64 (m,) or (0,)
         Mediator of each participant; empty in a star.
+    one_step : bool
+        Whether this is an opening round: everybody takes a single step.
     facts : dict
         What the record says about the decision (rank 0 only, not sent).
     """
@@ -44,11 +46,12 @@ class Plan:
     normalise: bool
     probability: float = 1.0
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    one_step: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> list[np.ndarray]:
         """The plan as arrays to broadcast."""
-        whole = np.array([self.round, self.per_sample, self.normalise], np.int64)
+        whole = np.array([self.round, self.per_sample, self.normalise, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
         return [whole, real, self.clients, self.coefficients, self.mediators]
 
@@ -65,6 +68,7 @@ class Plan:
             normalise=bool(whole[2]),
             probability=float(real[1]),
             mediators=mediators,
+            one_step=bool(whole[3]),
         )
 
 

@@ -19,7 +19,8 @@ from fedmpi.config import Config
 from fedmpi.grouping import MediatorGroups
 from fedmpi.participation.clients import Cohort
 from fedmpi.participation.strata import Strata
-from fedmpi.plan import Ints, Plan, learning_rate
+from fedmpi.plan import Floats, Ints, Plan, learning_rate
+from fedmpi.sampling.samples import offsets_of, sampled_positions, used_counts
 from fedmpi.sampling.size_estimates import (
     SizeEstimate,
     answer_stream,
@@ -28,6 +29,7 @@ from fedmpi.sampling.size_estimates import (
     saturations,
 )
 from fedmpi.streams import Streams
+from fedmpi.system_model import round_seconds
 
 log = logging.getLogger("fedmpi")
 PER_SAMPLE = ("samples", "gradient-sum")
@@ -84,7 +86,8 @@ class Planner:
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
         sampling = self.data_sampling(t, cohort)
-        kind = self.config.aggregation.weights
+        opening = self.cohorts.opens(t)
+        kind = self._opening_weights() if opening else self.config.aggregation.weights
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
         return Plan(
             round=t,
@@ -97,8 +100,14 @@ class Planner:
             normalise=is_normalised(kind),
             probability=sampling.probability,
             mediators=mediators,
-            facts=self._facts(turnout, sampling) | divergences,
+            one_step=opening,
+            facts=self._facts(t, turnout, sampling, mediators) | divergences,
         )
+
+    def _opening_weights(self) -> str:
+        """Of a round in which everybody takes part: ρ_k by samples, or equal ones where clients are what counts."""
+        part = self.config.aggregation
+        return "uniform" if part.weights in ("uniform", "stratified") or part.population == "clients" else "samples"
 
     def data_sampling(self, t: int, cohort: Cohort) -> DataSampling:
         """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise."""
@@ -122,15 +131,17 @@ class Planner:
         wanted = self.config.samples.wanted or int(self.sizes[cohort.clients].sum())
         return coefficients(kind, cohort, self.weight_sizes, used, wanted, self.config.aggregation.population)
 
-    def _facts(self, turnout: Turnout, sampling: DataSampling) -> dict[str, Any]:
+    def _facts(self, t: int, turnout: Turnout, sampling: DataSampling, mediators: Ints) -> dict[str, Any]:
         cohort, system = turnout.cohort, self.config.system
         facts: dict[str, Any] = {"participants": len(cohort.clients)}
+        if self.cohorts.opens(t):
+            facts["opening"] = True
         if system.availability != "always":
             facts["available"] = turnout.available
         if system.drop_out or system.over_selection > 1:
             facts["asked"] = turnout.asked
-        if turnout.virtual_seconds is not None:
-            facts["virtual_seconds"] = turnout.virtual_seconds
+        if turnout.seconds is not None:
+            facts["virtual_seconds"] = self._round_seconds(turnout.seconds, mediators)
         if cohort.strata is not None:
             facts["strata"] = len(cohort.strata.sizes)
             facts["stratum_sizes"] = cohort.strata.sizes.tolist()
@@ -141,7 +152,36 @@ class Planner:
             facts["size_estimate"] = sampling.estimate.total
             facts["size_true"] = sampling.estimate.true_total
             facts["clipped_fraction"] = sampling.estimate.clipped_fraction
-        return facts | self.accounts.enter(cohort)
+        if self.accounts.usage is not None:
+            facts |= self._diagnosed(cohort)
+        return facts | self.accounts.enter(cohort, self._used_samples(t, cohort, sampling))
+
+    def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
+        """Length of the round: that of the slowest participant, or of the slowest mediator's chain of visits."""
+        if not len(mediators):
+            return round_seconds(seconds)
+        chains = np.bincount(mediators, weights=seconds)
+        return self.config.topology.mediator_epochs * float(chains.max(initial=0.0))
+
+    def _diagnosed(self, cohort: Cohort) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        if cohort.inclusion.size:
+            facts["inclusion_min"] = float(cohort.inclusion.min())
+            facts["inclusion_mean"] = float(cohort.inclusion.mean())
+            facts["inclusion_max"] = float(cohort.inclusion.max())
+        if cohort.strata is not None and cohort.strata.spread.any():
+            facts["stratum_spreads"] = cohort.strata.spread.tolist()
+        return facts
+
+    def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:
+        """Global positions of the rows that the cohort uses; None for all rows, or if nobody wants to know."""
+        part = self.config.samples
+        if part.rule == "all" or self.accounts.usage is None:
+            return None
+        sizes = self.sizes[cohort.clients]
+        positions = sampled_positions(self.streams, t, sizes, part.rule, sampling.probability, part.wanted)
+        shift = offsets_of(self.sizes)[cohort.clients] - offsets_of(sizes)[:-1]
+        return positions + np.repeat(shift, used_counts(positions, offsets_of(sizes)))
 
     def _warn_once(self, kind: str, t: int, message: str) -> None:
         if kind not in self._warned:

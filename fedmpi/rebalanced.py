@@ -67,7 +67,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
         The data are no images, or are augmented although the copies are to be virtual, or are not although the copies
         are to be stored ones, or were augmented with another α or reading than the configuration has.
     """
-    data, part = ClientData(store, device), config.rebalance
+    data, part = ClientData(store, device, standardise=config.data.normalise), config.rebalance
     if not part.enabled:
         return ClientSamples(data)
     check_images(store.description)

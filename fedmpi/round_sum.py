@@ -20,7 +20,7 @@ from fedmpi.mediators.relay import RelayReport
 from fedmpi.observer import UpdateObserver
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
-OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares")
+OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,7 @@ class RoundSum:
             moments.weight,
             moments.weighted_squares,
             moments.term_squares,
+            moments.weighted_gain,
         ]
         ranks = np.zeros((3, self.cluster.size))
         idle_seconds = relayed.idle_seconds if relayed else 0.0

@@ -105,7 +105,7 @@ class Simulation:
     def _note(self, plan: Plan, totals: RoundTotals, started: float) -> None:
         """Rank 0 keeps the round's record until its evaluation is there."""
         if self.cluster.is_server:
-            record = self.experiment.record(plan, totals)
+            record = self.experiment.record(plan, totals) | self.experiment.distance(self.model)
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.unsettled = record

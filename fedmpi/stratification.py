@@ -14,13 +14,20 @@ from fedmpi.cluster import Cluster
 from fedmpi.config import Config
 from fedmpi.participation.allocation import spread
 from fedmpi.participation.clustering import kmeans, optics
-from fedmpi.participation.features import Features, gradient_features, label_histogram, merge, plan_features
+from fedmpi.participation.features import (
+    Features,
+    gradient_features,
+    label_histogram,
+    merge,
+    plan_features,
+    refreshed,
+)
 from fedmpi.participation.strata import Strata, make_strata
 from fedmpi.plan import Floats, Ints
 from fedmpi.streams import Purpose, Streams
 
 log = logging.getLogger("fedmpi")
-Probe = Callable[[int, Tensor], Iterator[tuple[Ints, Tensor]]]
+Probe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
 
 
 class Stratifier:
@@ -39,9 +46,18 @@ class Stratifier:
     class_counts : callable
         (clients) -> int64 (k, C), for label histograms.
     probe : callable
-        (round, model) -> blocks of (clients, gradients (k, d)) of the owned clients.
+        (round, model, clients) -> blocks of (clients, gradients (k, d)) of clients that this rank owns.
     streams : Streams
         Used for the projection and the starts of k-means.
+
+    Attributes
+    ----------
+    strata : Strata or None
+        Those in force (rank 0 only).
+    latest : int64 (m,)
+        Participants of the round before, told by the planner (rank 0 only).
+    measured : int
+        Clients measured before this round (rank 0 only).
     """
 
     def __init__(
@@ -63,8 +79,10 @@ class Stratifier:
         self.probe = probe
         self.streams = streams
         self.strata: Strata | None = None
-        self.measured = False
+        self.latest: Ints = np.empty(0, np.int64)
+        self.measured = 0
         self._first = True
+        self._kept: Features | None = None
         if self.wanted and self.part.features != "label-histogram":
             self.plan = plan_features(
                 self.part.features,
@@ -86,19 +104,37 @@ class Stratifier:
     def observe(self, t: int, model: Tensor) -> None:
         """Measure and cluster anew if round t is due: a collective call, on every rank alike."""
         refresh = self.part.refresh
-        self.measured = self.wanted and (self._first or (refresh > 0 and t % refresh == 0))
-        if not self.measured:
+        self.measured = 0
+        if not self.wanted or not (self._first or (refresh > 0 and t % refresh == 0)):
             return
+        parts = self._gathered(self._features(t, model, self._due()))
         self._first = False
-        parts = self._gathered(self._features(t, model))
         if parts is not None:
-            self.strata = self._grouped(t, merge(parts))
+            self.measured = sum(len(part.clients) for part in parts)
+            self.strata = self._grouped(t, self._complete(parts))
 
-    def _features(self, t: int, model: Tensor) -> Features:
+    def _due(self) -> Ints:
+        """The clients of this rank that are to be measured: all, or those that took part in the round before."""
+        first, last = self.owned
+        if self._first or self.part.refresh_who == "all":
+            return np.arange(first, last, dtype=np.int64)
+        latest = self.cluster.broadcast([self.latest] if self.cluster.is_server else None)[0]
+        return latest[(latest >= first) & (latest < last)]
+
+    def _features(self, t: int, model: Tensor, due: Ints) -> Features:
         if self.part.features == "label-histogram":
-            mine = np.arange(*self.owned, dtype=np.int64)
-            return label_histogram(mine, self.class_counts(mine))
-        return gradient_features(self.plan, self.probe(t, model))
+            return label_histogram(due, self.class_counts(due))
+        return gradient_features(self.plan, self.probe(t, model, due))
+
+    def _complete(self, parts: list[Features]) -> Features:
+        """The features of all clients: of those not measured now the ones they had before."""
+        if self.part.refresh_who == "all":
+            return merge(parts)
+        if self._kept is None:
+            self._kept = merge(parts)
+        elif parts:
+            self._kept = refreshed(self._kept, merge(parts))
+        return self._kept
 
     def _gathered(self, mine: Features) -> list[Features] | None:
         clients = self.cluster.gather(mine.clients)
@@ -118,6 +154,8 @@ class Stratifier:
             return make_strata(np.zeros(self.clients, np.int64), None, features.norms)
         if part.clustering == "optics":
             labels = optics(matrix, part.min_samples, part.xi, part.noise)
+            if part.noise == "drop" and (labels < 0).any():
+                log.info("round %d: %d clients are in no cluster of OPTICS and left out", t, int((labels < 0).sum()))
         else:
             generator = self.streams.generator(Purpose.CLUSTERING, t)
             labels = kmeans(matrix, min(part.strata, self.clients), generator)
@@ -127,12 +165,14 @@ class Stratifier:
         return strata
 
     def state(self) -> dict[str, Tensor]:
-        """The strata in force, for a checkpoint."""
+        """The strata in force, and what they will be renewed from, for a checkpoint."""
         if self.strata is None:
             return {}
         norms = self.strata.norms if self.strata.norms is not None else np.empty(0)
         arrays: dict[str, Any] = {"labels": self.strata.labels, "spreads": self.strata.spreads, "norms": norms}
-        return {f"strata.{name}": torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        if self._kept is not None:
+            arrays |= {"features": self._kept.matrix, "feature_norms": self._kept.norms, "latest": self.latest}
+        return {f"strata.{name}": torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor], resumed: bool) -> None:
         """Take the strata of a checkpoint over (rank 0 has them, every rank knows that they exist)."""
@@ -141,3 +181,7 @@ class Stratifier:
             norms: Floats = state["strata.norms"].numpy()
             labels, spreads = state["strata.labels"].numpy(), state["strata.spreads"].numpy()
             self.strata = make_strata(labels, spreads, norms if norms.size else None)
+        if "strata.features" in state:
+            everyone = np.arange(self.clients, dtype=np.int64)
+            self._kept = Features(everyone, state["strata.features"].numpy(), state["strata.feature_norms"].numpy())
+            self.latest = state["strata.latest"].numpy()

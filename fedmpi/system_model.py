@@ -103,7 +103,7 @@ def draw_devices(streams: Streams, clients: int, speed: RateLaw, upload: RateLaw
 
 
 def participant_seconds(
-    devices: Devices, clients: Ints, samples: Ints, bytes_down: int, bytes_up: int, cost: float = 1.0
+    devices: Devices, clients: Ints, samples: Ints | Floats, bytes_down: int, bytes_up: int, cost: float = 1.0
 ) -> Floats:
     """Virtual seconds until each participant's update has arrived, float64 (m,).
 
@@ -115,7 +115,7 @@ def participant_seconds(
         All clients' devices.
     clients : ndarray of int64, shape (m,)
         The participants.
-    samples : ndarray of int64, shape (m,)
+    samples : ndarray of int64 or float64, shape (m,)
         Samples each one passes through the model: local steps × batch size.
     bytes_down, bytes_up : int
         Bytes a participant receives and sends.

@@ -115,7 +115,7 @@ class Trainer:
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
         rule = self.rule(plan)
-        if self.trial.open:
+        if self.trial.open and not plan.one_step:
             largest = int(self.sizes[plan.clients].max(initial=0))
             self.trial.decide(largest, self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
         if self.config.samples.rule != "all" and isinstance(self.engine, CompositeEngine):
@@ -126,7 +126,7 @@ class Trainer:
             return self._relay(plan, model, rule, total)
         tasks = self.tasks(plan, self.members(plan))
         if self.observer is not None:
-            self.observer.begin(tasks, plan.round)
+            self.observer.begin(tasks, plan.round, model)
         if not tasks:
             return WorkReport()
         return self.engine.train(tasks, model, rule, plan.round, total)
@@ -167,6 +167,9 @@ class Trainer:
     def rule(self, plan: Plan) -> LocalRule:
         """What every participant does in this round."""
         part = self.config.local
+        if plan.one_step:
+            rows = {"full": None, "batch": part.batch_size, "sample": 1}[self.config.participation.probe]
+            return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=None if rows == "all" else rows)
         epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
         return LocalRule(
             optimizer=part.optimizer,

@@ -17,7 +17,7 @@ SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 def planner(*settings: str, sizes: np.ndarray = SIZES) -> Planner:
     config = load_config(None, settings)
     streams = Streams(config.seed)
-    return Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, model_bytes=4000))
+    return Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, values=1000))
 
 
 def test_fedavg_weights_participants_by_their_size():

@@ -99,6 +99,11 @@ RELEVANCE: dict[str, Relevance] = {
     "participation.restore": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
     "participation.probe": Relevance(_gradient_features, "gradients as participation.features"),
     "participation.refresh": Relevance(_probed, _PROBED),
+    "participation.refresh_who": Relevance(
+        lambda c: _gradient_features(c) and c.participation.refresh > 0,
+        "gradients as participation.features and participation.refresh above 0",
+    ),
+    "participation.opening": Relevance(_strata, _STRATIFIED),
     "participation.clustering": Relevance(_strata, _STRATIFIED),
     "participation.strata": Relevance(
         lambda c: _strata(c) and c.participation.clustering == "kmeans", 'participation.clustering = "kmeans"'
@@ -248,6 +253,11 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         (
             c.system.over_selection > 1 and p.clients == "all",
             'system.over_selection asks more clients than wanted, but participation.clients = "all" asks all of them',
+        ),
+        (
+            c.system.over_selection > 1 and _mediators(c),
+            "system.over_selection takes the first updates to arrive at the server, to which only mediators send with "
+            'topology.kind = "mediators"',
         ),
         (
             _mediators(c) and c.server.trains == "always",

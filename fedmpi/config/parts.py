@@ -30,6 +30,8 @@ class DataPart(Part):
     ("digits:clients=50,partition=dirichlet,alpha=0.1" chooses how they are dealt out)."""
     verify: bool = False
     """Check every shard's sha256 before training."""
+    normalise: bool = True
+    """Standardise features by the data set's mean and deviation; false: bytes become [0, 1], other numbers stay."""
 
 
 class ModelPart(BaseModel):
@@ -70,6 +72,10 @@ class ParticipationPart(Part):
     """How much local data a probe sees: all of it, one batch, one sample."""
     refresh: Annotated[int, Field(ge=0)] = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
+    refresh_who: Literal["all", "participants"] = "all"
+    """Whose gradients are measured anew: all, or those of the last round's participants (the others' grow stale)."""
+    opening: bool = False
+    """Round 0 is one step of every client, from which the strata are made too (FedSSO, Algorithm 1, lines 1-3)."""
     clustering: Literal["kmeans", "optics"] = "kmeans"
     """How clients are grouped into strata."""
     strata: Count = 10
@@ -327,7 +333,10 @@ class LoggingPart(Part):
     interval: NonNegative = 2.0
     """Seconds between two progress lines when the output is no terminal."""
     diagnostics: bool = False
-    """Record drift, gradient diversity and update norms (each client's own update is then needed: no merging)."""
+    """Record drift, gradient diversity, Γ, update norms, how evenly clients and samples are used (each client's own
+    update is then needed: no merging; two more passes over a participant's data)."""
+    reference: str | None = None
+    """A model.safetensors, e.g. of centralised training: records tell the distance from it, ‖w − w_ref‖/‖w_ref‖."""
 
 
 class Config(Part):

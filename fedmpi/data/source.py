@@ -6,6 +6,7 @@ A client that was read whole stays in memory, normalised, within a budget, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,8 @@ class ClientData:
         Where the tensors shall lie.
     resident_bytes : int
         Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing.
+    standardise : bool
+        Whether mean and deviation of the data set are used; without, bytes become [0, 1] and other numbers stay.
 
     Attributes
     ----------
@@ -78,12 +81,18 @@ class ClientData:
     description : DataDescription
     """
 
-    def __init__(self, store: ShardStore, device: torch.device | str = "cpu", resident_bytes: int = RESIDENT_BYTES):
+    def __init__(
+        self,
+        store: ShardStore,
+        device: torch.device | str = "cpu",
+        resident_bytes: int = RESIDENT_BYTES,
+        standardise: bool = True,
+    ):
         self.store = store
         self.device = torch.device(device)
-        self.description = store.description
+        self.description = store.description if standardise else replace(store.description, mean=(), std=())
         self.sizes: Int64Array = store.sizes
-        self.normalise = Normaliser(store.description, self.device)
+        self.normalise = Normaliser(self.description, self.device)
         self._kept: dict[int, Tensors] = {}
         self._budget = resident_bytes
 

@@ -138,6 +138,38 @@ def exact_rows(
     return _restrict(drawn, start, stop)
 
 
+def sampled_positions(
+    streams: Streams,
+    round: int,
+    sizes: IntArray,
+    rule: str,
+    probability: float,
+    wanted: int | None = None,
+    start: int = 0,
+    stop: int | None = None,
+) -> IntArray:
+    """The rows that a round's rule draws, as sorted positions on the cohort's axis.
+
+    Parameters
+    ----------
+    streams, round, sizes, start, stop
+        As for `bernoulli_rows`.
+    rule : str
+        "bernoulli", "ratio" or "exact".
+    probability : float
+        p, or the ratio r.
+    wanted : int, optional
+        K, for "exact".
+    """
+    if rule == "bernoulli":
+        return bernoulli_rows(streams, round, sizes, probability, start, stop)
+    if rule == "ratio":
+        return ratio_rows(streams, round, sizes, probability, start, stop)
+    if rule != "exact" or wanted is None:
+        raise ValueError(f"the rule {rule!r} draws no rows, or K is missing")
+    return exact_rows(streams, round, sizes, wanted, start, stop)
+
+
 def used_counts(positions: IntArray, offsets: IntArray) -> IntArray:
     """How many of each participant's rows are used, int64 (m,): sorted `positions` between successive `offsets`."""
     counts: IntArray = np.diff(np.searchsorted(positions, offsets))

@@ -26,7 +26,7 @@ Choices = dict[str, dict[str, list[Any]]]
 
 DATA = ["digits:clients=14,alpha=0.4", "digits:clients=9,partition=iid", "digits:clients=30,alpha=0.1,seed=3"]
 CHOICES: Choices = {
-    "data": {"shards": DATA},
+    "data": {"shards": DATA, "normalise": [True, True, False]},
     "model": {"name": ["mlp", "tests.mpi.user_models:dropout_mlp"]},
     "participation": {
         "clients": ["all", "uniform", "weighted", "importance", "stratified", "stratified", "stratified"],
@@ -38,6 +38,8 @@ CHOICES: Choices = {
         "restore": [True, False],
         "probe": ["full", "batch", "sample"],
         "refresh": [0, 1],
+        "refresh_who": ["all", "participants"],
+        "opening": [False, True],
         "clustering": ["kmeans", "optics"],
         "strata": [3, 6],
         "noise": ["singletons", "stratum"],

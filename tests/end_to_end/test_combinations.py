@@ -14,7 +14,7 @@ from tests.end_to_end.combinations import valid_configurations
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "combinations.py"
-DRAWN, WANTED = 225, 200
+DRAWN, WANTED = 230, 200
 DEPEND_ON_THE_RANKS = ("busy_seconds", "idle_seconds", "hops")
 Traces = dict[str, np.ndarray]
 

@@ -1,0 +1,95 @@
+"""What diagnostics measure with whole models: clients' losses before and after their work, distance to a reference.
+
+The module is a copy of its own, so that measuring never touches what an engine has bound.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedmpi.config import Config
+from fedmpi.diagnostics import weight_divergence
+from fedmpi.errors import UserError
+from fedmpi.local.work import DataSource
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+
+ROWS_AT_ONCE = 2000
+
+
+class LocalLosses:
+    """How much better than the global model a client's own model is on the client's data.
+
+    Parameters
+    ----------
+    config : Config
+        Names the model.
+    data : DataSource
+        The clients' samples.
+    device : torch.device
+        Where the samples are.
+    """
+
+    def __init__(self, config: Config, data: DataSource, device: torch.device):
+        self.data = data
+        self.model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
+        self.model.module.eval()
+        self.start = self.model.initial
+        self._own = torch.empty_like(self.start)
+
+    def gain(self, client: int, update: Tensor) -> float:
+        """F_k(w) − F_k(w + Δ_k), mean losses over all samples of the client in evaluation mode; 0 without samples."""
+        x, y = self.data.load(client)
+        if not len(y):
+            return 0.0
+        torch.add(self.start, update, out=self._own)
+        return self._loss(self.start, x, y) - self._loss(self._own, x, y)
+
+    def _loss(self, values: Tensor, x: Tensor, y: Tensor) -> float:
+        self.model.bind(values)
+        total = 0.0
+        with torch.inference_mode():
+            for first in range(0, len(y), ROWS_AT_ONCE):
+                part = slice(first, first + ROWS_AT_ONCE)
+                total += float(cross_entropy(self.model.module(x[part]), y[part], reduction="sum"))
+        return total / len(y)
+
+
+class Reference:
+    """A model that the run is compared with, e.g. that of centralised training.
+
+    Parameters
+    ----------
+    path : str
+        A `model.safetensors` as a run leaves it.
+    model : FlatModel
+        Of the same module; used for its shape.
+
+    Raises
+    ------
+    UserError
+        When the file cannot be read or holds another model.
+    """
+
+    def __init__(self, path: str, model: FlatModel):
+        try:
+            held = load_file(Path(path))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"logging.reference = {path!r} cannot be read as safetensors: {error}") from error
+        values = model.initial.clone()
+        model.bind(values)
+        try:
+            model.module.load_state_dict(held)
+        except RuntimeError as error:
+            raise UserError(f"logging.reference = {path!r} is no model of this run: {error}") from error
+        self.values = values[: model.trainable].cpu().numpy().astype(np.float64)
+
+    def distance(self, w: Tensor) -> float:
+        """‖w − w_ref‖ / ‖w_ref‖ over the trainable values (Zhao et al. 2018, Eq 3)."""
+        return weight_divergence(w[: len(self.values)].cpu().numpy(), self.values)

@@ -1,0 +1,35 @@
+"""How the strata look at clients: gradients of a rank's clients at the current model, in blocks of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from fedmpi.config import Config
+from fedmpi.local.batched import why_not_batched
+from fedmpi.local.probes import gradient_blocks
+from fedmpi.local.probes_batched import BatchedProbe
+from fedmpi.local.work import DataSource
+from fedmpi.models.flat import FlatModel
+from fedmpi.plan import Ints
+from fedmpi.stratification import Probe
+from fedmpi.streams import Streams
+
+
+def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> Probe:
+    """The probe of a run: (round, model, clients) -> blocks of (clients, gradients (k, d)).
+
+    Small clients are probed side by side where the model has a stacked form, unless sums are to be exact: the rounding
+    of a stack depends on who is in it.
+    """
+    rows = None if config.local.batch_size == "all" else config.local.batch_size
+    side_by_side = config.local.engine in ("auto", "batched") and not config.aggregation.exact
+    stackable = side_by_side and why_not_batched(model.module, data.description) is None
+    batched = BatchedProbe(model, data, rank) if stackable else None
+
+    def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
+        kind = config.participation.probe
+        return gradient_blocks(data, model, clients, w, kind, streams, t, rows, rank, batched=batched)
+
+    return probe
