@@ -1,0 +1,52 @@
+"""Memory does not grow with the rounds."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.soak import SAMPLES, Watched, growth
+from fedmpi.config import load_config
+from fedmpi.experiment import Experiment
+from tests.mpi.launch import run_mpi
+
+ROUNDS = 160
+MARGIN_MB = 8
+"""Resident sets wander by a few megabytes; a leak of one model (0.2 MB here) a round would be 29 MB."""
+MODEL = "model.hidden=[400,50]"
+
+
+def test_the_resident_set_of_server_and_workers_does_not_grow(tmp_path: Path):
+    arguments = ["-m", "benchmarks.soak", "--rounds", str(ROUNDS), "--margin", str(MARGIN_MB), "--set", MODEL]
+    result = run_mpi(3, arguments, timeout=170)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(3):
+        assert f"rank {rank}: " in result.stdout
+
+
+def test_what_python_and_numpy_hold_does_not_grow():
+    """40 further rounds leave less than 1,000 bytes a round behind: no plan, no record, no array of the model."""
+    config = load_config(None, ["preset=fedavg", "rounds=80", MODEL])
+    held = []
+
+    class Traced(Watched):
+        def _note(self, plan, totals, started):  # type: ignore[no-untyped-def]
+            super()._note(plan, totals, started)
+            if plan.round + 1 in (40, 80):
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        Traced(Experiment.connect(config), None).run()
+    finally:
+        tracemalloc.stop()
+    assert held[1] - held[0] < 40 * 1000
+
+
+@pytest.mark.parametrize("leak", [0, 1000])
+def test_growth_is_counted_from_the_first_tenth_on(leak: int):
+    resident = 10**8 + leak * np.arange(SAMPLES) + np.where(np.arange(SAMPLES) < SAMPLES // 10, 0, 5 * 10**6)
+    assert growth(resident) == pytest.approx(leak * (SAMPLES - 1 - SAMPLES // 10) / 1e6)
