@@ -29,11 +29,14 @@ class EngineTrial:
     cluster : Cluster
     engine : LocalEngine
         Nothing is to be decided unless it is a `CompositeEngine` with candidates.
+    largest : int
+        Samples of the largest client: where even this one is merged, nothing is to be decided either.
     """
 
-    def __init__(self, cluster: Cluster, engine: LocalEngine):
+    def __init__(self, cluster: Cluster, engine: LocalEngine, largest: int):
         self.cluster = cluster
         self.engine = engine
+        self.largest = largest
         self._path: Path | None = None
 
     @property
@@ -55,29 +58,23 @@ class EngineTrial:
         known = self._read() if self.cluster.is_server else ""
         self._settle(known, "as in this run so far")
 
-    def decide(
-        self,
-        largest: int,
-        tasks: Sequence[Task],
-        model: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-    ) -> None:
-        """Hold the trial if it is due and somebody has clients for it; collective.
+    def due(self, rule: LocalRule, total: Accumulator) -> bool:
+        """Whether a trial is to be held in this round; the same on all ranks."""
+        engine = self.engine
+        if not isinstance(engine, CompositeEngine) or not engine.candidates:
+            return False
+        return not engine.merges_rows(rule, self.largest, total)
+
+    def decide(self, tasks: Sequence[Task], model: Tensor, rule: LocalRule, round: int, total: Accumulator) -> None:
+        """Hold the trial, with the outcome open when no rank has a client for it; collective, to be called when `due`.
 
         Parameters
         ----------
-        largest : int
-            Samples of the round's largest participant: where even this one is merged, nothing is to be decided yet.
         tasks, model, rule, round, total
             This rank's work, as for `Engine.train`.
         """
         engine = self.engine
-        if not isinstance(engine, CompositeEngine) or not engine.candidates:
-            return
-        if engine.merges_rows(rule, largest, total):
-            return
+        assert isinstance(engine, CompositeEngine)
         measured = self.cluster.gather(engine.time_candidates(tasks, model, rule, round, total))
         self._settle(*self._quickest(engine.candidates, measured) if measured is not None else ("", ""))
 

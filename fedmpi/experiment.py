@@ -154,6 +154,12 @@ class Experiment:
         self.stratifier.latest = plan.clients
         return plan
 
+    def plan_ahead(self, t: int) -> None:
+        """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it."""
+        idle = self.cluster.is_server and self.trainer.worker is None
+        if idle and t < self.config.rounds and not self.stratifier.wanted:
+            self.planner.prepare(t)
+
     def aggregate(self, plan: Plan, totals: RoundTotals) -> Tensor:
         """The round's mean update Δ from the sums of all ranks, with the server's noise if there is to be any."""
         weight, privacy = totals.sums["weight"], self.config.privacy

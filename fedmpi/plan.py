@@ -50,15 +50,25 @@ class Plan:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> list[np.ndarray]:
-        """The plan as arrays to broadcast."""
-        whole = np.array([self.round, self.per_sample, self.normalise, self.one_step], np.int64)
+        """The plan as arrays to broadcast; neighbouring clients and equal coefficients are sent as one value."""
+        clients, coefficients, participants = self.clients, self.coefficients, len(self.clients)
+        if participants and clients[-1] - clients[0] == participants - 1:
+            clients = clients[:1]
+        if participants and (coefficients == coefficients[0]).all():
+            coefficients = coefficients[:1]
+        whole = np.array([self.round, self.per_sample, self.normalise, participants, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
-        return [whole, real, self.clients, self.coefficients, self.mediators]
+        return [whole, real, clients, coefficients, self.mediators]
 
     @classmethod
     def from_arrays(cls, arrays: list[np.ndarray]) -> Plan:
         """The plan as another rank receives it."""
         whole, real, clients, coefficients, mediators = arrays
+        participants = int(whole[3])
+        if len(clients) < participants:
+            clients = np.arange(clients[0], clients[0] + participants)
+        if len(coefficients) < participants:
+            coefficients = np.broadcast_to(coefficients[0], participants)
         return cls(
             round=int(whole[0]),
             lr=float(real[0]),
@@ -68,7 +78,7 @@ class Plan:
             normalise=bool(whole[2]),
             probability=float(real[1]),
             mediators=mediators,
-            one_step=bool(whole[3]),
+            one_step=bool(whole[4]),
         )
 
 

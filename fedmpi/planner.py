@@ -7,7 +7,7 @@ the seed and the clients' sizes, never on the number of ranks.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,15 @@ class DataSampling:
 
     probability: float
     estimate: SizeEstimate | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A round as worked out: the plan with the facts of its mediators, and what the other facts are made of."""
+
+    plan: Plan
+    turnout: Turnout
+    sampling: DataSampling
 
 
 class Planner:
@@ -79,9 +88,20 @@ class Planner:
         self.groups = groups
         self.accounts = Accounts(config, sizes)
         self._warned: set[str] = set()
+        self._prepared: Draft | None = None
+
+    def prepare(self, t: int, strata: Strata | None = None) -> None:
+        """Work out a coming round while there is time: `plan` has only to enter it in the accounts then."""
+        self._prepared = self._draft(t, strata)
 
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """The plan of round t, drawn from the strata in force if it needs any."""
+        draft, self._prepared = self._prepared, None
+        if draft is None or draft.plan.round != t:
+            draft = self._draft(t, strata)
+        return replace(draft.plan, facts=self._facts(draft) | draft.plan.facts)
+
+    def _draft(self, t: int, strata: Strata | None) -> Draft:
         local = self.config.local
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
@@ -89,7 +109,7 @@ class Planner:
         opening = self.cohorts.opens(t)
         kind = self._opening_weights() if opening else self.config.aggregation.weights
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
-        return Plan(
+        plan = Plan(
             round=t,
             lr=learning_rate(
                 local.lr_schedule, local.lr, t, self.config.rounds, every=local.lr_every, factor=local.lr_factor
@@ -101,8 +121,9 @@ class Planner:
             probability=sampling.probability,
             mediators=mediators,
             one_step=opening,
-            facts=self._facts(t, turnout, sampling, mediators) | divergences,
+            facts=divergences,
         )
+        return Draft(plan, turnout, sampling)
 
     def _opening_weights(self) -> str:
         """Of a round in which everybody takes part: ρ_k by samples, or equal ones where clients are what counts."""
@@ -131,17 +152,18 @@ class Planner:
         wanted = self.config.samples.wanted or int(self.sizes[cohort.clients].sum())
         return coefficients(kind, cohort, self.weight_sizes, used, wanted, self.config.aggregation.population)
 
-    def _facts(self, t: int, turnout: Turnout, sampling: DataSampling, mediators: Ints) -> dict[str, Any]:
+    def _facts(self, draft: Draft) -> dict[str, Any]:
+        plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling
         cohort, system = turnout.cohort, self.config.system
         facts: dict[str, Any] = {"participants": len(cohort.clients)}
-        if self.cohorts.opens(t):
+        if plan.one_step:
             facts["opening"] = True
         if system.availability != "always":
             facts["available"] = turnout.available
         if system.drop_out or system.over_selection > 1:
             facts["asked"] = turnout.asked
         if turnout.seconds is not None:
-            facts["virtual_seconds"] = self._round_seconds(turnout.seconds, mediators)
+            facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
         if cohort.strata is not None:
             facts["strata"] = len(cohort.strata.sizes)
             facts["stratum_sizes"] = cohort.strata.sizes.tolist()
@@ -154,7 +176,7 @@ class Planner:
             facts["clipped_fraction"] = sampling.estimate.clipped_fraction
         if self.accounts.usage is not None:
             facts |= self._diagnosed(cohort)
-        return facts | self.accounts.enter(cohort, self._used_samples(t, cohort, sampling))
+        return facts | self.accounts.enter(cohort, self._used_samples(plan.round, cohort, sampling))
 
     def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
         """Length of the round: that of the slowest participant, or of the slowest mediator's chain of visits."""

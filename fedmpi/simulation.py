@@ -89,6 +89,7 @@ class Simulation:
         report = trainer.train(plan, self.model, self.sums.updates)
         self.phases["load"] = report.load_seconds
         self.phases["train"] = time.perf_counter() - started - report.load_seconds
+        self.experiment.plan_ahead(plan.round + 1)
         busy = trainer.relayed.busy_seconds if trainer.relayed else time.perf_counter() - started
         self.sums.close(report, busy, self.interrupt.requested, trainer.observer, trainer.relayed)
 

@@ -19,7 +19,7 @@ from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.observer import UpdateObserver
 from fedmpi.placement import equal_parts, longest_first, planned_cost
 from fedmpi.plan import Plan
-from fedmpi.sampling.samples import bernoulli_rows, exact_rows, offsets_of, ratio_rows, used_counts
+from fedmpi.sampling.samples import bernoulli_rows, exact_rows, holders, offsets_of, ratio_rows
 from fedmpi.streams import Streams
 
 FORWARDS_PER_GRADIENT = 3
@@ -108,16 +108,15 @@ class Trainer:
         self.evaluation_cost = test_samples / FORWARDS_PER_GRADIENT if layout.server_trains else 0.0
         self.streams = streams
         self.observer = observer
-        self.trial = EngineTrial(cluster, engine)
+        self.trial = EngineTrial(cluster, engine, int(sizes.max(initial=0)))
         self._all_offsets: np.ndarray | None = None
         self.relayed: RelayReport | None = None
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
         rule = self.rule(plan)
-        if self.trial.open and not plan.one_step:
-            largest = int(self.sizes[plan.clients].max(initial=0))
-            self.trial.decide(largest, self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
+        if not plan.one_step and self.trial.due(rule, total):
+            self.trial.decide(self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
         if self.config.samples.rule != "all" and isinstance(self.engine, CompositeEngine):
             rows = self._sampled(plan, self.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):
@@ -257,11 +256,9 @@ class Trainer:
         else:
             assert samples.wanted is not None
             positions = exact_rows(self.streams, plan.round, sizes, samples.wanted, *part)
-        counts = used_counts(positions, offsets[first : last + 1])
+        having, counts = holders(positions, offsets)
         if len(members) < last - first:
-            wanted = np.zeros(last - first, bool)
-            wanted[members - first] = True
-            positions, counts = positions[np.repeat(wanted, counts)], np.where(wanted, counts, 0)
-        having = np.flatnonzero(counts)
-        counts = counts[having]
-        return SampledRows(first + having, counts, positions - np.repeat(offsets[first + having], counts))
+            ours = np.isin(having, members)
+            positions = positions[np.repeat(ours, counts)]
+            having, counts = having[ours], counts[ours]
+        return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))

@@ -53,6 +53,45 @@ def test_a_saturated_sampling_probability_is_said_once(caplog: pytest.LogCapture
     assert "samples.wanted" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "settings", [["preset=fedsampling", "samples.wanted=25", "samples.threshold=40"], ["preset=fedavg-weighted"]]
+)
+def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(settings: list[str]):
+    settings = [*settings, *([] if settings[0] == "preset=fedsampling" else ["participation.count=4"])]
+    there, here = planner(*settings), planner(*settings)
+    for t in range(3):
+        before = {name: value.clone() for name, value in here.accounts.state().items()}
+        here.prepare(t)
+        assert all(value.equal(before[name]) for name, value in here.accounts.state().items())
+        ahead, now = here.plan(t), there.plan(t)
+        assert ahead.facts == now.facts
+        assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
+
+
+def test_a_plan_made_ahead_for_another_round_is_not_used():
+    made = planner("preset=fedavg-weighted", "participation.count=4")
+    made.prepare(1)
+    assert made.plan(2).round == 2
+
+
+@pytest.mark.parametrize(
+    "settings, values",
+    [
+        (["preset=fedsampling", "samples.wanted=25"], 1 + 1),
+        (["preset=fedavg-weighted", "participation.count=4"], None),
+        (["preset=fedavg", "participation.count=1"], 1 + 1),
+    ],
+)
+def test_plans_travel_short_and_arrive_whole(settings: list[str], values: int | None):
+    plan = planner(*settings).plan(0)
+    arrays = plan.arrays()
+    received = Plan.from_arrays([array.copy() for array in arrays])
+    assert np.array_equal(received.clients, plan.clients) and received.clients.dtype == np.int64
+    assert np.array_equal(received.coefficients, plan.coefficients)
+    if values is not None:
+        assert arrays[2].size + arrays[3].size == values
+
+
 def test_a_plan_survives_the_way_to_another_rank():
     plan = planner("preset=fedavg", "participation.count=3").plan(5)
     received = Plan.from_arrays(plan.arrays())

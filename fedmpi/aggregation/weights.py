@@ -76,17 +76,17 @@ def coefficients(
         If the kind or population is unknown, or something it needs is missing.
     """
     used = sizes[cohort.clients] if used is None else used
+    if kind == "samples":
+        share = _power_of_two_share(int(sizes[cohort.clients].sum()))
+        return (cohort.multiplicity * used).astype(np.float64) * share
+    if kind == "gradient-sum":
+        if not wanted:
+            raise ValueError("the gradient sum needs the number of samples wanted, K")
+        return cohort.multiplicity * used / wanted
     sending = np.where(used > 0, cohort.multiplicity, 0)
     match kind:
-        case "samples":
-            share = _power_of_two_share(int(sizes[cohort.clients].sum()))
-            return (cohort.multiplicity * used).astype(np.float64) * share
         case "uniform":
             return sending * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
-        case "gradient-sum":
-            if not wanted:
-                raise ValueError("the gradient sum needs the number of samples wanted, K")
-            return cohort.multiplicity * used / wanted
         case "stratified":
             return sending * _on_grid(_stratum_weights(cohort))
         case "normalised":

@@ -104,7 +104,8 @@ def everyone(available: IntArray | int) -> Cohort:
         The available clients, sorted; or N for all of 0 … N−1.
     """
     clients = _indices(available)
-    return Cohort(clients, np.ones_like(clients), np.ones(clients.size))
+    once, surely = np.broadcast_to(np.int64(1), clients.shape), np.broadcast_to(1.0, clients.shape)
+    return Cohort(clients, once, surely)
 
 
 def uniform(generator: np.random.Generator, available: IntArray | int, count: int) -> Cohort:

@@ -64,8 +64,9 @@ class PrivacyLedger:
         before = self._answers[everyone]
         fresh = bool(before.size) and not (self.memoise and before.min() > 0)
         self._answers[everyone] = 1 if self.memoise else before + 1
-        spent = self.spent()
-        return LedgerEntry(self.epsilon if fresh else 0.0, float(spent.max()), float(spent.mean()))
+        largest, mean = self._answers.max(initial=0), self._answers.mean() if self._answers.size else 0.0
+        so_far = (float(self.epsilon * largest), float(self.epsilon * mean)) if largest else (0.0, 0.0)
+        return LedgerEntry(self.epsilon if fresh else 0.0, *so_far)
 
     def spent(self) -> FloatArray:
         """ε spent so far by every client, float64 (N,)."""

@@ -176,6 +176,21 @@ def used_counts(positions: IntArray, offsets: IntArray) -> IntArray:
     return counts
 
 
+def holders(positions: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
+    """Who has any of the sorted `positions`, at the cost of the positions however many participants there are.
+
+    Returns
+    -------
+    members : int64 (q,)
+        Places in the cohort (0 … m−1) of the participants with at least one position.
+    counts : int64 (q,)
+        How many each has.
+    """
+    places = np.searchsorted(offsets, positions, side="right") - 1
+    starts = np.flatnonzero(np.diff(places, prepend=-1))
+    return places[starts], np.diff(starts, append=len(places))
+
+
 def split(positions: IntArray, offsets: IntArray) -> tuple[IntArray, list[IntArray]]:
     """Positions on the cohort's axis as local rows of the participants that have any.
 
@@ -193,10 +208,9 @@ def split(positions: IntArray, offsets: IntArray) -> tuple[IntArray, list[IntArr
     rows : list of int64 arrays
         The sorted local rows of each, views of one array.
     """
-    counts = used_counts(positions, offsets)
-    members = np.flatnonzero(counts)
-    local = positions - np.repeat(offsets[members], counts[members])
-    ends = np.cumsum(counts[members]).tolist()
+    members, counts = holders(positions, offsets)
+    local = positions - np.repeat(offsets[members], counts)
+    ends = np.cumsum(counts).tolist()
     return members, [local[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 

@@ -6,13 +6,13 @@ FedSampling (Eq 2) with the floor of the authors' published code: every client h
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.errors import UserError
-from fedmpi.sampling.mechanisms import Exact, build, clip_sizes
+from fedmpi.sampling.mechanisms import Exact, Mechanism, build, clip_sizes
 from fedmpi.streams import Purpose, Streams
 
 IntArray = NDArray[np.int64]
@@ -42,8 +42,10 @@ class SizeEstimate:
         ε of one answer; infinite for exact sizes.
     unprotected : int
         Clients whose true answer gives them away: all with exact sizes, those above M − 1 when they do not clip.
-    standard_deviation : float
-        Of `raw`, in samples, by the mechanism's closed form for the true sizes.
+    law : Mechanism
+        The mechanism.
+    told : int64 (asked,)
+        The sizes that were answered about, clipped where they were.
     """
 
     total: float
@@ -54,7 +56,13 @@ class SizeEstimate:
     floored: bool
     epsilon: float
     unprotected: int
-    standard_deviation: float
+    law: Mechanism = field(repr=False)
+    told: IntArray = field(repr=False)
+
+    @property
+    def standard_deviation(self) -> float:
+        """Of `raw`, in samples, by the mechanism's closed form for the true sizes."""
+        return math.sqrt(float(self.law.variance(self.told).sum()))
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,8 @@ def estimate(
         floored=raw < sizes.size,
         epsilon=law.epsilon,
         unprotected=sizes.size if exact else 0 if clip else above,
-        standard_deviation=math.sqrt(float(law.variance(told).sum())),
+        law=law,
+        told=told,
     )
 
 

@@ -59,7 +59,7 @@ def undecided(folder: Path | None = None, sizes: Sequence[int] = SIZES) -> tuple
     source, model = InMemorySource(SMALL_IMAGES, sizes), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     config = Config.model_validate({"participation": {"clients": "all"}})
     engine = choose_engine(config, model, source, STREAMS)
-    held = EngineTrial(Cluster.connect(), engine)
+    held = EngineTrial(Cluster.connect(), engine, max(sizes))
     held.recall(folder)
     return source, held
 
@@ -67,7 +67,8 @@ def undecided(folder: Path | None = None, sizes: Sequence[int] = SIZES) -> tuple
 def decide(source: InMemorySource, held: EngineTrial, rule: LocalRule = RULE) -> None:
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     total = FloatSum(np.zeros(model.size, np.float32))
-    held.decide(int(source.sizes.max()), tasks_of(source), model.initial, rule, 0, total)
+    if held.due(rule, total):
+        held.decide(tasks_of(source), model.initial, rule, 0, total)
     assert not total.tensor.any()
 
 
@@ -150,5 +151,12 @@ def test_a_damaged_choice_is_made_anew(tmp_path: Path):
 def test_nothing_is_timed_while_everything_is_merged(monkeypatch: pytest.MonkeyPatch):
     source, held = undecided(sizes=[3, 9, 10])
     monkeypatch.setattr(held.engine, "time_candidates", lambda *given: pytest.fail("a trial without a need"))
+    decide(source, held)
+    assert held.open
+
+
+def test_without_a_client_to_time_the_engine_stays_open(monkeypatch: pytest.MonkeyPatch):
+    source, held = undecided()
+    monkeypatch.setattr(held.engine, "time_candidates", lambda *given: np.zeros(3))
     decide(source, held)
     assert held.open
