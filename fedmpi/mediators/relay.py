@@ -36,7 +36,7 @@ class RelayReport:
     hops : int
         Models that this rank handed to another one.
     busy_seconds, idle_seconds : float
-        Time spent on training and handing over, and time spent waiting for a model.
+        Time spent on training and handing over, and time spent waiting for sub-communicators and models.
     """
 
     work: WorkReport
@@ -90,11 +90,10 @@ def run_relay(
     ClientFailure
         Naming the client whose training failed.
     """
-    legs = plan.of(cluster.worker)
+    began = time.perf_counter()
     relay = _Relay(cluster, engine, plan, start, keep_optimizer)
     report = RelayReport(WorkReport())
-    for leg in legs:
-        began = time.perf_counter()
+    for leg in plan.of(cluster.worker):
         relay.take_over(leg)
         taken = time.perf_counter()
         relay.visit(leg, tasks, rule, round, report)
@@ -104,7 +103,8 @@ def run_relay(
             relay.hand_over(leg)
             report.hops += 1
         report.idle_seconds += taken - began
-        report.busy_seconds += time.perf_counter() - taken
+        began = time.perf_counter()
+        report.busy_seconds += began - taken
     return report
 
 

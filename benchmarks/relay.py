@@ -1,0 +1,136 @@
+"""How busy the relay keeps its workers: equal clients, real training, more and more mediators on the same ranks.
+
+    mpiexec -n 3 python -m benchmarks.relay
+
+Rank 0 serves, the others train. Every round all workers start together; wall time is that of the last one to end.
+Busy: training and handing over, as a share of workers x wall; median of the rounds, and the best. Planned: what the order of the visits allows when every
+visit takes as long. CPU: processor time as a share of workers x wall; on a machine with other work it falls with the
+cores that the ranks do not get. The paper's Algorithm 1 lets one mediator keep one worker busy: M mediators are needed
+for M workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.cluster import Cluster
+from fedmpi.data.shards import open_store
+from fedmpi.data.source import ClientData
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule, Task
+from fedmpi.mediators.relay import run_relay
+from fedmpi.mediators.relay_plan import RelayPlan, place_mediators, plan_relay
+from fedmpi.mediators.scheduling import random_groups
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.streams import Purpose, Streams
+
+CLIENTS, ONLINE, EPOCHS = 48, 24, 2
+RULE = LocalRule("adam", lr=0.001, epochs=4, batch_size=10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    mediators: int
+    placement: str = "owner"
+    cohort: str = "even"
+    """even: as many clients of every worker; random: drawn from all clients, as in a run."""
+
+
+CASES = (
+    *(Case(mediators) for mediators in (1, 2, 3, 4, 6, 8, 12)),
+    *(Case(mediators, cohort="random") for mediators in (2, 4, 8)),
+    *(Case(mediators, "mediator") for mediators in (2, 4, 8)),
+)
+
+
+def cohort(case: Case, boundaries: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Participants, sorted."""
+    if case.cohort == "random":
+        return np.sort(generator.choice(CLIENTS, ONLINE, replace=False))
+    each = ONLINE // (len(boundaries) - 1)
+    owned = zip(boundaries, boundaries[1:], strict=False)
+    return np.concatenate([np.sort(generator.choice(np.arange(a, b), each, replace=False)) for a, b in owned])
+
+
+def round_plan(case: Case, workers: int, generator: np.random.Generator) -> RelayPlan:
+    """The relays of a round of equal clients."""
+    boundaries = np.arange(workers + 1) * CLIENTS // workers
+    clients = cohort(case, boundaries, generator)
+    mediators = random_groups(len(clients), -(-len(clients) // case.mediators), generator)
+    costs = np.ones(len(clients))
+    owners = np.searchsorted(boundaries, clients, side="right") - 1
+    if case.placement == "mediator":
+        owners = place_mediators(costs, mediators, workers)
+    return plan_relay(owners, clients, mediators, EPOCHS, costs, workers)
+
+
+class Bench:
+    """The cluster, the clients and the model, the same for all rows."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster.connect()
+        torch.set_num_threads(1)
+        self.streams = Streams(0)
+        data = ClientData(open_store(f"digits:clients={CLIENTS},partition=iid"))
+        model = FlatModel(build("mlp", {"hidden": [200, 200]}, data.description, 0))
+        self.engine = SequentialEngine(model, data, self.streams)
+        self.start = model.initial.clone()
+        self.buffer = self.cluster.sum_buffer(model.size, np.float32)
+
+    def round(self, case: Case, number: int) -> np.ndarray | None:
+        """busy, CPU, planned shares and wall seconds of one round, on rank 0."""
+        cluster, generator = self.cluster, self.streams.generator(Purpose.SCHEDULE, number)
+        plan = round_plan(case, cluster.workers, generator)
+        tasks = {k: Task(k, None, 1.0) for leg in plan.of(cluster.worker) for k in leg.clients}
+        total = FloatSum(self.buffer)
+        total.reset()
+        cluster.barrier()
+        began, used = time.perf_counter(), time.process_time()
+        report = run_relay(cluster, self.engine, plan, tasks, self.start, RULE, number, total)
+        wall, cpu = time.perf_counter() - began, time.process_time() - used
+        total.flush()
+        cluster.reduce()
+        gathered = cluster.gather(np.array([report.busy_seconds, cpu, wall]))
+        if gathered is None:
+            return None
+        busy, cpu, wall = np.array(gathered[1:] or gathered).T
+        whole = cluster.workers * wall.max()
+        return np.array([busy.sum() / whole, cpu.sum() / whole, plan.efficiency, wall.max()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of each row, after one to warm up")
+    asked = parser.parse_args()
+    bench = Bench()
+    if bench.cluster.is_server:
+        print(f"{bench.cluster.workers} workers, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
+        print(
+            "| mediators | placement | cohort | planned | busy, median (best) | CPU, median (best) | wall, ms | load |"
+        )
+        print("|---|---|---|---:|---:|---:|---:|---:|")
+    for case in CASES:
+        rounds = [bench.round(case, number) for number in range(asked.rounds + 1)][1:]
+        if bench.cluster.is_server:
+            busy, cpu, planned, wall = np.array(rounds).T
+            print(
+                f"| {case.mediators} | {case.placement} | {case.cohort} | {planned.mean():.1%} | {np.median(busy):.1%} "
+                f"({busy.max():.1%}) | {np.median(cpu):.1%} ({cpu.max():.1%}) | {1e3 * np.median(wall):.0f} | "
+                f"{os.getloadavg()[0]:.1f} |",
+                flush=True,
+            )
+    bench.cluster.close()
+
+
+if __name__ == "__main__":
+    main()
