@@ -109,6 +109,7 @@ class Planner:
         opening = self.cohorts.opens(t)
         kind = self._opening_weights() if opening else self.config.aggregation.weights
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
+        made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
         plan = Plan(
             round=t,
             lr=learning_rate(
@@ -121,7 +122,7 @@ class Planner:
             probability=sampling.probability,
             mediators=mediators,
             one_step=opening,
-            facts=divergences,
+            facts=made | divergences,
         )
         return Draft(plan, turnout, sampling)
 

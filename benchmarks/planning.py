@@ -1,0 +1,80 @@
+"""What planning a round costs on one core, from a thousand clients to a million:
+
+    OMP_NUM_THREADS=1 python -m benchmarks.planning
+
+Every row is the median of some rounds of the real planner: the cohort, the size query of all clients with its estimate,
+the coefficients, the privacy ledger and the record's facts; for Bernoulli sampling also the drawing of all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from fedmpi.cohorts import CohortDraw
+from fedmpi.config import load_config
+from fedmpi.planner import Planner
+from fedmpi.sampling.samples import sampled_positions
+from fedmpi.streams import Purpose, Streams
+
+SYSTEMS = {
+    "uniform, 1 %": ["participation.clients=uniform", "participation.fraction=0.01"],
+    "weighted by size, with replacement": ["participation.clients=weighted", "participation.fraction=0.01"],
+    "weighted by size, without replacement": [
+        "participation.clients=weighted",
+        "participation.fraction=0.01",
+        "participation.replace=false",
+    ],
+    "randomised response of all, Bernoulli rows": ["preset=fedsampling", "samples.wanted=2048"],
+    "Duchi's answers of all, Bernoulli rows": [
+        "preset=fedsampling",
+        "samples.wanted=2048",
+        "samples.size_estimate=duchi",
+    ],
+    "piecewise answers of all, Bernoulli rows": [
+        "preset=fedsampling",
+        "samples.wanted=2048",
+        "samples.size_estimate=piecewise",
+    ],
+    "everybody available by chance, drop-outs": [
+        "preset=fedavg",
+        "system.availability=bernoulli",
+        "system.probability=0.5",
+        "system.drop_out=0.1",
+    ],
+}
+
+
+def seconds_of_a_round(settings: list[str], clients: int, rounds: int) -> float:
+    """Median seconds of planning, after a first round that allocates what is kept."""
+    config, streams = load_config(None, settings), Streams(0)
+    sizes = 1 + streams.generator(Purpose.PARTITION).poisson(20, clients).astype(np.int64)
+    planner = Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, values=40_000))
+    measured = []
+    for t in range(rounds + 1):
+        started = time.perf_counter()
+        plan = planner.plan(t)
+        if config.samples.rule == "bernoulli":
+            sampled_positions(streams, t, sizes[plan.clients], "bernoulli", plan.probability)
+        measured.append(time.perf_counter() - started)
+    return float(np.median(measured[1:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds measured of each")
+    parser.add_argument("--most", type=int, default=1_000_000, help="largest number of clients")
+    asked = parser.parse_args()
+    numbers = [n for n in (10**3, 10**4, 10**5, 10**6, 10**7) if n <= asked.most]
+    print(f"| milliseconds a round | {' | '.join(f'{n:,} clients' for n in numbers)} | slope |")
+    print(f"|---|{'---|' * (len(numbers) + 1)}")
+    for name, settings in SYSTEMS.items():
+        costs = [seconds_of_a_round(settings, n, asked.rounds) for n in numbers]
+        slope = np.log10(costs[-1] / costs[-2]) if len(costs) > 1 else float("nan")
+        print(f"| {name} | {' | '.join(f'{1000 * cost:.2f}' for cost in costs)} | {slope:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
