@@ -3,10 +3,10 @@
     mpiexec -n 3 python -m benchmarks.relay
 
 Rank 0 serves, the others train. Every round all workers start together; wall time is that of the last one to end.
-Busy: training and handing over, as a share of workers x wall; median of the rounds, and the best. Planned: what the order of the visits allows when every
-visit takes as long. CPU: processor time as a share of workers x wall; on a machine with other work it falls with the
-cores that the ranks do not get. The paper's Algorithm 1 lets one mediator keep one worker busy: M mediators are needed
-for M workers.
+Busy: training and handing over, as a share of workers x wall; median of the rounds, and the best. Planned: what the
+order of the visits allows when every visit takes as long. CPU: processor time as a share of workers x wall; on a
+machine with other work it falls with the cores that the ranks do not get. The paper's Algorithm 1 lets one mediator
+keep one worker busy: M mediators are needed for M workers.
 """
 
 from __future__ import annotations

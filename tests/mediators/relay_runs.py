@@ -1,6 +1,7 @@
-"""Rounds of Astraea on the embedded digits: `python -m tests.mediators.relay_runs FILE.npz` on any number of ranks.
+"""Rounds of Astraea on the embedded digits: `mpiexec -n 5 python -m tests.mediators.relay_runs FOLDER`.
 
-`relayed` runs them through sub-communicators, `plain` is Algorithm 1 as three nested loops in one process.
+`relayed` runs them through sub-communicators, `plain` is Algorithm 1 as three nested loops in one process. One job of
+five ranks runs them on all five, and then on two and three of them side by side.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.cluster import Cluster
+from fedmpi.cluster.communicators import Communicators
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.optimizers import AdamState
@@ -132,8 +135,9 @@ def owners_of(
     return clients * workers // CLIENTS
 
 
-def main(file: str) -> None:
-    cluster, engine, results = Cluster.connect(), digits_engine(), {}
+def run_all(cluster: Cluster, folder: Path) -> None:
+    """Run all variants on a cluster; rank 0 saves models and counts as `ranks.npz`."""
+    engine, results = digits_engine(), {}
     for name, variant in VARIANTS.items():
         w, report = relayed(variant, engine, cluster)
         work = report.work
@@ -144,9 +148,20 @@ def main(file: str) -> None:
             results[name] = w.numpy()
             results[f"{name}-counts"] = np.append(np.sum(rows, axis=0), moved)
     if cluster.is_server:
-        np.savez(file, **results)
+        np.savez(folder / f"{cluster.size}.npz", **results)
     cluster.close()
 
 
+def main(folder: Path) -> None:
+    """All ranks together, then the first two beside the others."""
+    run_all(Cluster.connect(), folder)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    part = world.Split(int(world.rank >= 2), world.rank)
+    run_all(Cluster(Communicators.split(part), "part of the job"), folder)
+    part.Free()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))

@@ -53,11 +53,18 @@ def test_one_process_equals_the_plain_loop(name: str, expected: dict[str, np.nda
     assert report.hops == 0
 
 
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one job of five ranks left what it computed on five, three and two of them."""
+    folder = tmp_path_factory.mktemp("relay")
+    done = run_mpi(5, ["-m", "tests.mediators.relay_runs", folder], timeout=100)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_any_number_of_ranks_equals_the_plain_loop(ranks: int, expected: dict[str, np.ndarray], tmp_path: Path) -> None:
-    job = run_mpi(ranks, ["-m", "tests.mediators.relay_runs", tmp_path / "runs.npz"], timeout=100)
-    assert job.returncode == 0, job.stderr
-    runs = np.load(tmp_path / "runs.npz")
+def test_any_number_of_ranks_equals_the_plain_loop(ranks: int, expected: dict[str, np.ndarray], job: Path) -> None:
+    runs = np.load(job / f"{ranks}.npz")
     moved_before = 0.0
     for name, variant in VARIANTS.items():
         check_equal(name, runs[name], expected[name])
