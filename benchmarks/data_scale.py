@@ -115,7 +115,8 @@ def measure_images(folder: Path, gigabytes: float) -> list[str]:
         f"disk, one plain file of {gigabytes:g} GB with fsync: {before / 1e6:.0f} MB/s before, {after / 1e6:.0f} after",
         f"images, {gigabytes:g} GB, dirichlet, 1,000 clients, 40 shards, with fsync and sha256: "
         f"{found['bytes'] / found['write_seconds'] / 1e6:.0f} MB/s ({found['write_seconds']:.1f} s; partition "
-        f"{found['partition_seconds']:.1f} s; CPU {found['cpu_seconds']:.1f} s), peak {found['peak_bytes'] / 2**20:.0f} MiB",
+        f"{found['partition_seconds']:.1f} s; CPU {found['cpu_seconds']:.1f} s), "
+        f"peak {found['peak_bytes'] / 2**20:.0f} MiB",
     ]
 
 

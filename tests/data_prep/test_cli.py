@@ -182,8 +182,8 @@ REPEAT = "interrupted: repeat the command to start again"
 def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
     tmp_path: Path, number: signal.Signals, code: int, words_said: str
 ) -> None:
-    """Ended after the first of 100 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
-    words = ["digits", "--partition", "iid", "--clients", "100", "--shards", "100", "--out", str(tmp_path / "s")]
+    """Ended after the first of 60 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
+    words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
     program = [sys.executable, "-c", KEEP_SIGINT + "from data_prep.__main__ import main; main()", *words]
     with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
         while not (tmp_path / "s" / "train-00000.h5").exists():
@@ -197,7 +197,7 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
     with pytest.raises(UserError, match="interrupted or is still running"):
         open_store(tmp_path / "s")
     assert main(words) == 0
-    assert open_store(tmp_path / "s", verify=True).clients == 100 and len(list((tmp_path / "s").iterdir())) == 102
+    assert open_store(tmp_path / "s", verify=True).clients == 60 and len(list((tmp_path / "s").iterdir())) == 62
 
 
 # A shell gives its background jobs an ignored SIGINT, and children inherit it.

@@ -25,7 +25,7 @@ def test_ranks_write_the_bytes_of_one_process(tmp_path: Path, ranks: int, shards
     program = [sys.executable, *PREPARE, "--shards", str(shards)]
     for place, launcher in (("alone", []), ("together", [find_mpiexec(), "-n", str(ranks)])):
         (tmp_path / place).mkdir()
-        done = finish_job(start_job([*launcher, *program], cwd=tmp_path / place), timeout=60)
+        done = finish_job(start_job([*launcher, *program], cwd=tmp_path / place), timeout=150)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("licence") == 1 and done.stdout.count("Gini") == 1
     found = digests(tmp_path / "together" / "shards")
@@ -34,7 +34,7 @@ def test_ranks_write_the_bytes_of_one_process(tmp_path: Path, ranks: int, shards
 
 
 def test_a_refusal_is_said_once_by_all_ranks(tmp_path: Path) -> None:
-    done = run_mpi(2, [*PREPARE, "--alpha", "3"], cwd=tmp_path)
+    done = run_mpi(2, [*PREPARE, "--alpha", "3"], timeout=150, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("takes no --alpha") == 1 and "Traceback" not in done.stderr
 
@@ -42,7 +42,7 @@ def test_a_refusal_is_said_once_by_all_ranks(tmp_path: Path) -> None:
 def test_a_folder_that_rank_0_refuses_ends_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "notes").write_text("mine")
-    done = run_mpi(2, PREPARE, cwd=tmp_path)
+    done = run_mpi(2, PREPARE, timeout=150, cwd=tmp_path)
     assert done.returncode == 2
     assert "holds something else (notes)" in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in (tmp_path / "shards").iterdir()] == ["notes"]
