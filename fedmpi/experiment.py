@@ -35,6 +35,7 @@ from fedmpi.plan import Plan
 from fedmpi.planner import Planner
 from fedmpi.probing import make_probe
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
+from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundTotals
 from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
@@ -95,7 +96,9 @@ class Experiment:
         cluster = Cluster.connect(reduction=config.cluster.reduction)
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
-        store = open_store(config.data.shards, verify=config.data.verify and cluster.is_server)
+        store = open_store(config.data.shards)
+        if config.data.verify:
+            on_server(cluster, lambda: open_store(config.data.shards, verify=True))
         samples = client_samples(config, store, streams, device)
         data = samples.data
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.torch import save
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -23,6 +22,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.config import Config, config_toml
 from fedmpi.errors import UserError
 from fedmpi.progress import TerminalWarnings
+from fedmpi.refusal import on_server
 from fedmpi.traffic import cost_to_target
 
 log = logging.getLogger("fedmpi")
@@ -178,23 +178,8 @@ LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 
 def open_recorder(cluster: Cluster, folder: Path, config: Config, resume: bool) -> Recorder | None:
-    """The recorder on rank 0, None on the others; collective.
-
-    Raises
-    ------
-    UserError
-        On all ranks alike, so that it is said once, when rank 0 cannot use the folder.
-    """
-    recorder, refusal = None, ""
-    if cluster.is_server:
-        try:
-            recorder = Recorder(folder, config, resume)
-        except UserError as error:
-            refusal = str(error)
-    told = cluster.broadcast([np.frombuffer(refusal.encode(), np.uint8)] if cluster.is_server else None)
-    if told[0].size:
-        raise UserError(told[0].tobytes().decode())
-    return recorder
+    """The recorder on rank 0, None on the others; a folder that cannot be used is refused by all ranks together."""
+    return on_server(cluster, lambda: Recorder(folder, config, resume))
 
 
 def finite(value: Any) -> Any:
