@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.end_to_end.runs import ROUNDS, TRAIN, Done, assert_same_curve_to_rounding, curve, records, run_on_terminal
 from tests.mpi.launch import REPOSITORY
 
+pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 ALWAYS = {
     "round", "seconds", "train_loss", "test_loss", "test_accuracy", "test_macro_f1", "lr", "participants", "samples",
     "steps", "bytes_client_up", "bytes_client_down", "phase_seconds",

@@ -25,6 +25,7 @@ from tests.end_to_end.runs import (
 )
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 
+pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 STOPPED = 75
 UNHURRIED = {"NAP": "0.02"}
 """Rounds of a tenth of a second and more, so that signals arrive in mid-run."""

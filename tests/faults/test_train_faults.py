@@ -17,6 +17,7 @@ from fedmpi.data.shards import open_store
 from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, wait_for_rounds
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 
+pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 ENDLESS = "rounds=1000000"
 """A job with so many rounds ends only because of the fault."""
 FEDAVG = ("preset=fedavg", "logging.tensorboard=false")
