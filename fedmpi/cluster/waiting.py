@@ -2,9 +2,10 @@
 
 A blocking MPI call spins. Here a tiny non-blocking operation is polled: first eagerly (a short wait costs
 microseconds), for a millisecond giving way to whoever wants the core, then with sleeps of a tenth of the time waited so
-far, at most 2 ms. Only when everybody has arrived is the blocking collective called. Large non-blocking collectives are
-never polled with sleeps: they only progress inside the test, so the sleeps would starve them. Python's signal handlers
-run between polls.
+far, at most 2 ms. A poll tests several times: a barrier takes several steps, each within a test, and at one step a sleep
+it would hold up the ranks that arrived last. Only when everybody has arrived is the blocking collective called. Large
+non-blocking collectives are never polled with sleeps: they only progress inside the test, so the sleeps would starve
+them. Python's signal handlers run between polls.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 EAGER_TESTS = 200
 YIELDING_SECONDS = 1e-3
+TESTS_PER_POLL = 4
 SLEEP_SHARE = 0.1
 SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 2e-3
@@ -45,7 +47,7 @@ def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_
         if arrived():
             return True
     started = time.monotonic()
-    while not arrived():
+    while not any(arrived() for _ in range(TESTS_PER_POLL)):
         waited = time.monotonic() - started
         if limit is not None and waited > limit:
             return False
