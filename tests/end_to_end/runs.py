@@ -26,7 +26,7 @@ RICH = Path(__file__).parent / "rich.toml"
 ROUNDS, CHECKPOINTS_EVERY = 24, 5
 """Of rich.toml."""
 SECONDS = 150
-"""Limit of one job on a busy machine; an idle one needs a twentieth of it."""
+"""Limit of one job: thirty times what an idle machine needs, for very busy ones."""
 TIMINGS = ("seconds", "phase_seconds", "busy_seconds")
 """What differs between two runs of the same curve."""
 

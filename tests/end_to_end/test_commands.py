@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedmpi.config import presets
-from tests.end_to_end.runs import records
+from tests.end_to_end.runs import SECONDS, records
 from tests.mpi.launch import run_alone
 
+pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 PRESETS = presets()
 NAMES = [preset.name for preset in PRESETS]
 ROUNDS_OF = dict.fromkeys(NAMES, 2) | {"fedavg": 30}
@@ -34,7 +35,7 @@ print(json.dumps(codes))
 
 
 def fedmpi(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return run_alone(["-m", "fedmpi", *arguments])
+    return run_alone(["-m", "fedmpi", *arguments], timeout=SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         assert program == "fedmpi"
         rounds = ["--set", f"rounds={ROUNDS_OF[preset.name]}"]
         arguments[preset.name] = [*words, *rounds, "--out", str(folder / preset.name)]
-    done = run_alone(["-c", RUN_EXAMPLES, json.dumps(arguments)], timeout=120)
+    done = run_alone(["-c", RUN_EXAMPLES, json.dumps(arguments)], timeout=300)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1])
 

@@ -81,7 +81,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as a folder of three shards."""
     folder = tmp_path_factory.mktemp("shards") / "digits"
     words = "-m data_prep digits --partition iid --clients 6 --shards 3 --seed 0 --out"
-    made = run_alone([*words.split(), folder])
+    made = run_alone([*words.split(), folder], timeout=SECONDS)
     assert made.returncode == 0, made.stderr
     return folder
 
@@ -172,6 +172,16 @@ def test_a_diverging_run_names_the_client_and_says_what_to_change(tmp_path: Path
     assert job.returncode == 1
     assert re.search(r"error: client \d+ on rank [12]: .*training diverged at lr = 1e\+30; lower local.lr", job.stderr)
     assert "Traceback" not in job.stderr
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_records(tmp_path: Path):
+    job = run_alone(
+        [*TRAIN, *choices(*FEDAVG, "aggregation.lr=1e38", "rounds=1"), "--out", tmp_path / "RUN"], timeout=SECONDS
+    )
+    assert job.returncode == 0, job.stderr
+    (record,) = records(tmp_path / "RUN")  # which refuses NaN and Infinity
+    assert record["test_loss"] is None
+    assert record["train_loss"] > 0
 
 
 def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path):

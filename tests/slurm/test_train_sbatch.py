@@ -109,7 +109,7 @@ def data_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return choices("data.shards=digits", "participation.count=5")
     shards = tmp_path_factory.mktemp("shards") / "mnist-iid"
     words = "--partition iid --clients 100 --shards 10 --seed 0"
-    made = run_alone(["-m", "data_prep", "mnist", "--raw", raw, *words.split(), "--out", shards])
+    made = run_alone(["-m", "data_prep", "mnist", "--raw", raw, *words.split(), "--out", shards], timeout=SECONDS)
     assert made.returncode == 0, made.stderr
     return choices(f"data.shards={shards}")
 
