@@ -119,7 +119,8 @@ def settings(workload: Workload, data: Path, own: bool = False) -> dict[str, Any
         "logging.tensorboard": "false",
     }
     if workload.wanted:
-        return {**chosen, "samples.wanted": workload.wanted, "aggregation.lr": workload.lr}
+        # A large ε, so that every round really samples about K; the answers cost the same whatever they are.
+        return {**chosen, "samples.wanted": workload.wanted, "samples.epsilon": 12, "aggregation.lr": workload.lr}
     averaging = {"participation.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
     return {**chosen, **averaging, **({"local.engine": "sequential"} if own else {})}
 
