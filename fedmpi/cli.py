@@ -42,7 +42,8 @@ def _run() -> int:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except CommandLineError as error:
-        raise UserError(f"{getattr(error, 'message', error)} (try --help)") from error
+        told = getattr(error, "format_message", error.__str__)()
+        raise UserError(f"{told.rstrip('.')} (try --help)") from error
     return code if isinstance(code, int) else 0
 
 
