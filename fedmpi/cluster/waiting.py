@@ -3,8 +3,8 @@
 A blocking MPI call spins. Here a tiny non-blocking operation is polled: first eagerly (a short wait costs
 microseconds), for a millisecond giving way to whoever wants the core, then with sleeps of a tenth of the time waited so
 far, at most 2 ms. A poll tests several times: a barrier takes several steps, each within a test, and with one step a
-sleep it would hold up the ranks that arrived last. Only when everybody has arrived is the blocking collective called. Large
-non-blocking collectives are never polled with sleeps: they only progress inside the test, so the sleeps would starve
+sleep it would hold up the ranks that arrived last. Only when everybody has arrived is the blocking collective called.
+Large non-blocking collectives are never polled with sleeps: they only progress inside the test, so sleeps would starve
 them. Python's signal handlers run between polls.
 """
 
