@@ -3,7 +3,8 @@
     python -m benchmarks.mediators shards/mnist-ltrf1-0 --online 50 --most 10
 
 Every row is the mean over random cohorts of their mean, standard deviation and largest KL divergence from equal
-classes, in nats (Astraea, Fig 7). The last lines time one plan of 1,000 online clients with 100 classes (processor time).
+classes, in nats (Astraea, Fig 7). Times are processor times; the last lines are those of one plan of 1,000 online
+clients with 100 classes.
 """
 
 from __future__ import annotations
