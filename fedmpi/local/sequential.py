@@ -135,14 +135,19 @@ class SequentialEngine:
         round: int,
         report: WorkReport,
     ) -> None:
-        losses = self._memory.losses.zero_()
+        on_cpu, losses = self.model.device.type == "cpu", self._memory.losses.zero_()
         for batch_x, batch_y in self._batches(x, y, task, rule, round):
             loss, gradients = self.model.loss_gradient(batch_x, batch_y)
             optimizer.step(gradients)
-            losses.add_(loss, alpha=len(batch_y))
+            rows = len(batch_y)
+            if on_cpu:
+                report.loss_sum += loss.item() * rows
+            else:  # reading the loss would wait for the device
+                losses.add_(loss, alpha=rows)
             report.steps += 1
-            report.loss_count += len(batch_y)
-        report.loss_sum = float(losses)
+            report.loss_count += rows
+        if not on_cpu:
+            report.loss_sum = float(losses)
 
     def _batches(
         self, x: Tensor, y: Tensor, task: Task, rule: LocalRule, round: int

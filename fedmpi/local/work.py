@@ -6,7 +6,7 @@ One definition of the work, several engines that carry it out and agree to round
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -110,8 +110,14 @@ class WorkReport:
     train_seconds: float = 0.0
 
     def __iadd__(self, other: WorkReport) -> WorkReport:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.clients += other.clients
+        self.steps += other.steps
+        self.samples += other.samples
+        self.loss_sum += other.loss_sum
+        self.loss_count += other.loss_count
+        self.weight += other.weight
+        self.load_seconds += other.load_seconds
+        self.train_seconds += other.train_seconds
         return self
 
 
