@@ -62,7 +62,7 @@ def spread(values: list[float]) -> str:
 def row(name: str, outcomes: list[Outcome]) -> str:
     """One line of the table."""
     final = [float(one.accuracy[-1]) for one in outcomes]
-    late = [float(one.accuracy[-LAST:].mean()) for one in outcomes]
+    late = [float(one.accuracy[one.rounds > one.rounds[-1] - LAST].mean()) for one in outcomes]
     best = [float(one.accuracy.max()) for one in outcomes]
     return f"| {name} | {spread(final)} | {spread(late)} | {spread(best)} |"
 

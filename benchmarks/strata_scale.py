@@ -1,47 +1,83 @@
-"""Strata of many clients with many parameters: seconds of every step and peak memory, e.g. within 8 GiB for
+"""Strata of many clients with many parameters: seconds and peak memory of what a run does, e.g. within 8 GiB for
 
-    python -m benchmarks.strata_scale --clients 10000 --parameters 100000
+    OMP_NUM_THREADS=1 python -m benchmarks.strata_scale --clients 10000 --parameters 100000
 
-Gradients are synthetic (ten kinds of clients plus noise) and stream by in blocks, as the probes deliver them.
+The strata of FedSTS (compressed gradients, k-means, Neyman, importance) and of FedSSO (one-step changes, OPTICS) are
+made by the program's own Stratifier in one process. Gradients are synthetic (ten kinds of clients plus noise) and come
+in blocks, as the probes deliver them.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import resource
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
+import torch
 
-from fedmpi.participation.allocation import spread
-from fedmpi.participation.clustering import kmeans, optics
-from fedmpi.participation.features import gradient_features, plan_features
-from fedmpi.participation.strata import make_strata, stratified
-from fedmpi.streams import Purpose, Streams
+from fedmpi.cluster import Cluster
+from fedmpi.cohorts import CohortDraw
+from fedmpi.config import load_config
+from fedmpi.plan import Ints
+from fedmpi.planner import Planner
+from fedmpi.stratification import Stratifier
+from fedmpi.streams import Streams
 
-Result = TypeVar("Result")
 KINDS = 10
+SYSTEMS = ("fedsts", "fedsso")
 
 
-def blocks(clients: int, parameters: int, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Gradients of `block` clients at a time."""
-    kinds = np.random.default_rng(0).laplace(size=(KINDS, parameters)).astype(np.float32)
-    rng = np.random.default_rng(1)
-    for start in range(0, clients, block):
-        members = np.arange(start, min(start + block, clients))
-        noise = rng.random((len(members), parameters), dtype=np.float32)
-        yield members, kinds[members % KINDS] + noise
+class SyntheticClients:
+    """Gradients of ten kinds of clients.
+
+    Parameters
+    ----------
+    parameters : int
+        d.
+    block : int
+        Clients whose gradients are delivered together.
+    """
+
+    def __init__(self, parameters: int, block: int):
+        self.kinds = np.random.default_rng(0).laplace(size=(KINDS, parameters)).astype(np.float32)
+        self.block = block
+
+    def probe(self, t: int, w: torch.Tensor, clients: Ints) -> Iterator[tuple[Ints, torch.Tensor]]:
+        """What `Stratifier` calls."""
+        rng = np.random.default_rng(1)
+        for first in range(0, len(clients), self.block):
+            members = clients[first : first + self.block]
+            noise = rng.random((len(members), self.kinds.shape[1]), dtype=np.float32)
+            yield members, torch.from_numpy(self.kinds[members % KINDS] + noise)
 
 
-def timed(name: str, work: Callable[[], Result]) -> Result:
-    """Run, print seconds and the peak memory so far."""
-    start = time.perf_counter()
-    result = work()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{name:20s} {time.perf_counter() - start:8.2f} s   peak {peak:6.2f} GiB", flush=True)
-    return result
+def peak_gibibytes() -> float:
+    """The largest memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def measure(system: str, clients: int, parameters: int, block: int) -> None:
+    """Make the strata once and draw a round from them."""
+    config, streams, cluster = load_config(None, [f"preset={system}"]), Streams(0), Cluster.connect()
+    source, sizes = SyntheticClients(parameters, block), np.full(clients, 20, np.int64)
+    nobody = np.zeros((0, 0), np.int64)
+    stratifier = Stratifier(
+        config, cluster, (0, clients), clients, parameters, lambda members: nobody, source.probe, streams
+    )
+    started = time.perf_counter()
+    stratifier.observe(0, torch.zeros(parameters))
+    made = time.perf_counter() - started
+    assert stratifier.strata is not None
+    planner = Planner(config, sizes, streams, CohortDraw(config, sizes, None, streams, values=parameters))
+    started = time.perf_counter()
+    planner.plan(1, stratifier.strata)
+    planned = time.perf_counter() - started
+    found = f"{len(stratifier.strata.sizes)} strata in {made:.1f} s, a round drawn in {1000 * planned:.1f} ms"
+    print(f"{system}: {found}, peak {peak_gibibytes():.2f} GiB", flush=True)
+    cluster.close()
 
 
 def main() -> None:
@@ -49,23 +85,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--parameters", type=int, default=100_000)
     parser.add_argument("--block", type=int, default=64)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     asked = parser.parse_args()
-    streams = Streams(0)
-    plan = timed(
-        "plan", lambda: plan_features("compressed-gradient", asked.clients, asked.parameters, streams, levels=9)
-    )
-    print(plan.description)
-    features = timed(
-        "compress, project",
-        lambda: gradient_features(plan, blocks(asked.clients, asked.parameters, asked.block)),
-    )
-    labels = timed("k-means", lambda: kmeans(features.matrix, KINDS, streams.generator(Purpose.CLUSTERING)))
-    spreads = timed("spreads", lambda: spread(features.matrix, labels))
-    strata = make_strata(labels, spreads, features.norms)
-    count = max(1, asked.clients // 100)
-    timed("a round's cohort", lambda: stratified(strata, asked.clients, count, streams, 0, allocation="neyman"))
-    found = timed("OPTICS", lambda: optics(features.matrix))
-    print(f"OPTICS finds {found.max() + 1} strata")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for system in asked.systems:
+        measure(system, asked.clients, asked.parameters, asked.block)
 
 
 if __name__ == "__main__":
