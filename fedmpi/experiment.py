@@ -28,6 +28,7 @@ from fedmpi.layout import lay_out, server_trains, shares_data
 from fedmpi.links import paper_formula, round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.measures import LocalLosses, Reference
+from fedmpi.memory import keep_freed_memory
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
@@ -291,11 +292,12 @@ class Experiment:
 
 
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
-    """This rank's device and its number of threads; exact sums need the same arithmetic everywhere: one thread."""
+    """This rank's device, its number of threads (exact sums need the same arithmetic everywhere: one), its memory."""
     if config.aggregation.exact:
         torch.set_num_threads(1)
     else:
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
+    keep_freed_memory()
     return cluster.device(config.cluster.device)
 
 
