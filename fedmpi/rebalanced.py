@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedmpi.config import Config
-from fedmpi.config.parts import RebalancePart
+from fedmpi.config.server_parts import RebalancePart
 from fedmpi.data.augment import AugmentedData, WarpRanges, check_images
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData

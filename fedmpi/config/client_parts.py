@@ -1,0 +1,141 @@
+"""The tables about clients: their data, the model, who takes part, with which samples, and the local work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmpi.config.base import Count, Decay, NonNegative, Part, Positive, Probability
+
+
+class DataPart(Part):
+    """Which data."""
+
+    shards: str = "digits"
+    """Folder written by `python -m data_prep`, or "digits": the 1,797 embedded handwritten digits of scikit-learn
+    ("digits:clients=50,partition=dirichlet,alpha=0.1" chooses how they are dealt out)."""
+    verify: bool = False
+    """Check every shard's sha256 before training."""
+    normalise: bool = True
+    """Standardise features by the data set's mean and deviation; false: bytes become [0, 1], other numbers stay."""
+
+
+class ModelPart(BaseModel):
+    """Which model; keys other than `name` are options of the model itself (e.g. hidden = [200, 200] of the MLP)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    name: str = "mlp"
+    """A built-in model (mlp, cnn, …), or "package.module:function" of your own: function(description, **options)."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's own options: every key but `name`."""
+        return dict(self.model_extra or {})
+
+
+class ParticipationPart(Part):
+    """Which clients take part in a round."""
+
+    clients: Literal["all", "uniform", "weighted", "importance", "stratified"] = "uniform"
+    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified."""
+    count: Count | None = None
+    """Clients drawn per round, m. Give this or `fraction`."""
+    fraction: Probability | None = None
+    """Share of all clients drawn per round."""
+    replace: bool = True
+    """Weighted draws: with replacement (a client drawn twice counts twice; Li et al. 2020, scheme I) or without."""
+    features: Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"] = (
+        "compressed-gradient"
+    )
+    """What the strata are made from: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
+    label shares."""
+    levels: Annotated[int, Field(ge=2, le=255)] = 9
+    """d', the number of values a compressed gradient keeps (FedSTaS, IS())."""
+    restore: bool = True
+    """Cluster the restored compressed gradients (the paper) or, if false, the d' sorted centres (the authors' code)."""
+    probe: Literal["full", "batch", "sample"] = "full"
+    """How much local data a probe sees: all of it, one batch, one sample."""
+    refresh: Annotated[int, Field(ge=0)] = 1
+    """Rounds between two stratifications; 0 = once, before the first round."""
+    refresh_who: Literal["all", "participants"] = "all"
+    """Whose gradients are measured anew: all, or those of the last round's participants (the others' grow stale)."""
+    opening: bool = False
+    """Round 0 is one step of every client, from which the strata are made too (FedSSO, Algorithm 1, lines 1-3)."""
+    clustering: Literal["kmeans", "optics"] = "kmeans"
+    """How clients are grouped into strata."""
+    strata: Count = 10
+    """H, the number of strata of k-means."""
+    min_samples: Annotated[int, Field(ge=2)] = 2
+    """OPTICS: neighbours that make a core client."""
+    xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """OPTICS: steepness that bounds a cluster."""
+    noise: Literal["singletons", "stratum", "drop"] = "stratum"
+    """OPTICS: clients in no cluster become strata of their own, one common stratum, or are left out."""
+    projection_above: Count = 20_000_000
+    """Feature values (clients × model values) above which a Johnson–Lindenstrauss projection is clustered instead."""
+    allocation: Literal["proportional", "neyman", "equal"] = "neyman"
+    """How m is split over the strata."""
+    spread: Literal["std", "pairwise"] = "std"
+    """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
+    draw: Literal["uniform", "importance"] = "importance"
+    """Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient."""
+    design: Literal["systematic", "sequential"] = "systematic"
+    """Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
+    paper's words)."""
+
+
+class SamplesPart(Part):
+    """Which of the participants' data is used."""
+
+    rule: Literal["all", "bernoulli", "ratio", "exact"] = "all"
+    """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
+    pooled samples."""
+    wanted: Count | None = None
+    """K, the number of samples wanted per round."""
+    ratio: Probability | None = None
+    """The naive rule's fixed share r."""
+    size_estimate: Literal["exact", "randomised-response", "duchi", "piecewise"] = "exact"
+    """How the server learns the total size: exactly, or from ε-LDP answers."""
+    epsilon: Positive = 3.0
+    """ε of one client's size answer."""
+    threshold: Annotated[int, Field(ge=3)] = 300
+    """M: answers lie in 1 … M − 1; larger clients are clipped."""
+    clip: bool = True
+    """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
+    asked: Literal["all", "participants"] = "all"
+    """Who is asked for its size."""
+    memoise: bool = False
+    """Each client answers once and repeats that answer: ε is spent once."""
+
+
+class LocalPart(Part):
+    """What a participant does with its data."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """The local optimizer."""
+    lr: Positive = 0.05
+    """Learning rate η of round 0."""
+    lr_schedule: Literal["constant", "inverse", "cosine", "step"] = "constant"
+    """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times lr_factor every lr_every rounds."""
+    lr_every: Count = 30
+    """Rounds between two steps of the step schedule."""
+    lr_factor: Positive = 0.1
+    """Factor of the step schedule."""
+    epochs: Count | None = None
+    """E, passes over the local data. Give this or `steps`; default 1 epoch."""
+    steps: Count | None = None
+    """Number of local steps, each on freshly drawn rows."""
+    batch_size: Count | Literal["all"] = 10
+    """B, or "all": the whole (sampled) local set as one batch."""
+    proximal_mu: NonNegative = 0.0
+    """μ of FedProx (Li et al. 2020, Eq 2)."""
+    beta1: Decay = 0.9
+    """Adam: decay of the first moment."""
+    beta2: Decay = 0.999
+    """Adam: decay of the second moment."""
+    epsilon: Positive = 1e-8
+    """Adam: added to the root of the second moment."""
+    engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
+    """Which of the engines trains: auto chooses, the run log says which and why."""

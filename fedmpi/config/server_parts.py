@@ -1,0 +1,194 @@
+"""The tables about the server and the run: topology, rebalancing, aggregation, system, privacy, ranks, records."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedmpi.config.base import Count, Decay, NonNegative, Part, Positive, Probability
+
+
+class TopologyPart(Part):
+    """Who aggregates."""
+
+    kind: Literal["star", "mediators"] = "star"
+    """star: every participant sends to the server; mediators: groups of clients train one after another (Astraea)."""
+    clients_per_mediator: Count = 10
+    """γ, the largest group."""
+    mediator_epochs: Count = 1
+    """E_m, how often a mediator's model visits its clients in a round."""
+    reschedule: Literal["static", "every-round"] = "every-round"
+    """Group the clients once (needs all clients in every round) or in every round."""
+    scheduling: Literal["greedy", "exchange", "random"] = "greedy"
+    """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control."""
+    target: Literal["uniform", "test"] = "uniform"
+    """Class distribution a mediator should come close to."""
+    placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
+    """Which rank trains a participant. owner: the one that owns its data; shared (star): any rank may map any shard, so
+    that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in a star
+    whose data is small enough for every rank to keep, else owner."""
+    keep_optimizer: bool = False
+    """Hand the local optimizer's state from client to client inside a mediator."""
+
+
+class RebalancePart(Part):
+    """Astraea's augmentation of scarce classes (Algorithm 2)."""
+
+    enabled: bool = False
+    """Augment the classes that are rarer than the average."""
+    alpha: NonNegative = 0.67
+    """α: (C̄/C_y)^α copies of every sample of class y."""
+    copies: Literal["ratio", "ratio-minus-one"] = "ratio"
+    """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
+    mode: Literal["virtual", "stored"] = "virtual"
+    """virtual: copies are made while they are read, nothing is stored; stored: data.shards was written by
+    `python -m data_prep.augment` and holds them."""
+    weights: Literal["augmented", "original"] = "augmented"
+    """The n_k of the aggregation weights: samples with their copies, or without."""
+    rotation: NonNegative = 15.0
+    """Copies are rotated by up to this angle, in degrees, to either side."""
+    shear: Annotated[float, Field(ge=0, lt=90)] = 10.0
+    """Largest angle of the shear, in degrees."""
+    shift: NonNegative = 0.1
+    """Largest shift along each axis, as a share of the image's height or width."""
+    zoom: Decay = 0.1
+    """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
+
+
+class AggregationPart(Part):
+    """How updates become the next global model."""
+
+    weights: Literal["samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal"] = (
+        "samples"
+    )
+    """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K; stratified: N_h/N · mean (FedSTaS);
+    normalised: n_k/π_k, normalised (FedSSO); unbiased: Horvitz–Thompson; literal: (N/K) ρ_k (FedSSO, Eq 3)."""
+    population: Literal["samples", "clients"] = "samples"
+    """What normalised, unbiased and literal weights estimate: the mean over all samples, or over all clients."""
+    optimizer: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "sgd"
+    """The server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
+    lr: Positive = 1.0
+    """Server learning rate η."""
+    beta1: Decay = 0.9
+    """Decay of the server's first moment."""
+    beta2: Decay = 0.99
+    """Decay of the server's second moment."""
+    tau: Positive = 1e-3
+    """τ, adaptivity of the server optimizer."""
+    exact: bool = False
+    """Order-independent sums (64-bit fixed point): the same bits on any number of ranks, slower."""
+
+
+class SystemPart(Part):
+    """Who is there, who drops out, and how fast the simulated devices are."""
+
+    availability: Literal["always", "bernoulli", "time-of-day", "label-group"] = "always"
+    """always; bernoulli: with `probability` in every round; time-of-day: swinging between `lowest` and `probability`;
+    label-group: by the client's most frequent class."""
+    probability: Probability = 1.0
+    """Probability of being available (its highest value for time-of-day)."""
+    lowest: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Lowest probability of time-of-day."""
+    period: Positive = 24.0
+    """Rounds of one day."""
+    by_label: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """label-group: probability of each class's clients."""
+    drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that a participant's update is lost after training."""
+    over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """Ask this many times the participants wanted and take the first to arrive (on the virtual clock)."""
+    clock: bool = False
+    """Keep a virtual clock: `virtual_seconds` of a round is when its last update taken arrived."""
+    speed: Literal["constant", "lognormal", "classes"] = "constant"
+    """Law of the devices' speeds."""
+    speed_median: Positive = 1000.0
+    """Samples trained per second (median of the law)."""
+    speed_sigma: NonNegative = 1.0
+    """Standard deviation of the logarithm of the speed (lognormal)."""
+    speed_rates: tuple[Positive, ...] = ()
+    """Samples per second of each class of devices (classes)."""
+    speed_shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """Share of each class of devices (classes)."""
+    upload: Positive = 1e6
+    """Median bytes per second from a client."""
+    download: Positive = 4e6
+    """Median bytes per second to a client."""
+    bandwidth_sigma: NonNegative = 0.0
+    """Standard deviation of the logarithm of both bandwidths."""
+
+
+class TransportPart(Part):
+    """How a client's update travels to the server: simulated, what gets lost included."""
+
+    kind: Literal["float32", "float16", "bfloat16", "int8", "topk"] = "float32"
+    """float32; float16 and bfloat16, rounded at random without bias; int8: 255 levels a bucket of 512 values, likewise;
+    topk: the largest values only, with their places."""
+    fraction: Probability = 0.01
+    """topk: share of the values that is sent."""
+    error_feedback: bool = False
+    """Clients add what got lost of their last update to the next. Memory: a vector per client, 2 GiB at most."""
+
+
+class PrivacyPart(Part):
+    """Client-level differential privacy of the updates."""
+
+    clip_norm: Positive | None = None
+    """Clip every client's update to this Euclidean norm; unset = no differential privacy of updates."""
+    noise_multiplier: NonNegative = 0.0
+    """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ at which the ε spent so far is reported."""
+
+
+class ServerPart(Part):
+    """What rank 0 does besides serving."""
+
+    trains: Literal["auto", "never", "always"] = "auto"
+    """always: rank 0 of several trains clients too; never; auto: it does when data is shared (topology.placement) and
+    every rank of a node has a core (or GPU) of its own, which would idle otherwise. A single process always trains."""
+
+
+class ClusterPart(Part):
+    """How the ranks compute and communicate."""
+
+    device: str = "auto"
+    """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …"""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of one rank; 0 = the node's cores divided by its ranks."""
+    reduction: Literal["auto", "window", "allreduce"] = "auto"
+    """Sum updates in the node's shared memory, by MPI's Allreduce, or as measured sizes suggest."""
+
+
+class EvaluationPart(Part):
+    """How the global model is evaluated."""
+
+    every: Count = 1
+    """Rounds between two evaluations on the test set (the last round is always evaluated)."""
+    batch_size: Count = 2000
+    """Test samples evaluated at once."""
+    target_accuracy: Probability | None = None
+    """The summary reports the first round that reached this test accuracy."""
+
+
+class CheckpointPart(Part):
+    """How much work a killed run can lose."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Rounds between two checkpoints; 0 = only when stopped by a signal."""
+    keep: Count = 2
+    """How many checkpoints are kept."""
+
+
+class LoggingPart(Part):
+    """What is shown and written."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events into the run folder."""
+    interval: NonNegative = 2.0
+    """Seconds between two progress lines when the output is no terminal."""
+    diagnostics: bool = False
+    """Record drift, gradient diversity, Γ, update norms, how evenly clients and samples are used (each client's own
+    update is then needed: no merging; two more passes over a participant's data)."""
+    reference: str | None = None
+    """A model.safetensors, e.g. of centralised training: records tell the distance from it, ‖w − w_ref‖/‖w_ref‖."""
