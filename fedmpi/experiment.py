@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import platform
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +32,7 @@ from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
 from fedmpi.probing import make_probe
+from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundTotals
@@ -276,13 +274,7 @@ class Experiment:
             "parameters": self.model.trainable,
             "engine": self.trainer.engine.description,
             **({"rebalancing": self.augmentation} if self.augmentation else {}),
-            "versions": {
-                "fedmpi": fedmpi.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "mpi": self.cluster.mpi,
-            },
+            "versions": versions(self.cluster.mpi),
             "git_commit": git_commit(),
         }
 
@@ -299,12 +291,3 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
     keep_freed_memory()
     return cluster.device(config.cluster.device)
-
-
-def git_commit() -> str | None:
-    """The commit of the checkout that fedmpi runs from, or None for an installed copy."""
-    folder = Path(fedmpi.__file__).resolve().parent.parent
-    if not (folder / ".git").exists():
-        return None
-    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or None

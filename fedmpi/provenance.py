@@ -1,0 +1,32 @@
+"""What a run was made with: versions and the commit of the source."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedmpi
+
+
+def versions(mpi: str) -> dict[str, str]:
+    """Versions of fedmpi, Python, torch, NumPy and the MPI library (as the cluster names it)."""
+    return {
+        "fedmpi": fedmpi.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "mpi": mpi,
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that fedmpi runs from, or None for an installed copy."""
+    folder = Path(fedmpi.__file__).resolve().parent.parent
+    if not (folder / ".git").exists():
+        return None
+    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
