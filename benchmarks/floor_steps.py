@@ -18,16 +18,16 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.floor_stacks import Stack
-from benchmarks.workloads import Ints, Workload
+from benchmarks.workloads import Ints, Workload, all_samples, client_tensors
+from fedmpi.data.shards import ShardStore
 
-Clients = list[tuple[Tensor, Tensor]]
 MERGED_ROWS = 256
 """Samples of one pass of a merged gradient: few enough for the activations to stay in the cache."""
 STACKED_CLIENTS = 5
 
 
 class Variant(Protocol):
-    def __init__(self, workload: Workload, network: nn.Module, clients: Clients): ...
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore): ...
 
     def chosen(self, round: int) -> Ints:
         """The clients of a round (or, without clients, the samples)."""
@@ -39,21 +39,14 @@ class Variant(Protocol):
         """Add this process's part of the round's new model to `share` (d,); the number of steps."""
 
 
-class Averaging:
-    """What the variants of federated averaging have in common."""
+class Flat:
+    """A network and its parameters as views of flat vectors."""
 
-    def __init__(self, workload: Workload, network: nn.Module, clients: Clients):
-        self.workload, self.network, self.clients = workload, network, clients
-        self.sizes: Ints = np.array([len(y) for _, y in clients])
+    def __init__(self, workload: Workload, network: nn.Module):
+        self.workload, self.network = workload, network
         self.parameters: list[Tensor] = list(network.parameters())
         self.counts = [p.numel() for p in self.parameters]
         network.train()
-
-    def chosen(self, round: int) -> Ints:
-        return self.workload.participants(round)
-
-    def weights(self, clients: Ints) -> Ints:
-        return self.sizes[clients]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         return [part.view(p.shape) for part, p in zip(torch.split(flat, self.counts), self.parameters, strict=True)]
@@ -61,6 +54,20 @@ class Averaging:
     def bind(self, flat: Tensor) -> None:
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             parameter.data = view
+
+
+class Averaging(Flat):
+    """What the variants of federated averaging have in common."""
+
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
+        super().__init__(workload, network)
+        self.clients, self.sizes = client_tensors(store), store.sizes
+
+    def chosen(self, round: int) -> Ints:
+        return self.workload.participants(round)
+
+    def weights(self, clients: Ints) -> Ints:
+        return self.sizes[clients]
 
 
 class Naive(Averaging):
@@ -88,8 +95,8 @@ class Naive(Averaging):
 class Tight(Averaging):
     """One client after the other, without any overhead that plain PyTorch can do without."""
 
-    def __init__(self, workload: Workload, network: nn.Module, clients: Clients):
-        super().__init__(workload, network, clients)
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
+        super().__init__(workload, network, store)
         self.flat = torch.zeros(sum(self.counts))
 
     def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
@@ -113,8 +120,8 @@ class Tight(Averaging):
 class Stacked(Averaging):
     """Five clients side by side."""
 
-    def __init__(self, workload: Workload, network: nn.Module, clients: Clients):
-        super().__init__(workload, network, clients)
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
+        super().__init__(workload, network, store)
         self.stack = Stack(network, STACKED_CLIENTS, workload.lr)
 
     @torch.no_grad()
@@ -163,12 +170,12 @@ class Merged(Tight):
         return torch.cat(x), torch.cat(y)
 
 
-class Gradient(Averaging):
+class Gradient(Flat):
     """Centralised SGD, data-parallel: K samples of the pool, drawn anew every round."""
 
-    def __init__(self, workload: Workload, network: nn.Module, clients: Clients):
-        super().__init__(workload, network, clients)
-        self.x, self.y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
+        super().__init__(workload, network)
+        self.x, self.y = all_samples(store)
 
     def chosen(self, round: int) -> Ints:
         return np.random.default_rng(round).choice(len(self.y), self.workload.wanted, replace=False)
@@ -184,7 +191,7 @@ class Gradient(Averaging):
         return 1
 
 
-def add_summed_gradient(variant: Averaging, x: Tensor, y: Tensor, factor: float, share: Tensor) -> None:
+def add_summed_gradient(variant: Flat, x: Tensor, y: Tensor, factor: float, share: Tensor) -> None:
     """Add factor · Σ ∇ℓ_i at the bound values; tables of words are touched only where their words occur."""
     for some_x, some_y in zip(torch.split(x, MERGED_ROWS), torch.split(y, MERGED_ROWS), strict=True):
         table, network = variant.parameters[0], variant.network

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.floor_steps import VARIANTS
-from benchmarks.workloads import QUICK, WORKLOADS, Workload, client_tensors, mean_loss, prepare
+from benchmarks.workloads import QUICK, WORKLOADS, Workload, mean_loss, prepare
 from fedmpi.data.shards import ShardStore
 
 
@@ -46,7 +46,7 @@ class Rounds:
         self.model, self.shares = shared[:size], shared[size:].view(processes, size)
         self.steps = torch.zeros(processes, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.model.copy_(self.initial)
-        self.trainer = VARIANTS[variant](workload, self.network, client_tensors(store))
+        self.trainer = VARIANTS[variant](workload, self.network, store)
 
     def run(self, place: int, barrier: Barrier) -> list[tuple[float, int, int]]:
         """Seconds, samples and steps of every round, as process `place` sees them."""

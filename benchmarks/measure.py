@@ -68,7 +68,7 @@ def run_tree(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,
+            process_group=0,
         )
         tree: list[psutil.Process] = []
         while process.poll() is None:

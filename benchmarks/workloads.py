@@ -167,11 +167,17 @@ def _one_after_another(sizes: Ints) -> Partition:
     return Partition(np.arange(offsets[-1]), offsets, "contiguous", {})
 
 
-def client_tensors(store: ShardStore) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Every client's samples as torch tensors, copied once into plain memory."""
+def all_samples(store: ShardStore) -> tuple[torch.Tensor, torch.Tensor]:
+    """The samples of all clients, copied into plain memory."""
     pieces = store.span(0, store.samples)
     x = torch.from_numpy(np.concatenate([x for x, _ in pieces]))
     y = torch.from_numpy(np.concatenate([y for _, y in pieces]).astype(np.int64))
+    return x, y
+
+
+def client_tensors(store: ShardStore) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every client's samples, one after another."""
+    x, y = all_samples(store)
     sizes = store.sizes.tolist()
     return list(zip(torch.split(x, sizes), torch.split(y, sizes), strict=True))
 
