@@ -31,7 +31,7 @@ CONFIGURATIONS = {
     "fedsso": f"preset=fedsso participation.fraction=0.3 {SMALL}",
     "astraea": f"{ASTRAEA} rounds=3",
     "exact astraea": f"{ASTRAEA} aggregation.exact=true",
-    "placed astraea": f"{ASTRAEA} topology.placement=mediator rounds=3",
+    "exact placed astraea": f"{ASTRAEA} topology.placement=mediator aggregation.exact=true",
     "system": "preset=fedavg participation.count=9 system.availability=bernoulli system.probability=0.8 "
     "system.drop_out=0.2 system.clock=true system.over_selection=1.3 "
     f"aggregation.optimizer=yogi aggregation.lr=0.02 {SMALL}",
