@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-SAMPLED_EVERY = 0.1
+SAMPLED_EVERY = 0.4  # reading a tree's memory takes milliseconds that the tree is then short of
 LAST_LINES = 15
 
 

@@ -22,6 +22,9 @@ VARIANTS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("3 ranks, evaluated every round", 3, {"evaluation.every": 1}),
 )
 
+TRAINS_ABOVE = 0.25
+"""Share of the busiest rank's work above which a rank counts as one that trains; planning and evaluating are below."""
+
 
 def profile(workload: Workload, data: Path, work: Path) -> str:
     """Milliseconds of every phase of a round as Markdown, medians.
@@ -58,7 +61,7 @@ def _line(name: str, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _imbalance(busy: Sequence[float]) -> float:
-    working = [seconds for seconds in busy if seconds > 1e-3 * max(busy)]
+    working = [seconds for seconds in busy if seconds > TRAINS_ABOVE * max(busy)]
     return max(working) * len(working) / sum(working)
 
 
