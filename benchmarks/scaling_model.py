@@ -1,0 +1,129 @@
+"""A model of a round's time on many devices: work and its imbalance, the sum on and between nodes, latencies.
+
+    python -m benchmarks.scaling_model
+
+Nothing here is measured; `Machine` says what is assumed and docs/performance.md which of it was measured where.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.placement import longest_first
+
+BYTES_PER_VALUE = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a cluster can do.
+
+    Attributes
+    ----------
+    devices_per_node : int
+        Ranks of a node that train.
+    memory_bandwidth : float
+        Bytes per second of a rank that sums its slice of the node's slots.
+    barrier : float
+        Seconds of a barrier of ranks that are awake.
+    lateness : float
+        Seconds by which a sleeping rank notices that all have arrived (half of the longest sleep), once a round.
+    network_latency, network_bandwidth : float
+        Seconds of a message between two nodes, bytes per second of a node's link.
+    staging_bandwidth : float
+        Bytes per second between a device and its host; infinite where the device is the host.
+    """
+
+    devices_per_node: int = 8
+    memory_bandwidth: float = 8e9
+    barrier: float = 50e-6
+    lateness: float = 1e-3
+    network_latency: float = 5e-6
+    network_bandwidth: float = 12.5e9
+    staging_bandwidth: float = 20e9
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What a round does.
+
+    Attributes
+    ----------
+    cohort : int
+        Participants.
+    client_seconds : float
+        Mean seconds of a participant's work on one device.
+    spread : float
+        Standard deviation of the logarithm of a participant's work.
+    values : int
+        d, values of the model.
+    server_seconds : float
+        What every rank does one after another with the rest: the server's step, the record, the plan's broadcast.
+    """
+
+    cohort: int
+    client_seconds: float
+    spread: float
+    values: int
+    server_seconds: float = 1.5e-3
+
+
+def work_seconds(federation: Federation, devices: int) -> float:
+    """Seconds of the busiest device when participants are dealt out longest first; one client is never divided."""
+    generator = np.random.default_rng(0)
+    costs = generator.lognormal(-0.5 * federation.spread**2, federation.spread, federation.cohort)
+    costs *= federation.client_seconds / costs.mean()
+    return float(np.bincount(longest_first(costs, devices), costs, minlength=devices).max())
+
+
+def sum_seconds(machine: Machine, values: int, devices: int) -> float:
+    """The fused sum: slots on the node, a ring between one leader a node, and the way to and from the device."""
+    size = BYTES_PER_VALUE * values
+    ranks = min(devices, machine.devices_per_node)
+    nodes = math.ceil(devices / machine.devices_per_node)
+    on_node = 2 * machine.barrier + size * (ranks + 1) / ranks / machine.memory_bandwidth if ranks > 1 else 0.0
+    steps = 2 * (nodes - 1)
+    between = steps * machine.network_latency + steps / nodes * size / machine.network_bandwidth
+    return on_node + between + 2 * size / machine.staging_bandwidth
+
+
+def round_seconds(machine: Machine, federation: Federation, devices: int) -> float:
+    """Seconds of a round; plan, evaluation and checkpoints are rank 0's and lie beside the work."""
+    waiting = machine.lateness if devices > 1 else 0.0
+    return (
+        work_seconds(federation, devices)
+        + sum_seconds(machine, federation.values, devices)
+        + (federation.server_seconds + waiting)
+    )
+
+
+def efficiency(machine: Machine, federation: Federation, devices: int) -> float:
+    """Speed-up over one device, divided by the number of devices."""
+    return round_seconds(machine, federation, 1) / (devices * round_seconds(machine, federation, devices))
+
+
+CASES = {
+    "1,000 small clients, CNN": Federation(cohort=1_000, client_seconds=0.02, spread=0.5, values=10**6),
+    "1,000 clients of unequal size, ResNet-18": Federation(1_000, 0.5, 1.0, 11 * 10**6),
+    "10,000 clients, 100 million values": Federation(10_000, 2.0, 0.5, 10**8),
+}
+DEVICES = (1, 8, 16, 32, 64, 128, 256, 512)
+
+
+def table(machine: Machine) -> str:
+    """Seconds of a round and efficiency for every case as Markdown."""
+    lines = ["| a round | " + " | ".join(f"{n}" for n in DEVICES) + " |", "|---|" + "---:|" * len(DEVICES)]
+    for name, federation in CASES.items():
+        cells = [
+            f"{round_seconds(machine, federation, n):.3g} s, {100 * efficiency(machine, federation, n):.0f} %"
+            for n in DEVICES
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(Machine()))
