@@ -49,6 +49,17 @@ def test_equal_classes_are_left_alone() -> None:
     np.testing.assert_array_equal(result.class_counts, np.full((3, 4), 5))
 
 
+def test_a_single_client_is_the_whole_population() -> None:
+    # Totals (1, 4, 10), mean 5: five copies of the one sample of class 0, and 1.25 of each of class 1.
+    result = rebalance(np.array([[1, 4, 10]]), 1.0, "ratio", Streams(2))
+    assert result.class_counts[0, 0] == 6 and 8 <= result.class_counts[0, 1] <= 12 and result.class_counts[0, 2] == 10
+
+
+def test_a_client_without_samples_stays_without() -> None:
+    result = rebalance(np.array([[0, 0], [1, 9]]), 0.67, "ratio", Streams(2))
+    np.testing.assert_array_equal(result.class_counts[0], [0, 0])
+
+
 def test_whole_numbers_of_copies_need_no_luck() -> None:
     # Totals (2, 8, 20): class 0 gets exactly 5 copies a sample. Class 1 is made whole too by totals (2, 5, 23).
     counts = np.array([[1, 0, 13], [1, 5, 10]])
@@ -57,6 +68,7 @@ def test_whole_numbers_of_copies_need_no_luck() -> None:
     np.testing.assert_array_equal(result.class_counts, [[6, 0, 13], [6, 15, 10]])
     np.testing.assert_array_equal(result.added, [5, 15])
     np.testing.assert_array_equal(result.sizes, [19, 31])
+    np.testing.assert_array_equal(result.original_sizes, [14, 16])
     assert result.overhead == 20 / 30
 
 

@@ -181,6 +181,23 @@ def test_the_divergence_of_no_samples_is_unknown_and_left_out_of_the_summary() -
     assert np.isnan(summarise(divergences[:1]).mean)
 
 
+def test_the_summary_has_the_box_of_a_figure() -> None:
+    summary = summarise(np.array([0.0, 4.0, 1.0, 3.0, 2.0]))
+    assert summary.quartiles == (0, 1, 2, 3, 4)
+    assert summary.facts("kl") == {
+        "kl_mean": 2, "kl_std": pytest.approx(np.sqrt(2)), "kl_max": 4, "kl_quartiles": [0, 1, 2, 3, 4]
+    }  # fmt: skip
+
+
+def test_exchanges_of_a_large_cohort_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = random_counts(5, 40, 6)
+    mediators = random_groups(40, 10, np.random.default_rng(0))
+    whole = exchange(counts, mediators)
+    monkeypatch.setattr("fedmpi.mediators.scheduling.EXCHANGE_CELLS", 1)
+    np.testing.assert_array_equal(exchange(counts, mediators), exchange(counts, mediators, sweeps=1))
+    assert not np.array_equal(whole, exchange(counts, mediators))
+
+
 def test_a_class_outside_the_target_diverges_without_bound() -> None:
     assert kl_divergence(np.array([[1, 1]]), target_distribution(2, np.array([1, 0])))[0] == np.inf
 
