@@ -19,6 +19,7 @@ from fedmpi.errors import ClientFailure
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched_stack import Stack
 from fedmpi.local.batched_update import stack_optimizer
+from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, check_update, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
@@ -164,12 +165,7 @@ class BatchedEngine:
             return
         for number, task in enumerate(tasks):
             with named_client(task.client, self.rank):
-                delta = stack.change_of(number)
-                check_update(delta, rule.lr)
-                if self.observe is not None:
-                    replaced = self.observe(task.client, delta)
-                    delta = delta if replaced is None else replaced
-                total.add(delta, task.coefficient)
+                deliver(task, stack.change_of(number), rule, self.observe, total)
 
     def _name_the_diverged(self, stack: Stack, tasks: list[Task], rule: LocalRule) -> None:
         for number, task in enumerate(tasks):

@@ -6,6 +6,7 @@ place, batches are slices of one gather.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.local.failures import check_loss, check_update, named_client
+from fedmpi.local.delivery import deliver
+from fedmpi.local.failures import check_loss, named_client
 from fedmpi.local.optimizers import SGD, Adam, AdamState, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
@@ -71,12 +73,7 @@ class SequentialEngine:
             w.copy_(start)
             report += self.advance(w, task, rule, round)
             with named_client(task.client, self.rank):
-                delta = w.sub_(start)
-                check_update(delta, rule.lr)
-                if self.observe is not None:
-                    replaced = self.observe(task.client, delta)
-                    delta = delta if replaced is None else replaced
-                total.add(delta, task.coefficient)
+                deliver(task, w.sub_(start), rule, self.observe, total)
             report.weight += task.coefficient
         return report
 
@@ -180,7 +177,7 @@ class SequentialEngine:
 
 def _rows_at_once(x: Tensor, batch: int) -> int:
     """A multiple of the batch size that gathers about GATHER_BYTES."""
-    row_bytes = max(1, x.element_size() * x[0].numel())
+    row_bytes = max(1, x.element_size() * math.prod(x.shape[1:]))
     return batch * max(1, GATHER_BYTES // (row_bytes * batch))
 
 
