@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.workloads import Workload
 
@@ -19,6 +19,8 @@ PEERS = {"pfl": "pfl", "blazefl": "blazefl", "flwr": "flwr", "fluke": "fluke", "
 """Name on PyPI of each peer and the package it installs."""
 DRIVEN = ("pfl", "blazefl")
 Result = dict[str, Any]
+Module = Literal["layers", "own", "one by one"]
+"""How the network is given: as layers that fedmpi can look into; as a user's module; that, and no clients merged."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> 
         return [*rows, _floor(workload, best, 1, quick), _fedmpi(workload, 2)]
     rows += [_floor(workload, variant, n, quick) for variant in ("tight", best) for n in (1, 2)]
     rows += [_fedmpi(workload, ranks) for ranks in (1, 2, 3)]
-    rows += [_fedmpi(workload, ranks, own=True) for ranks in (1, 3)]
+    rows += [_fedmpi(workload, ranks, "own") for ranks in (1, 3)]
+    if workload.task == "text":  # elsewhere nobody takes a single step, and the row above trains one by one as well
+        rows += [_fedmpi(workload, ranks, "one by one") for ranks in (1, 3)]
     rows += [_peer(workload, name, pythons[name], n) for name in DRIVEN if name in pythons for n in (1, 2)]
     return rows
 
@@ -106,14 +110,14 @@ def _read_result(out: Path) -> Result:
     return result
 
 
-def settings(workload: Workload, data: Path, own: bool = False) -> dict[str, Any]:
+def settings(workload: Workload, data: Path, module: Module = "layers") -> dict[str, Any]:
     """The keys of fedmpi's configuration that make it do the workload, evaluated once at the end as by the peers."""
     home = data / f"{workload.name}-{workload.clients}"
     chosen = {
         "preset": "fedsampling" if workload.wanted else "fedavg",
         "rounds": workload.rounds,
         "data.shards": home,
-        "model.name": f"benchmarks.networks:{'own_' if own else ''}{workload.model}",
+        "model.name": f"benchmarks.networks:{'' if module == 'layers' else 'own_'}{workload.model}",
         "evaluation.every": 10**6,
         "checkpoint.every": 0,
         "logging.tensorboard": "false",
@@ -122,7 +126,7 @@ def settings(workload: Workload, data: Path, own: bool = False) -> dict[str, Any
         # A large ε, so that every round really samples about K; the answers cost the same whatever they are.
         return {**chosen, "samples.wanted": workload.wanted, "samples.epsilon": 12, "aggregation.lr": workload.lr}
     averaging = {"participation.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
-    return {**chosen, **averaging, **({"local.engine": "sequential"} if own else {})}
+    return {**chosen, **averaging, **({"local.engine": "sequential"} if module == "one by one" else {})}
 
 
 def fedmpi_command(ranks: int, keys: Mapping[str, Any], out: Path) -> list[str]:
@@ -142,11 +146,12 @@ def find_mpiexec() -> str:
     return found
 
 
-def _fedmpi(workload: Workload, ranks: int, own: bool = False) -> Contestant:
-    name = f"fedmpi, {ranks} rank" + ("s" if ranks > 1 else "") + (", user's own module, one by one" if own else "")
+def _fedmpi(workload: Workload, ranks: int, module: Module = "layers") -> Contestant:
+    kind = {"layers": "", "own": ", user's own module", "one by one": ", user's own module, one by one"}[module]
+    name = f"fedmpi, {ranks} rank" + ("s" if ranks > 1 else "") + kind
     return Contestant(
         name,
-        lambda data, out: fedmpi_command(ranks, settings(workload, data, own), out),
+        lambda data, out: fedmpi_command(ranks, settings(workload, data, module), out),
         read_run,
         {"OMP_NUM_THREADS": "1"},
     )

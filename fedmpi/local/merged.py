@@ -28,9 +28,6 @@ from fedmpi.streams import Purpose, Streams
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples of one pass: on a CPU few enough to keep the activations in the cache."""
 
-SPARSE_ABOVE = 4
-"""Embedding rows per token of a chunk above which gradients of the tables are kept sparse; below, dense is as fast."""
-
 
 class MergedEngine:
     """Trains any number of one-step clients as one weighted batch, cut into chunks.
@@ -224,9 +221,7 @@ class MergedEngine:
         return found
 
     def _prefer_sparse(self) -> bool:
-        """Sparse gradients pay where a chunk touches few rows of the tables."""
-        tokens = CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape)
-        return sum(table.num_embeddings for table in self.model.embeddings) > SPARSE_ABOVE * tokens
+        return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape))
 
     def _check(self, losses: Tensor, clients: Ints, rule: LocalRule) -> None:
         finite = torch.isfinite(losses)

@@ -106,7 +106,8 @@ class SequentialEngine:
                 if draws:
                     seed_module(self.streams, task.stream_round(round), task.client)
                 optimizer = self._prepare(w, task, rule, round, state)
-                self._steps(optimizer, x, y, task, rule, round, report)
+                with self.model.sparse_embeddings(self._prefer_sparse(rule, x)):
+                    self._steps(optimizer, x, y, task, rule, round, report)
                 check_loss(report.loss_sum, rule.lr)
             report.train_seconds = time.perf_counter() - loaded
             return report
@@ -121,6 +122,9 @@ class SequentialEngine:
             stream = self.streams.generator(Purpose.DROPOUT, task.stream_round(round), task.client)
             self.model.masks.source = ClientMasks(stream)
         return self._memory.optimizer(w, rule, state)
+
+    def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
+        return rule.optimizer == "sgd" and self.model.sparse_pays(batch_rows(rule, len(x)) * math.prod(x.shape[1:]))
 
     def _steps(
         self,

@@ -13,6 +13,9 @@ from torch.nn import functional
 from fedmpi.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout
 
+SPARSE_ABOVE = 4
+"""Embedding rows per token of a batch above which gradients of the tables are kept sparse; below, dense is as fast."""
+
 _is_sparse = attrgetter("is_sparse")
 
 
@@ -134,6 +137,10 @@ class FlatModel:
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients, strict=True)]
+
+    def sparse_pays(self, tokens: int) -> bool:
+        """Whether batches of so many tokens touch few enough rows of the embedding tables for sparse gradients."""
+        return sum(table.num_embeddings for table in self.embeddings) > SPARSE_ABOVE * tokens
 
     @contextmanager
     def sparse_embeddings(self, enabled: bool = True) -> Iterator[None]:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import contestants
 from benchmarks.compare import Row, race, table
-from benchmarks.contestants import settings
+from benchmarks.contestants import Module, settings
 from benchmarks.floors import Rounds
 from benchmarks.measure import ContestantFailed, run_tree
 from benchmarks.workloads import WORKLOADS, Workload, prepare
@@ -37,9 +37,9 @@ def by_floor(workload: Workload, variant: str, folder: Path) -> torch.Tensor:
     return rounds.model
 
 
-def by_fedmpi(workload: Workload, folder: Path, own: bool) -> torch.Tensor:
+def by_fedmpi(workload: Workload, folder: Path, module: Module) -> torch.Tensor:
     prepare(workload, folder)
-    keys = settings(workload, folder, own)
+    keys = settings(workload, folder, module)
     config = load_config(None, [f"{key}={value}" for key, value in keys.items()])
     experiment = Experiment.connect(config)
     simulation = Simulation(experiment, None)
@@ -51,11 +51,11 @@ def by_fedmpi(workload: Workload, folder: Path, own: bool) -> torch.Tensor:
     ("workload", "variants"), [(IMAGES, ["naive", "tight", "stacked"]), (TEXTS, ["naive", "tight", "merged"])]
 )
 def test_every_floor_computes_the_rounds_that_fedmpi_computes(workload: Workload, variants: list, tmp_path: Path):
-    ours = by_fedmpi(workload, tmp_path, own=False)
+    ours = by_fedmpi(workload, tmp_path, "layers")
     start = Rounds(workload, prepare(workload, tmp_path), variants[0], 1).initial
     moved = float((ours - start).norm())
     assert moved > 1e-3
-    for model in (by_fedmpi(workload, tmp_path, own=True), *(by_floor(workload, v, tmp_path) for v in variants)):
+    for model in (by_fedmpi(workload, tmp_path, "one by one"), *(by_floor(workload, v, tmp_path) for v in variants)):
         assert float((model - ours).norm()) < 1e-4 * moved
 
 

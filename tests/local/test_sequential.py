@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,12 +81,16 @@ def test_the_result_is_that_of_a_plain_pytorch_loop(rule: LocalRule, dtype: torc
     assert relative_error(found, expected) < tolerance
 
 
-def test_text_models_train_like_a_plain_loop():
-    source, rule = InMemorySource(TEXTS, SIZES), RULES["sgd epochs"]
-    model = flat_model("text-cnn", TEXTS, dimension=6, filters=4)
+@pytest.mark.parametrize("vocabulary", [60, 6000])  # gradients of the large table are kept sparse
+@pytest.mark.parametrize("rule", [RULES["sgd epochs"], RULES["proximal"]], ids=["sgd", "proximal"])
+def test_text_models_train_like_a_plain_loop(vocabulary: int, rule: LocalRule):
+    description = replace(TEXTS, vocabulary=vocabulary)
+    source, model = InMemorySource(description, SIZES), flat_model("text-cnn", description, dimension=6, filters=4)
+    assert model.sparse_pays(5 * 12) == (vocabulary == 6000)
     expected = plain_loop(copy.deepcopy(model.module), source, rule)
     found, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)
     assert relative_error(found, expected) < 1e-5
+    assert not model.module.words.sparse
 
 
 def test_sampled_rows_are_the_only_ones_seen():
