@@ -139,3 +139,6 @@ class LocalPart(Part):
     """Adam: added to the root of the second moment."""
     engine: Literal["auto", "sequential", "merged", "batched"] = "auto"
     """Which of the engines trains: auto chooses, the run log says which and why."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: matrix products of the local training run in it (torch.autocast). Weights, losses, updates and sums
+    stay float32, as do evaluation and the gradients that strata and importance draws look at."""

@@ -208,12 +208,12 @@ def choose_engine(
     UserError
         "merged" or "batched" is demanded where it would not be exact, or the model does not fit the data.
     """
-    wanted = config.local.engine
+    wanted, precision = config.local.engine, config.local.precision
     forward_traits(model, source.description)  # a model that does not fit the data is refused here, on every rank
-    sequential = SequentialEngine(model, source, streams, rank, observer)
+    sequential = SequentialEngine(model, source, streams, rank, observer, precision)
     if wanted == "sequential":
         return SingleEngine(sequential, sequential)
-    merged = MergedEngine(model, source, streams, rank)
+    merged = MergedEngine(model, source, streams, rank, precision)
     not_merged = _why_not_merged(config, observer) or merged.model_refusal()
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
@@ -248,6 +248,8 @@ def _why_not_batched(config: Config) -> str | None:
         return "mediators carry one model from client to client"
     if config.aggregation.exact:
         return "aggregation.exact: the rounding of a stack depends on who is in it"
+    if config.local.precision != "float32":
+        return f'local.precision = "{config.local.precision}": its layers compute in float32'
     return None
 
 

@@ -22,7 +22,7 @@ from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks
-from fedmpi.models.flat import FlatModel, add_gradients
+from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.streams import Purpose, Streams
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
@@ -42,13 +42,22 @@ class MergedEngine:
         Rows of a drawn batch, dropout masks.
     rank : int
         Named in failures.
+    precision : {"float32", "bfloat16"}
+        Of the gradients' computation; everything else keeps the model's type.
     """
 
     name = "merged"
     description = "merged: one-step clients as one weighted gradient"
 
-    def __init__(self, model: FlatModel, source: DataSource, streams: Streams, rank: int = 0):
-        self.model, self.source, self.streams, self.rank = model, source, streams, rank
+    def __init__(
+        self,
+        model: FlatModel,
+        source: DataSource,
+        streams: Streams,
+        rank: int = 0,
+        precision: Precision = "float32",
+    ):
+        self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
         self._load_positions = getattr(source, "load_positions", None)
 
@@ -139,12 +148,12 @@ class MergedEngine:
         report.clients = report.steps = _runs(clients)[0].size
         target = total.tensor  # type: ignore[attr-defined]
         views = self.model.views(target)
-        with self.model.sparse_embeddings(self._prefer_sparse()):
+        with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
             for part in self._chunks(clients):
                 losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, report)
                 self._check(losses, clients[part], rule)
-        if not math.isfinite(float(target.dot(target))):
-            self._name_culprit(clients, rows, start, rule, round)
+            if not math.isfinite(float(target.dot(target))):
+                self._name_culprit(clients, rows, start, rule, round)
         return report
 
     def _add_chunk(

@@ -22,7 +22,7 @@ from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport
 from fedmpi.models.dropout import ClientMasks
-from fedmpi.models.flat import FlatModel
+from fedmpi.models.flat import FlatModel, Precision
 from fedmpi.streams import Purpose, Streams
 
 GATHER_BYTES = 1 << 22
@@ -44,16 +44,24 @@ class SequentialEngine:
         Named in failures.
     observe : callable, optional
         observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
+    precision : {"float32", "bfloat16"}
+        Of the gradients' computation; everything else keeps the model's type.
     """
 
     name = "sequential"
     description = "sequential: one client after the other"
 
     def __init__(
-        self, model: FlatModel, source: DataSource, streams: Streams, rank: int = 0, observe: Observer | None = None
+        self,
+        model: FlatModel,
+        source: DataSource,
+        streams: Streams,
+        rank: int = 0,
+        observe: Observer | None = None,
+        precision: Precision = "float32",
     ):
         self.model, self.source, self.streams = model, source, streams
-        self.rank, self.observe = rank, observe
+        self.rank, self.observe, self.precision = rank, observe, precision
         self._memory = _WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
@@ -106,7 +114,8 @@ class SequentialEngine:
                 if draws:
                     seed_module(self.streams, task.stream_round(round), task.client)
                 optimizer = self._prepare(w, task, rule, round, state)
-                with self.model.sparse_embeddings(self._prefer_sparse(rule, x)):
+                sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
+                with sparse, self.model.computing_in(self.precision):
                     self._steps(optimizer, x, y, task, rule, round, report)
                 check_loss(report.loss_sum, rule.lr)
             report.train_seconds = time.perf_counter() - loaded

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torch.nn import functional
 
 from fedmpi.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout
+
+Precision = Literal["float32", "bfloat16"]
 
 SPARSE_ABOVE = 4
 """Embedding rows per token of a batch above which gradients of the tables are kept sparse; below, dense is as fast."""
@@ -78,6 +81,7 @@ class FlatModel:
         self.has_dropout = has_dropout(module)
         self.dtype = self.parameters[0].dtype
         self.embeddings = _sparse_capable(module)
+        self._arithmetic: AbstractContextManager[object] = nullcontext()
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
@@ -124,19 +128,40 @@ class FlatModel:
         sequence of Tensor
             One gradient a parameter; zeros where the model did not use it.
         """
-        loss = functional.cross_entropy(self.module(x), y)
+        loss = functional.cross_entropy(self._logits(x), y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return loss.detach(), self._with_zeros(gradients)
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """The cross-entropies ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
-        losses = functional.cross_entropy(self.module(x), y, reduction="none")
+        losses = functional.cross_entropy(self._logits(x), y, reduction="none")
         gradients = torch.autograd.grad(losses, self.parameters, weights, allow_unused=True)
         return losses.detach(), self._with_zeros(gradients)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        # Autocast is left after every forward pass, which empties its cache: the weights change behind its back.
+        with self._arithmetic:
+            logits: Tensor = self.module(x)
+        return logits.to(self.dtype)
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients, strict=True)]
+
+    @contextmanager
+    def computing_in(self, precision: Precision) -> Iterator[None]:
+        """Within: gradients are computed in this precision; values, losses and gradients keep their type.
+
+        "bfloat16" runs the forward pass under torch.autocast, and so the backward pass through the same operations. Its
+        range is that of float32: losses need no scaling (Kalamkar et al. 2019).
+        """
+        before = self._arithmetic
+        if precision == "bfloat16":
+            self._arithmetic = torch.autocast(self.device.type, dtype=torch.bfloat16)
+        try:
+            yield
+        finally:
+            self._arithmetic = before
 
     def sparse_pays(self, tokens: int) -> bool:
         """Whether batches of so many tokens touch few enough rows of the embedding tables for sparse gradients."""

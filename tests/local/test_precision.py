@@ -1,0 +1,178 @@
+"""local.precision = "bfloat16": gradients of bfloat16's accuracy, everything else as in float32."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.config import Config, build_config
+from fedmpi.errors import UserError
+from fedmpi.experiment import Experiment
+from fedmpi.local.engines import LocalEngine, choose_engine
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.probes import client_gradients
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import Engine, LocalRule, Task
+from fedmpi.models.flat import FlatModel
+from fedmpi.simulation import Simulation
+from tests.local.synthetic import (
+    IMAGES,
+    SMALL_IMAGES,
+    STREAMS,
+    TEXTS,
+    InMemorySource,
+    flat_model,
+    relative_error,
+    summed,
+    tasks_of,
+)
+
+SIZES = [13, 1, 40, 7]
+ONE_STEP = LocalRule(lr=0.1, batch_size=None)
+SEVERAL = LocalRule(lr=0.02, epochs=1, batch_size=10)
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mlp": (SMALL_IMAGES, {"hidden": [9], "dropout": 0.5}),
+    "cnn": (IMAGES, {}),
+    "text-cnn": (TEXTS, {"dimension": 6, "filters": 4}),
+    "bilstm": (TEXTS, {}),
+    "transformer": (TEXTS, {}),
+}
+BFLOAT16 = {"cnn": 8e-2}
+"""Relative errors of an update: bfloat16 keeps 8 significant bits, 2**-9 = 2e-3 a rounding; 3e-2 where nothing is said.
+Under max pooling a rounding can make another input the largest, often so on the noise that the tests train on."""
+
+
+def engine_of(kind: type, model: FlatModel, source: InMemorySource, precision: str) -> Engine:
+    return kind(model, source, STREAMS, precision=precision)
+
+
+def chosen(model: FlatModel, source: InMemorySource, **parts: Any) -> LocalEngine:
+    config = Config.model_validate({"participation": {"clients": "all"}, **parts})
+    return choose_engine(config, model, source, STREAMS)
+
+
+@pytest.mark.parametrize(
+    "kind, rule", [(SequentialEngine, ONE_STEP), (SequentialEngine, SEVERAL), (MergedEngine, ONE_STEP)]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_updates_are_float32_and_those_of_float32_to_the_accuracy_of_bfloat16(name: str, kind: type, rule: LocalRule):
+    description, options = MODELS[name]
+    source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
+    tasks = tasks_of(source)
+    expected, exact = summed(engine_of(kind, model, source, "float32"), model, tasks, rule)
+    found, rough = summed(engine_of(kind, model, source, "bfloat16"), model, tasks, rule)
+    assert found.dtype == torch.float32
+    assert 0 < relative_error(found, expected) < BFLOAT16.get(name, 3e-2)
+    assert rough.loss_sum != exact.loss_sum
+    assert rough.loss_sum == pytest.approx(exact.loss_sum, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_merged_and_sequential_agree(name: str):
+    description, options = MODELS[name]
+    source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
+    one, other = (
+        summed(engine_of(kind, model, source, "bfloat16"), model, tasks_of(source), ONE_STEP)[0]
+        for kind in (SequentialEngine, MergedEngine)
+    )
+    assert relative_error(one, other) < 3e-2
+
+
+@pytest.mark.parametrize("name", ["cnn", "transformer"])
+def test_a_gradient_is_that_of_plain_autocast(name: str):
+    description, options = MODELS[name]
+    source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
+    x, y = source.load(2)
+    model.bind(model.initial.clone())
+    model.module.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.module(x)
+    nn.functional.cross_entropy(logits.float(), y).backward()
+    with model.computing_in("bfloat16"):
+        loss, gradients = model.loss_gradient(x, y)
+        losses, weighted = model.weighted_gradient(x, y, torch.full((len(y),), 1 / len(y)))
+    assert logits.dtype == torch.bfloat16
+    assert loss.dtype == losses.dtype == torch.float32
+    for parameter, gradient, other in zip(model.parameters, gradients, weighted, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+        assert torch.allclose(gradient, other, rtol=0.1, atol=0.05 * float(gradient.abs().max()))
+
+
+def test_an_engine_leaves_the_model_as_it_was_for_probes_and_evaluation():
+    """Probes are float32: their gradients have the same bits before and after, while the engine's own differ."""
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
+
+    def probed() -> Tensor:
+        found = client_gradients(source, model, range(4), model.initial, "full", STREAMS, 0)
+        return torch.stack([gradient.clone() for _, gradient in found])
+
+    before = probed()
+    summed(engine_of(SequentialEngine, model, source, "bfloat16"), model, tasks_of(source), SEVERAL)
+    summed(engine_of(MergedEngine, model, source, "bfloat16"), model, tasks_of(source), ONE_STEP)
+    assert torch.equal(probed(), before)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_model_is_carried_on_in_the_same_precision():
+    """Mediators call `advance`: it makes the steps that `train` makes, in float32 values."""
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    rule = LocalRule("adam", lr=0.01, epochs=2, batch_size=10)
+    engine = chosen(model, source, local={"precision": "bfloat16", "optimizer": "adam"}, topology={"kind": "mediators"})
+    w = model.initial.clone()
+    engine.advance(w, Task(2, None, 1.0), rule, 0)
+    alone = engine_of(SequentialEngine, model, source, "bfloat16")
+    assert w.dtype == torch.float32
+    assert torch.equal(w - model.initial, summed(alone, model, [Task(2, None, 1.0)], rule)[0])
+
+
+def test_the_batched_engine_is_not_offered_and_refused_when_named():
+    source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    engine = chosen(model, source, local={"precision": "bfloat16"})
+    assert 'the others sequential (local.precision = "bfloat16": its layers' in engine.description
+    assert not engine.candidates  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r'local.engine = "batched" is not possible here: local.precision = "bfloat16"'):
+        chosen(model, source, local={"precision": "bfloat16", "engine": "batched"})
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_exact_sums_have_the_same_bits_however_the_clients_are_dealt_out(name: str):
+    description, options = MODELS[name]
+    source, model = InMemorySource(description, SIZES), flat_model(name, description, **options)
+    tasks, found = tasks_of(source), []
+    for parts in ([tasks], [tasks[2:], tasks[:2]], [[task] for task in reversed(tasks)]):
+        buffers = np.zeros((len(parts), model.size), np.int64)
+        for buffer, part in zip(buffers, parts, strict=True):
+            engine = chosen(model, source, aggregation={"exact": True}, local={"precision": "bfloat16"})
+            engine.train(part, model.initial, SEVERAL, 0, FixedPointSum(buffer))
+        found.append(buffers.sum(0))
+    assert found[0].any()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+def test_digits_are_learned(engine: str, caplog: pytest.LogCaptureFixture):
+    table = {
+        "rounds": 12,
+        "data": {"shards": "digits:clients=10,partition=iid"},
+        "model": {"name": "mlp", "hidden": [32]},
+        "participation": {"clients": "all"},
+        "local": {"lr": 0.1, "engine": engine, "precision": "bfloat16", "batch_size": 20},
+    }
+    caplog.set_level(logging.ERROR)
+    experiment = Experiment.connect(build_config([("drawn", table)]))
+    simulation = Simulation(experiment, None)
+    assert simulation.run() == 0
+    x, y = experiment.test_set()
+    experiment.model.bind(simulation.model)
+    experiment.model.module.eval()
+    with torch.no_grad():
+        right = (experiment.model.module(x).argmax(1) == y).float().mean()
+    experiment.close()
+    assert float(right) > 0.85
