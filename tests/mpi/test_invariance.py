@@ -12,9 +12,13 @@ from tests.mpi.launch import run_mpi
 TRACE = Path(__file__).parent / "trace.py"
 SMALL = "rounds=6 logging.tensorboard=false"
 ASTRAEA = f"preset=astraea participation.count=8 topology.clients_per_mediator=3 {SMALL}"
+MASKED = f"preset=fedavg participation.count=7 model.dropout=0.3 {SMALL}"
 CONFIGURATIONS = {
     "fedavg": f"preset=fedavg participation.count=7 {SMALL}",
     "fedavg with dropout": f"preset=fedavg model.name=tests.mpi.user_models:dropout_mlp participation.count=5 {SMALL}",
+    "sequential": f"{MASKED} local.engine=sequential",
+    "batched": f"{MASKED} local.engine=batched",
+    "merged": f"{MASKED} local.engine=merged local.steps=1 local.batch_size=all",
     "shared": f"preset=fedavg participation.count=7 topology.placement=shared {SMALL}",
     "owned": f"preset=fedavg participation.count=7 topology.placement=owner {SMALL}",
     "all train": "preset=fedsampling samples.wanted=300 samples.threshold=150 topology.placement=shared "
