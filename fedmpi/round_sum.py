@@ -77,7 +77,9 @@ class RoundSum:
         self.values = model.numel()
         self.metrics = len(SUMS + OBSERVED) + 3 * cluster.size
         dtype: np.dtype[np.int64] | np.dtype[np.float32] = np.dtype(np.int64) if exact else np.dtype(np.float32)
-        self.buffer = cluster.sum_buffer(self.values + metric_slots(self.metrics, dtype), dtype)
+        kept = torch.device("cpu") if exact else self.device  # where the accumulator keeps its sum
+        self.dtype = dtype
+        self.buffer = cluster.sum_tensor(self.values + metric_slots(self.metrics, dtype), dtype, kept)
         head = self.buffer[: self.values]
         self.updates: Accumulator = (
             FixedPointSum(head, self.device, ranks=cluster.size) if exact else FloatSum(head, self.device)
@@ -120,12 +122,12 @@ class RoundSum:
         idle_seconds = relayed.idle_seconds if relayed else 0.0
         ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds
         metrics = np.concatenate([sums, observed, ranks.ravel()])
-        self.buffer[self.values :] = encode_metrics(metrics, self.buffer.dtype)
+        self.buffer[self.values :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
 
     def reduce(self) -> RoundTotals:
         """The sums over all ranks; every rank receives the same bits."""
-        total = self.cluster.reduce()
-        metrics = decode_metrics(total[self.values :], self.metrics)
+        total = self.cluster.reduce_tensor()
+        metrics = decode_metrics(total[self.values :].numpy(force=True), self.metrics)
         names = SUMS + OBSERVED
         ranks = metrics[len(names) :].reshape(3, -1)
         update = self.updates.to_update(total[: self.values])

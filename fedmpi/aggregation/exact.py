@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedmpi.aggregation.staging import Staging
+
+Values = torch.Tensor | NDArray[np.float32] | NDArray[np.int64]
 FIXED_BITS = 40
 CHUNK = 2**16
 
@@ -28,7 +31,7 @@ class Accumulator(Protocol):
     def flush(self) -> None:
         """Make the buffer given at construction hold the sum."""
 
-    def to_update(self, reduced: NDArray[np.float32] | NDArray[np.int64]) -> torch.Tensor:
+    def to_update(self, reduced: Values) -> torch.Tensor:
         """The buffers summed over the ranks as a new float32 vector (d,) on the accumulator's device."""
 
 
@@ -40,7 +43,7 @@ class FloatSum:
     buffer : float32 (d,)
         Receives the sum, usually the rank's slot of the reduction; set to zero here.
     device : torch.device or str
-        Where the vectors live. On the CPU the sum is kept in `buffer` itself, elsewhere `flush` copies it there.
+        Where the vectors live. If `buffer` lies there the sum is kept in it, else `flush` copies it there.
 
     Attributes
     ----------
@@ -48,9 +51,13 @@ class FloatSum:
         The sum so far.
     """
 
-    def __init__(self, buffer: NDArray[np.float32], device: torch.device | str = "cpu"):
-        self._host = torch.from_numpy(buffer)
-        self.tensor = self._host if torch.device(device).type == "cpu" else torch.empty_like(self._host, device=device)
+    def __init__(self, buffer: NDArray[np.float32] | torch.Tensor, device: torch.device | str = "cpu"):
+        self._buffer, device = torch.as_tensor(buffer), torch.device(device)
+        self._staging: Staging | None = None
+        self.tensor = self._buffer
+        if self._buffer.device != device:
+            self._staging = Staging(self._buffer.numel(), self._buffer.dtype, device)
+            self.tensor = torch.empty_like(self._buffer, device=device)
         self.reset()
 
     def add(self, vector: torch.Tensor, coefficient: float) -> None:
@@ -60,11 +67,12 @@ class FloatSum:
         self.tensor.zero_()
 
     def flush(self) -> None:
-        if self.tensor is not self._host:
-            self._host.copy_(self.tensor)
+        if self._staging is not None:
+            self._staging.to_host(self.tensor, self._buffer)
 
-    def to_update(self, reduced: NDArray[np.float32] | NDArray[np.int64]) -> torch.Tensor:
-        return torch.tensor(reduced, dtype=torch.float32, device=self.tensor.device)
+    def to_update(self, reduced: Values) -> torch.Tensor:
+        values = _as_tensor(reduced)
+        return values.clone() if self._staging is None else self._staging.to_device(values)
 
 
 class FixedPointSum:
@@ -86,16 +94,16 @@ class FixedPointSum:
 
     def __init__(
         self,
-        buffer: NDArray[np.int64],
+        buffer: NDArray[np.int64] | torch.Tensor,
         device: torch.device | str = "cpu",
         bits: int = FIXED_BITS,
         ranks: int = 1,
     ):
-        self._sum = torch.from_numpy(buffer)
+        self._sum = torch.as_tensor(buffer)
         self._device = torch.device(device)
         self._scale = 2.0**bits
         self._limit = 2.0**63 / ranks
-        size = min(CHUNK, buffer.size)
+        size = min(CHUNK, self._sum.numel())
         self._product, self._rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
         self.reset()
 
@@ -132,9 +140,14 @@ class FixedPointSum:
     def flush(self) -> None:
         """Nothing to do: the sum is kept in the buffer."""
 
-    def to_update(self, reduced: NDArray[np.float32] | NDArray[np.int64]) -> torch.Tensor:
-        update = torch.empty(reduced.size)
-        for start in range(0, reduced.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            update[part] = torch.from_numpy(reduced[part] / self._scale)
+    def to_update(self, reduced: Values) -> torch.Tensor:
+        values = _as_tensor(reduced)
+        update = torch.empty(values.numel())
+        for part, whole in zip(torch.split(update, CHUNK), torch.split(values, CHUNK), strict=True):
+            part.copy_(whole.double().div_(self._scale))
         return update.to(self._device)
+
+
+def _as_tensor(reduced: Values) -> torch.Tensor:
+    """Arrays are copied, since those of a reduction may not be written to, which tensors cannot express."""
+    return reduced if isinstance(reduced, torch.Tensor) else torch.tensor(reduced)

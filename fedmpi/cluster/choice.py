@@ -1,21 +1,23 @@
-"""Which way of summing pays: memory shared by the ranks of a node, or MPI's Allreduce."""
+"""Which way of summing pays: memory shared by the ranks of a node, MPI's Allreduce, or the tensors where they lie."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.sums import AllreduceSum, Sum
+from fedmpi.cluster.device import DeviceSum, agree_on_device
+from fedmpi.cluster.sums import AllreduceSum, LocalSum, Reduction, Sum
 from fedmpi.cluster.window import WindowSum, bytes_on_node
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import torch
 
-Reduction = Literal["auto", "window", "allreduce"]
+log = logging.getLogger(__name__)
 
 # Measured with MPICH: shared memory wins from 70,000 float32 on where every rank has a core; with more ranks than cores
 # the barriers can cost more than Allreduce, which pays from about a million bytes on.
@@ -56,17 +58,53 @@ def choose_reduction(wanted: Reduction, nbytes: int, ranks_on_node: int, cores: 
     return "window", f"shared memory pays with {where}"
 
 
-def build_sum(comms: Communicators, wanted: Reduction, count: int, dtype: np.dtype, moved: BytesMoved) -> Sum:
+def build_sum(
+    comms: Communicators | None,
+    wanted: Reduction,
+    count: int,
+    dtype: np.dtype,
+    moved: BytesMoved,
+    device: torch.device | None = None,
+    library: str = "MPI",
+) -> Sum:
     """A buffer that is summed over the ranks; all ranks build it together and the choice is logged.
+
+    Parameters
+    ----------
+    comms : Communicators or None
+        None for a single process.
+    wanted : {"auto", "window", "allreduce", "device"}
+        What the user asked for.
+    count, dtype
+        Length and type.
+    moved : BytesMoved
+        Counts what is handed to MPI.
+    device : torch.device, optional
+        Where the values are made; the processor by default.
+    library : str
+        The MPI, named in reasons.
 
     Raises
     ------
     RuntimeError
         If the ranks ask for buffers of different length or type (on every rank).
+    UserError
+        If the tensors are to be summed on their device and MPI cannot do it (on every rank).
     """
+    if comms is not None:
+        _check_alike(comms, count, dtype)
+    if agree_on_device(comms, wanted, device, library):
+        return DeviceSum(None if comms is None else comms.world, count, dtype, device, moved)
+    return LocalSum(count, dtype) if comms is None else _on_host(comms, wanted, count, dtype, moved)
+
+
+def _check_alike(comms: Communicators, count: int, dtype: np.dtype) -> None:
     for value in (count, dtype.num):
         if maximum(comms.world, value) != -maximum(comms.world, -value):
             raise RuntimeError(f"the ranks ask for different sum buffers (here {count} values of {dtype})")
+
+
+def _on_host(comms: Communicators, wanted: Reduction, count: int, dtype: np.dtype, moved: BytesMoved) -> Sum:
     nbytes = count * dtype.itemsize
     way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores)
     shared = _share_memory(comms, count, dtype, moved) if way == "window" else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -10,7 +11,10 @@ from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.waiting import meet
 
 if TYPE_CHECKING:
+    import torch
     from mpi4py import MPI
+
+Reduction = Literal["auto", "window", "allreduce", "device"]
 
 MOST_VALUES = 1 << 30
 
@@ -18,8 +22,13 @@ MOST_VALUES = 1 << 30
 class Sum(Protocol):
     """A buffer that is summed over the ranks again and again."""
 
-    slot: np.ndarray
-    result: np.ndarray
+    @property
+    def slot(self) -> np.ndarray | torch.Tensor:
+        """What this rank adds, (count,)."""
+
+    @property
+    def result(self) -> np.ndarray | torch.Tensor:
+        """The sum over the ranks, (count,)."""
 
     def reduce(self) -> None:
         """Sum the slots of all ranks into the result; collective."""
@@ -65,5 +74,11 @@ def allreduce_in_place(comm: MPI.Intracomm, values: np.ndarray) -> None:
     """Replace the values by their sums over the ranks, in pieces that 32-bit counts can name."""
     from mpi4py import MPI
 
-    for start in range(0, len(values), MOST_VALUES):
-        comm.Allreduce(MPI.IN_PLACE, values[start : start + MOST_VALUES])
+    for part in pieces(len(values)):
+        comm.Allreduce(MPI.IN_PLACE, values[part])
+
+
+def pieces(length: int) -> Iterator[slice]:
+    """Cuts that 32-bit counts can name."""
+    for start in range(0, length, MOST_VALUES):
+        yield slice(start, start + MOST_VALUES)

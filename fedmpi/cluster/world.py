@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fedmpi.cluster.buffers import broadcast_arrays, gather_arrays
-from fedmpi.cluster.choice import Reduction, build_sum
+from fedmpi.cluster.choice import build_sum
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.launcher import short_version, start_mpi
 from fedmpi.cluster.relay import Group, Groups
 from fedmpi.cluster.resources import choose_device, core_mask, cores_allowed, fair_threads
-from fedmpi.cluster.sums import LocalSum, Sum
+from fedmpi.cluster.sums import Reduction, Sum
 from fedmpi.cluster.waiting import meet
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Cluster:
         self._comms = comms
         self._reduction: Reduction = reduction
         self._moved = BytesMoved()
-        self._sums: dict[tuple[int, np.dtype], Sum] = {}
+        self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
         self._current: Sum | None = None
         self._groups = Groups(None if comms is None else comms.world, self._moved)
         self.mpi = mpi
@@ -78,8 +78,9 @@ class Cluster:
 
         Parameters
         ----------
-        reduction : {"auto", "window", "allreduce"}
-            How `reduce` sums; "auto" takes the node's shared memory where it pays.
+        reduction : {"auto", "window", "allreduce", "device"}
+            How `reduce` sums; "auto" takes the node's shared memory where it pays, and for `sum_tensor` the device's
+            memory where every rank has a GPU and MPI reads it.
 
         Raises
         ------
@@ -161,18 +162,19 @@ class Cluster:
         ndarray (count,)
             Writable at any time outside `reduce`, also while other ranks still read the last sum.
         """
-        dtype = np.dtype(dtype)
-        if dtype not in SUM_DTYPES:
-            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
-        key = (count, dtype)
-        if key not in self._sums:
-            self._sums[key] = (
-                LocalSum(count, dtype)
-                if self._comms is None
-                else build_sum(self._comms, self._reduction, count, dtype, self._moved)
-            )
-        self._current = self._sums[key]
-        return self._current.slot
+        return np.asarray(self._use_sum(count, dtype, None).slot)
+
+    def sum_tensor(self, count: int, dtype: DTypeLike, device: torch.device) -> torch.Tensor:
+        """`sum_buffer` for values made on a device: the slot as a tensor there, or in host memory where sums go there.
+
+        Raises
+        ------
+        UserError
+            If the reduction is to be "device" and MPI does not read the memory of every rank's device.
+        """
+        import torch
+
+        return torch.as_tensor(self._use_sum(count, dtype, device).slot)
 
     def reduce(self) -> np.ndarray:
         """The sum over all ranks of the slots last asked for, the same bits on every rank.
@@ -185,13 +187,15 @@ class Cluster:
         ndarray (count,), read-only
             Valid until this rank calls `reduce` again; it may lie in memory shared with other ranks.
         """
-        if self._current is None:
-            raise RuntimeError("ask for a sum_buffer before reduce")
-        self._groups.end_round()
-        self._current.reduce()
-        result = self._current.result.view()
+        result = np.asarray(self._reduced().result).view()
         result.flags.writeable = False
         return result
+
+    def reduce_tensor(self) -> torch.Tensor:
+        """`reduce` as a tensor that lies where that of `sum_tensor` does; not to be written to."""
+        import torch
+
+        return torch.as_tensor(self._reduced().result)
 
     def group(self, ranks: Sequence[int]) -> Group:
         """The sub-communicator of exactly these ranks, in this order; called by its members only.
@@ -222,8 +226,13 @@ class Cluster:
         return fair_threads(masks, node_rank, cores_allowed(), os.environ)
 
     def device(self, request: str = "auto") -> torch.device:
-        """The torch device of this rank; see `resources.choose_device`."""
-        return choose_device(request, self.node_rank)
+        """The torch device of this rank, made the current one; see `resources.choose_device`."""
+        device = choose_device(request, self.node_rank)
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(device)  # MPI, too, works in the context of the current device
+        return device
 
     def close(self) -> None:
         """Free buffers, groups and communicators; collective.
@@ -238,6 +247,24 @@ class Cluster:
         if self._comms is not None:
             self._comms.free()
             self._comms = None
+
+    def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:
+        """The sum of this kind, built when first asked for, which the next `reduce` sums."""
+        dtype = np.dtype(dtype)
+        if dtype not in SUM_DTYPES:
+            raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
+        key = (count, dtype, str(device or "cpu"))
+        if key not in self._sums:
+            self._sums[key] = build_sum(self._comms, self._reduction, count, dtype, self._moved, device, self.mpi)
+        self._current = self._sums[key]
+        return self._current
+
+    def _reduced(self) -> Sum:
+        if self._current is None:
+            raise RuntimeError("ask for a sum_buffer before reduce")
+        self._groups.end_round()
+        self._current.reduce()
+        return self._current
 
     def abort(self, code: int) -> NoReturn:
         """End the whole job now with this exit code."""

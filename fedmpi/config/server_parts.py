@@ -156,8 +156,10 @@ class ClusterPart(Part):
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …"""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads of one rank; 0 = the node's cores divided by its ranks."""
-    reduction: Literal["auto", "window", "allreduce"] = "auto"
-    """Sum updates in the node's shared memory, by MPI's Allreduce, or as measured sizes suggest."""
+    reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
+    """Sum updates in the node's shared memory (window), by MPI's Allreduce, or by Allreduce on tensors where they lie
+    (device: on GPUs only with a CUDA-aware MPI). auto: device where every rank has a GPU and MPI reads it, else as
+    measured sizes suggest."""
 
 
 class EvaluationPart(Part):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.aggregation.exact import CHUNK, Accumulator, FixedPointSum, FloatSum
+from fedmpi.aggregation.staging import Staging
 
 
 def terms(count: int, size: int, seed: int = 0) -> list[tuple[torch.Tensor, float]]:
@@ -91,3 +92,30 @@ def test_a_sum_that_could_leave_the_range_is_refused_before_it_wraps():
     with pytest.raises(OverflowError, match=r"aggregation\.exact"):
         accumulator.add(torch.tensor([2e6, 0, 0]), 1.0)
     assert buffer[0] == 10**6 * 2**40
+
+
+@pytest.mark.parametrize("kind, dtype", [(FloatSum, torch.float32), (FixedPointSum, torch.int64)])
+def test_tensors_serve_as_buffers_as_arrays_do(kind: type, dtype: torch.dtype):
+    chosen = terms(5, CHUNK + 3)
+    tensor = torch.full((CHUNK + 3,), 7, dtype=dtype)
+    array = tensor.numpy().copy()
+    for buffer in (tensor, array):
+        total(kind(buffer), chosen)
+    assert np.array_equal(tensor.numpy(), array)
+    update = kind(tensor.clone()).to_update(tensor)
+    assert update.dtype == torch.float32
+    assert update.data_ptr() != tensor.data_ptr()
+    assert torch.equal(update, kind(array.copy()).to_update(array))
+
+
+def test_what_is_staged_arrives_whole_both_ways_again_and_again():
+    """On the processor, where the same copies are made; page-locked memory and streams need a GPU."""
+    staging = Staging(1000, torch.float32, torch.device("cpu"))
+    slot = torch.empty(1000)
+    received = []
+    for value in (1.0, 2.0, 3.0):
+        source = torch.full((1000,), value)
+        staging.to_host(source, slot)
+        assert torch.equal(slot, source)
+        received.append(staging.to_device(slot))
+    assert [float(update.mean()) for update in received] == [1.0, 2.0, 3.0]

@@ -98,8 +98,10 @@ def nap(naps: random.Random) -> None:
         time.sleep(naps.random() * 0.004)
 
 
-def sum_rounds(reduction: str, rounds: str) -> None:
-    """Repeated sums of two kinds, in turn."""
+def sum_rounds(reduction: str, rounds: str, chunk: str = "") -> None:
+    """Repeated sums of two kinds, in turn; with a chunk longer ones are cut."""
+    if chunk:
+        sums.MOST_VALUES = int(chunk)
     cluster = Cluster.connect(reduction)
     for _ in range(5):
         check_sum(cluster, 30_011, "float32", int(rounds) // 5)
@@ -107,10 +109,44 @@ def sum_rounds(reduction: str, rounds: str) -> None:
     moved = cluster.share_bytes()
     if cluster.size > 1:
         assert (moved.window > 0) == (reduction == "window")
-        assert (moved.allreduce > 0) == (reduction == "allreduce" or cluster.nodes > 1)
+        assert (moved.allreduce > 0) == (reduction != "window" or cluster.nodes > 1)
     if cluster.is_server:
         print(f"{cluster.nodes} nodes of {cluster.node_size}")
     cluster.close()
+
+
+def round_sums() -> None:
+    """The update and metrics of rounds are the same whichever way their one buffer is summed, float or exact."""
+    import torch
+
+    from fedmpi.local.work import WorkReport
+    from fedmpi.round_sum import RoundSum
+
+    def update(rank: int, t: int) -> torch.Tensor:
+        return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))
+
+    for reduction in ("window", "allreduce", "device"):
+        cluster = Cluster.connect(reduction)
+        for exact in (False, True):
+            summed = RoundSum(cluster, torch.zeros(5_003), exact)
+            for t in range(3):
+                summed.open()
+                summed.updates.add(update(cluster.rank, t), 0.5)
+                report = WorkReport(clients=cluster.rank + 1, samples=10**9 + t, loss_sum=0.25)
+                summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0))
+                totals = summed.reduce()
+                expected = sum(update(rank, t).double() for rank in range(cluster.size)) / 2
+                assert totals.update.dtype == torch.float32
+                assert torch.allclose(totals.update.double(), expected, rtol=0, atol=1e-5)
+                assert totals.sums["clients"] == cluster.size * (cluster.size + 1) / 2
+                assert totals.sums["samples"] == cluster.size * (10**9 + t)
+                assert totals.sums["loss_sum"] == cluster.size / 4
+                assert totals.busy.tolist() == [rank + 0.5 for rank in range(cluster.size)]
+                checksum = crc32(totals.update.numpy().tobytes())
+                assert cluster.maximum(checksum) == -cluster.maximum(-checksum), "the ranks' bits differ"
+                totals.update.zero_()  # a copy of its own
+            summed.release()
+        cluster.close()
 
 
 def broken_protocol() -> None:

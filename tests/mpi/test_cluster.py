@@ -30,9 +30,18 @@ def test_messages_longer_than_a_chunk_arrive_whole():
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-@pytest.mark.parametrize("reduction", ["window", "allreduce"])
+@pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
 def test_repeated_sums_are_right_and_the_same_bits_on_all_ranks_whoever_is_late(n, reduction):
     passes(n, "sum_rounds", reduction, "50")
+
+
+def test_sums_of_tensors_longer_than_a_piece_are_whole():
+    passes(3, "sum_rounds", "device", "10", "1000")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(n):
+    passes(n, "round_sums")
 
 
 def test_the_check_of_sums_notices_a_missing_barrier():
