@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,20 @@ from torch import Tensor
 import fedmpi
 from fedmpi.aggregation.gaussian_dp import add_noise
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
+from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import open_store
-from fedmpi.data.source import RESIDENT_BYTES
+from fedmpi.data.source import ClientData
 from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.grouping import mediator_groups
-from fedmpi.layout import lay_out, server_trains, shares_data
+from fedmpi.layout import lay_out, prepare_device, server_trains, shares_data
 from fedmpi.links import paper_formula, round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.measures import LocalLosses, Reference
-from fedmpi.memory import keep_freed_memory
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
@@ -68,6 +69,8 @@ class Experiment:
         What the global model is compared with, on every rank alike.
     augmentation : dict
         What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
+    balance : BalanceLearner
+        Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared.
     """
 
     config: Config
@@ -80,6 +83,7 @@ class Experiment:
     trainer: Trainer
     server_optimizer: ServerOptimizer
     augmentation: dict[str, Any]
+    balance: BalanceLearner
     reference: Reference | None = None
     _test: tuple[Tensor, Tensor] | None = None
 
@@ -138,12 +142,14 @@ class Experiment:
                 streams,
                 observer,
                 samples.weight_sizes,
+                data if isinstance(data, ClientData) else None,
             ),
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
             reference=reference,
             augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
+            balance=BalanceLearner(layout.workers if shared and config.topology.balance == "measured" else 0),
         )
 
     def observe(self, t: int, model: Tensor) -> None:
@@ -154,13 +160,21 @@ class Experiment:
         """The server's plan of round t (rank 0 only)."""
         plan = self.planner.plan(t, self.stratifier.strata)
         self.stratifier.latest = plan.clients
-        return plan
+        return replace(plan, balance=self.balance.told())
 
     def plan_ahead(self, t: int) -> None:
         """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it."""
         idle = self.cluster.is_server and self.trainer.worker is None
-        if idle and t < self.config.rounds and not self.stratifier.wanted:
+        if idle and not self.stratifier.wanted:
             self.planner.prepare(t)
+            if self.planner.tells_coming:
+                self.planner.prepare(t + 1)
+
+    def learn(self, totals: RoundTotals) -> None:
+        """Learn from the round's seconds how the work is best spread (rank 0 only)."""
+        if self.trainer.steady:
+            workers = slice(-self.trainer.layout.workers, None)  # the last ranks, with or without rank 0
+            self.balance.observe(totals.rows[workers], totals.steps[workers], totals.busy[workers])
 
     def aggregate(self, plan: Plan, totals: RoundTotals) -> Tensor:
         """The round's mean update Δ from the sums of all ranks, with the server's noise if there is to be any."""
@@ -184,6 +198,7 @@ class Experiment:
             **plan.facts,
             **self._links(plan, totals),
             **self._observed(totals),
+            **Balance.heard(plan.balance).facts(),
             "busy_seconds": totals.busy.tolist(),
         }
         if plan.round == 0 and self.augmentation:
@@ -220,7 +235,8 @@ class Experiment:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
         moments = {f"server.{name}": value for name, value in self.server_optimizer.state().items()}
-        return {**moments, **self.stratifier.state(), **self.planner.accounts.state(), **self._transport_state()}, {}
+        parts = self.stratifier.state() | self.planner.accounts.state() | self.balance.state()
+        return {**moments, **parts, **self._transport_state()}, {}
 
     def _transport_state(self) -> dict[str, Tensor]:
         observer = self.trainer.observer
@@ -244,6 +260,7 @@ class Experiment:
             observer.transport.load(tensors, range(*self.trainer.layout.owned))
         if checkpoint is not None:
             self.planner.accounts.load(checkpoint.tensors)
+            self.balance.load(checkpoint.tensors)
         self.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 
@@ -281,13 +298,3 @@ class Experiment:
     def close(self) -> None:
         """Free what belongs to MPI."""
         self.cluster.close()
-
-
-def prepare_device(config: Config, cluster: Cluster) -> torch.device:
-    """This rank's device, its number of threads (exact sums need the same arithmetic everywhere: one), its memory."""
-    if config.aggregation.exact:
-        torch.set_num_threads(1)
-    else:
-        torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
-    keep_freed_memory()
-    return cluster.device(config.cluster.device)

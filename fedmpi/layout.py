@@ -12,6 +12,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription
+from fedmpi.memory import keep_freed_memory
 from fedmpi.plan import Ints
 
 log = logging.getLogger("fedmpi")
@@ -107,3 +108,13 @@ def lay_out(
     worker = cluster.rank if all_train else cluster.rank - 1
     boundaries = ownership(sizes, shard_starts, workers)
     return Layout(boundaries, worker if worker >= 0 else None, shared, all_train)
+
+
+def prepare_device(config: Config, cluster: Cluster) -> torch.device:
+    """This rank's device, its number of threads (exact sums need the same arithmetic everywhere: one), its memory."""
+    if config.aggregation.exact:
+        torch.set_num_threads(1)
+    else:
+        torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
+    keep_freed_memory()
+    return cluster.device(config.cluster.device)

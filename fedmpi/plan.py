@@ -34,6 +34,10 @@ class Plan:
         Mediator of each participant; empty in a star.
     one_step : bool
         Whether this is an opening round: everybody takes a single step.
+    coming : int64 (c,)
+        Clients that will take part in the next round, to be read ahead; empty where that is not known or tells nothing.
+    balance : float64 (1 + workers,) or (0,)
+        What a step costs in rows, and the workers' relative speeds, where they are measured (`Balance.told`).
     facts : dict
         What the record says about the decision (rank 0 only, not sent).
     """
@@ -47,6 +51,8 @@ class Plan:
     probability: float = 1.0
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     one_step: bool = False
+    coming: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    balance: Floats = field(default_factory=lambda: np.empty(0))
     facts: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> list[np.ndarray]:
@@ -58,12 +64,12 @@ class Plan:
             coefficients = coefficients[:1]
         whole = np.array([self.round, self.per_sample, self.normalise, participants, self.one_step], np.int64)
         real = np.array([self.lr, self.probability], np.float64)
-        return [whole, real, clients, coefficients, self.mediators]
+        return [whole, real, clients, coefficients, self.mediators, self.coming, self.balance]
 
     @classmethod
     def from_arrays(cls, arrays: list[np.ndarray]) -> Plan:
         """The plan as another rank receives it."""
-        whole, real, clients, coefficients, mediators = arrays
+        whole, real, clients, coefficients, mediators, coming, balance = arrays
         participants = int(whole[3])
         if len(clients) < participants:
             clients = np.arange(clients[0], clients[0] + participants)
@@ -79,6 +85,8 @@ class Plan:
             probability=float(real[1]),
             mediators=mediators,
             one_step=bool(whole[4]),
+            coming=coming,
+            balance=balance,
         )
 
 

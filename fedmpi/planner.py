@@ -88,18 +88,27 @@ class Planner:
         self.groups = groups
         self.accounts = Accounts(config, sizes)
         self._warned: set[str] = set()
-        self._prepared: Draft | None = None
+        self._drafts: dict[int, Draft] = {}
+
+    @property
+    def tells_coming(self) -> bool:
+        """Whether it helps workers to know the next cohort: they read whole clients, and not those of every round."""
+        part = self.config.topology
+        everybody = self.config.participation.clients == "all"
+        return self.config.samples.rule == "all" and not everybody and part.placement != "mediator"
 
     def prepare(self, t: int, strata: Strata | None = None) -> None:
         """Work out a coming round while there is time: `plan` has only to enter it in the accounts then."""
-        self._prepared = self._draft(t, strata)
+        if t < self.config.rounds and t not in self._drafts:
+            self._drafts[t] = self._draft(t, strata)
 
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """The plan of round t, drawn from the strata in force if it needs any."""
-        draft, self._prepared = self._prepared, None
-        if draft is None or draft.plan.round != t:
-            draft = self._draft(t, strata)
-        return replace(draft.plan, facts=self._facts(draft) | draft.plan.facts)
+        draft = self._drafts.pop(t, None) or self._draft(t, strata)
+        self._drafts = {later: kept for later, kept in self._drafts.items() if later > t}
+        following = self._drafts.get(t + 1) if self.tells_coming else None
+        coming = following.plan.clients if following else draft.plan.coming
+        return replace(draft.plan, coming=coming, facts=self._facts(draft) | draft.plan.facts)
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:
         local = self.config.local

@@ -21,6 +21,8 @@ from fedmpi.observer import UpdateObserver
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
+PER_RANK = 5
+"""Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class RoundTotals:
         The metric sums by name (`SUMS`, `OBSERVED`).
     busy, load, idle : float64 (ranks,)
         Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
+    rows, steps : float64 (ranks,)
+        Gradients of one sample, and steps not merged, of every rank.
     """
 
     update: Tensor
@@ -42,6 +46,8 @@ class RoundTotals:
     busy: np.ndarray
     load: np.ndarray
     idle: np.ndarray
+    rows: np.ndarray
+    steps: np.ndarray
 
     @property
     def moments(self) -> UpdateMoments:
@@ -75,7 +81,7 @@ class RoundSum:
         self.cluster = cluster
         self.device = model.device
         self.values = model.numel()
-        self.metrics = len(SUMS + OBSERVED) + 3 * cluster.size
+        self.metrics = len(SUMS + OBSERVED) + PER_RANK * cluster.size
         dtype: np.dtype[np.int64] | np.dtype[np.float32] = np.dtype(np.int64) if exact else np.dtype(np.float32)
         kept = torch.device("cpu") if exact else self.device  # where the accumulator keeps its sum
         self.dtype = dtype
@@ -96,6 +102,7 @@ class RoundSum:
         stop: bool,
         observer: UpdateObserver | None,
         relayed: RelayReport | None,
+        work: tuple[float, float],
     ) -> None:
         """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
@@ -118,9 +125,9 @@ class RoundSum:
             moments.term_squares,
             moments.weighted_gain,
         ]
-        ranks = np.zeros((3, self.cluster.size))
+        ranks = np.zeros((PER_RANK, self.cluster.size))
         idle_seconds = relayed.idle_seconds if relayed else 0.0
-        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds
+        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, *work
         metrics = np.concatenate([sums, observed, ranks.ravel()])
         self.buffer[self.values :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
 
@@ -129,7 +136,7 @@ class RoundSum:
         total = self.cluster.reduce_tensor()
         metrics = decode_metrics(total[self.values :].numpy(force=True), self.metrics)
         names = SUMS + OBSERVED
-        ranks = metrics[len(names) :].reshape(3, -1)
+        ranks = metrics[len(names) :].reshape(PER_RANK, -1)
         update = self.updates.to_update(total[: self.values])
         return RoundTotals(update, dict(zip(names, metrics.tolist(), strict=False)), *ranks)
 

@@ -91,7 +91,7 @@ class Simulation:
         self.phases["train"] = time.perf_counter() - started - report.load_seconds
         self.experiment.plan_ahead(plan.round + 1)
         busy = trainer.relayed.busy_seconds if trainer.relayed else time.perf_counter() - started
-        self.sums.close(report, busy, self.interrupt.requested, trainer.observer, trainer.relayed)
+        self.sums.close(report, busy, self.interrupt.requested, trainer.observer, trainer.relayed, trainer.work)
 
     def _reduce(self) -> RoundTotals:
         with self._phase("reduce"):
@@ -110,6 +110,7 @@ class Simulation:
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.unsettled = record
+            self.experiment.learn(totals)
 
     def _settle(self) -> None:
         """Evaluate the model of the last finished round and write its record; the model has not changed since."""

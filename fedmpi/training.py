@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.balance import Balance
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
+from fedmpi.data.source import ClientData
 from fedmpi.engine_trial import EngineTrial
 from fedmpi.layout import Layout
 from fedmpi.local.engines import CompositeEngine, LocalEngine
@@ -17,48 +19,14 @@ from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.observer import UpdateObserver
-from fedmpi.placement import equal_parts, longest_first, planned_cost
+from fedmpi.placement import equal_parts, longest_first, planned_cost, planned_work
 from fedmpi.plan import Plan
+from fedmpi.sampled_rows import SampledRows
 from fedmpi.sampling.samples import bernoulli_rows, exact_rows, holders, offsets_of, ratio_rows
 from fedmpi.streams import Streams
 
 FORWARDS_PER_GRADIENT = 3
 """Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""
-
-
-@dataclass(frozen=True)
-class SampledRows:
-    """The sampled rows of a rank's participants, participants without any left out.
-
-    Attributes
-    ----------
-    members : int64 (q,)
-        Places in the cohort of those that have rows.
-    counts : int64 (q,)
-        How many rows each has, at least one.
-    rows : int64 (r,)
-        Local rows, participant after participant.
-    """
-
-    members: np.ndarray
-    counts: np.ndarray
-    rows: np.ndarray
-
-    @property
-    def largest(self) -> int:
-        """Most rows of one participant."""
-        return int(self.counts.max(initial=0))
-
-    def per_client(self) -> list[np.ndarray]:
-        """The rows of each participant, views of `rows`."""
-        ends = np.cumsum(self.counts).tolist()
-        return [self.rows[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-
-    def below(self, limits: np.ndarray) -> np.ndarray:
-        """How many rows of each participant lie below its limit (q,); int64 (q,)."""
-        rows = self.rows < np.repeat(limits, self.counts)
-        owners = np.repeat(np.arange(len(self.counts)), self.counts)
-        return np.bincount(owners, weights=rows, minlength=len(self.counts)).astype(np.int64)
 
 
 class Trainer:
@@ -84,6 +52,15 @@ class Trainer:
         The one that the engine shows each update, if any.
     weight_sizes : int64 (N,), optional
         Samples of each client that count in the aggregation weights, its first rows; all of them by default.
+    read_ahead : ClientData, optional
+        Where samples are read before the round that needs them.
+
+    Attributes
+    ----------
+    work : (float, float)
+        Gradients of one sample, and steps not merged, of this rank in the last round.
+    steady : bool
+        Whether the last round took as long as such rounds do: not the first one, and no trial of engines in it.
     """
 
     def __init__(
@@ -97,6 +74,7 @@ class Trainer:
         streams: Streams,
         observer: UpdateObserver | None,
         weight_sizes: np.ndarray | None = None,
+        read_ahead: ClientData | None = None,
     ):
         self.config = config
         self.engine = engine
@@ -111,11 +89,40 @@ class Trainer:
         self.trial = EngineTrial(cluster, engine, int(sizes.max(initial=0)))
         self._all_offsets: np.ndarray | None = None
         self.relayed: RelayReport | None = None
+        self.read_ahead = read_ahead
+        self.work = (0.0, 0.0)
+        self.steady = False
+        self._rounds = 0
+        self._members: tuple[Plan, np.ndarray] | None = None
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
+        self._expect(plan)
+        self.steady, self._rounds = self._rounds > 0, self._rounds + 1
+        report = self._trained(plan, model, total)
+        self.work = self._work(plan, report)
+        return report
+
+    def _expect(self, plan: Plan) -> None:
+        """Have the system read samples of the round to come while this one's are trained on."""
+        if self.read_ahead is None or self.worker is None or not len(plan.coming):
+            return
+        cold = self.read_ahead.cold(plan.coming)
+        if len(cold):
+            mine = self._assigned(replace(plan, round=plan.round + 1, clients=plan.coming, one_step=False))
+            self.read_ahead.store.expect(np.intersect1d(cold, plan.coming[mine], assume_unique=True))
+
+    def _work(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
+        """What `work` holds: as done where rows are sampled, else as planned, where merged steps do not count."""
+        if not self.layout.shared or self.config.samples.rule != "all":
+            return report.loss_count, report.steps
+        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self._merging)
+        return float(rows.sum()), float(steps.sum())
+
+    def _trained(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         rule = self.rule(plan)
         if not plan.one_step and self.trial.due(rule, total):
+            self.steady = False
             self.trial.decide(self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
         if self.config.samples.rule != "all" and isinstance(self.engine, CompositeEngine):
             rows = self._sampled(plan, self.members(plan))
@@ -184,19 +191,29 @@ class Trainer:
 
     def members(self, plan: Plan) -> np.ndarray:
         """Places in the cohort of the clients that this rank trains, int64 (q,)."""
+        if self._members is None or self._members[0] is not plan:
+            self._members = plan, self._assigned(plan)
+        return self._members[1]
+
+    def _assigned(self, plan: Plan) -> np.ndarray:
         if self.worker is None:
             return np.empty(0, np.int64)
         if not self.layout.shared:
             first, last = np.searchsorted(plan.clients, self.boundaries[self.worker : self.worker + 2])
             return np.arange(first, last)
         rows, workers, evaluating = self._sizes(plan), self.layout.workers, self._evaluating(plan.round)
+        balance = Balance.heard(plan.balance)
         if self.config.samples.rule == "all":
-            rule = self.rule(plan)
-            merged = isinstance(self.engine, CompositeEngine) and self.engine.refusal is None
-            return np.flatnonzero(longest_first(planned_cost(rule, rows, merged), workers, evaluating) == self.worker)
+            costs = planned_cost(self.rule(plan), rows, self._merging, balance.step_rows)
+            return np.flatnonzero(longest_first(costs, workers, evaluating, balance.speeds) == self.worker)
         per_row = self._expected_rows(plan) / max(1, self._offsets(plan)[-1])
-        boundaries = equal_parts(self._offsets(plan), workers, evaluating / per_row)
+        boundaries = equal_parts(self._offsets(plan), workers, evaluating / per_row, balance.speeds)
         return np.arange(*boundaries[self.worker : self.worker + 2])
+
+    @property
+    def _merging(self) -> bool:
+        """Whether participants with a single step are merged into one gradient."""
+        return isinstance(self.engine, CompositeEngine) and self.engine.refusal is None
 
     def _expected_rows(self, plan: Plan) -> float:
         """Rows that the cohort is expected to be trained on."""

@@ -54,6 +54,59 @@ def test_a_worker_with_much_else_to_do_gets_no_part():
     assert equal_parts(np.arange(11), 3, head_start=40.0).tolist() == [0, 0, 5, 10]
 
 
+SPEEDS = st.lists(st.floats(0.2, 5), min_size=2, max_size=9).map(np.array)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COSTS, st.integers(1, 9), st.floats(0, 500))
+def test_equal_speeds_change_nothing(costs: np.ndarray, workers: int, head: float):
+    for speed in (1.0, 0.25):
+        alike = np.full(workers, speed)
+        assert np.array_equal(longest_first(costs, workers, head, alike), longest_first(costs, workers, head))
+        offsets = np.concatenate([[0], np.cumsum(costs + 1)]).astype(np.int64)
+        assert np.array_equal(equal_parts(offsets, workers, head, alike), equal_parts(offsets, workers, head))
+
+
+@settings(max_examples=60, deadline=None)
+@given(COSTS, SPEEDS, st.floats(0, 500))
+def test_nobody_else_would_have_finished_the_last_one_given_to_a_worker_earlier(
+    costs: np.ndarray, speeds: np.ndarray, head: float
+):
+    owners = longest_first(costs, len(speeds), head, speeds)
+    loads = np.bincount(owners, costs, minlength=len(speeds)) + head * (np.arange(len(speeds)) == 0)
+    for worker in np.unique(owners):
+        last = costs[owners == worker].min()
+        others = np.delete((loads + last) / speeds, worker)
+        assert loads[worker] / speeds[worker] <= others.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("workers", [2, 7, 100])
+def test_a_large_cohort_is_dealt_out_in_proportion_to_speeds(workers: int):
+    generator = np.random.default_rng(0)
+    costs, speeds = generator.lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO), generator.uniform(0.5, 2, workers)
+    owners = longest_first(costs, workers, 0.0, speeds)
+    seconds = np.bincount(owners, costs, minlength=workers) / speeds
+    assert seconds.max() < 1.02 * seconds.mean()
+    assert np.bincount(longest_first(np.zeros(5 * LONGEST_FIRST_UP_TO), 2, 0.0, np.array([1.0, 2.0]))).min() > 0
+
+
+def test_an_idle_but_slow_worker_gets_nothing_that_a_busy_one_finishes_first():
+    assert longest_first(np.array([10.0, 9.0]), 2, speeds=np.array([1.0, 0.1])).tolist() == [0, 0]
+    assert longest_first(np.array([10.0, 9.0]), 2, head_start=500.0, speeds=np.array([1.0, 0.1])).tolist() == [1, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), SPEEDS, st.floats(0, 500))
+def test_parts_are_cut_in_proportion_to_speeds(sizes: list, speeds: np.ndarray, head: float):
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    boundaries = equal_parts(offsets, len(speeds), head, speeds)
+    assert boundaries[0] == 0 and boundaries[-1] == len(sizes) and (np.diff(boundaries) >= 0).all()
+    seconds = (offsets[-1] + head) / speeds.sum()
+    if seconds * speeds[0] > head:
+        wanted = np.clip(seconds * np.concatenate([[0], np.cumsum(speeds)]) - head, 0, offsets[-1])
+        assert np.abs(offsets[boundaries] - wanted).max() <= max(sizes)
+
+
 @pytest.mark.parametrize(
     "rule",
     [LocalRule(epochs=2, batch_size=10), LocalRule(epochs=None, steps=3, batch_size=8), LocalRule(batch_size=None)],

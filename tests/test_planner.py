@@ -68,6 +68,33 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
         assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
 
 
+def test_a_plan_tells_who_comes_next_where_that_is_known():
+    ahead = planner("preset=fedavg", "participation.count=4", "rounds=3")
+    assert not ahead.plan(0).coming.size
+    for t in (1, 2, 3):
+        ahead.prepare(t)
+    plans = [ahead.plan(t) for t in (1, 2)]
+    assert np.array_equal(plans[0].coming, plans[1].clients) and plans[0].coming.dtype == np.int64
+    assert not plans[1].coming.size  # the last round
+    received = Plan.from_arrays(plans[0].arrays())
+    assert np.array_equal(received.coming, plans[0].coming) and not received.balance.size
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["preset=fedavg", "participation.clients=all"],
+        ["preset=fedsampling", "samples.wanted=25", "samples.threshold=40"],
+        ["preset=fedavg", "participation.count=4", "samples.rule=ratio", "samples.ratio=0.5"],
+    ],
+)
+def test_nobody_is_announced_who_takes_part_anyway_or_is_read_in_parts(settings: list[str]):
+    silent = planner(*settings)
+    silent.prepare(0)
+    silent.prepare(1)
+    assert not silent.tells_coming and not silent.plan(0).coming.size
+
+
 def test_a_plan_made_ahead_for_another_round_is_not_used():
     made = planner("preset=fedavg-weighted", "participation.count=4")
     made.prepare(1)

@@ -143,6 +143,10 @@ RELEVANCE: dict[str, Relevance] = {
     "topology.target": Relevance(
         lambda c: _mediators(c) and c.topology.scheduling != "random", 'topology.scheduling = "greedy" or "exchange"'
     ),
+    "topology.balance": Relevance(
+        lambda c: not _mediators(c) and c.topology.placement in ("auto", "shared") and not c.transport.error_feedback,
+        'a star with topology.placement = "shared" or "auto" and without transport.error_feedback',
+    ),
     "topology.keep_optimizer": Relevance(
         lambda c: _mediators(c) and c.local.optimizer == "adam", 'mediators with local.optimizer = "adam"'
     ),

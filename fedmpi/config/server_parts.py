@@ -28,6 +28,10 @@ class TopologyPart(Part):
     """Which rank trains a participant. owner: the one that owns its data; shared (star): any rank may map any shard, so
     that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in a star
     whose data is small enough for every rank to keep, else owner."""
+    balance: Literal["planned", "measured"] = "planned"
+    """How a shared cohort is spread. planned: equal rows and steps; measured: what a step costs and how fast every
+    worker is are learned from the seconds of past rounds. Two runs with "measured" agree to rounding only (to the bit
+    with aggregation.exact), since other workers may train other clients."""
     keep_optimizer: bool = False
     """Hand the local optimizer's state from client to client inside a mediator."""
 

@@ -7,6 +7,8 @@ through HDF5, and the processes of a machine share the pages.
 from __future__ import annotations
 
 import hashlib
+import math
+import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +18,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.data.read_ahead import Request
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, REPREPARE, ShardFile
 from fedmpi.errors import UserError
 
@@ -36,13 +39,30 @@ class Section:
         """The dataset as a read-only array over the mapped file (n, ...)."""
         if self.byte is None or 0 in self.shape:
             return np.empty(self.shape, self.dtype)
+        return np.frombuffer(self._mapping, self.dtype, math.prod(self.shape), self._lead).reshape(self.shape)
+
+    def request(self, first: Int64Array, last: Int64Array) -> Request:
+        """The bytes of the rows first[i] … last[i] − 1 of the dataset, which must not be empty."""
+        row = self.dtype.itemsize * math.prod(self.shape[1:])
+        return Request(self._mapping, self._lead + first * row, self._lead + last * row)
+
+    @property
+    def _lead(self) -> int:
+        """Bytes before the dataset in the mapping, which begins where a page may."""
+        assert self.byte is not None
+        return self.byte % mmap.ALLOCATIONGRANULARITY
+
+    @cached_property
+    def _mapping(self) -> mmap.mmap:
+        assert self.byte is not None
+        start, length = self.byte - self._lead, self._lead + self.dtype.itemsize * math.prod(self.shape)
         try:
-            mapped = np.memmap(self.path, self.dtype, "r", self.byte, self.shape)
+            with self.path.open("rb") as file:
+                return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.path} can no longer be read ({error}): check that it was not moved or changed"
             ) from None
-        return mapped.view(np.ndarray)  # plain indexing is quicker than memmap's
 
 
 class ShardData:
@@ -69,6 +89,14 @@ class ShardData:
     def y(self) -> AnyArray:
         """Labels (n,) as stored."""
         return self._sections[LABELS].map()
+
+    def requests(self, clients: Int64Array) -> list[Request]:
+        """Where the samples of these clients of the shard lie, those without any left out; none in memory."""
+        full = clients[self.offsets[clients] < self.offsets[clients + 1]]
+        if not len(full) or not self._sections:
+            return []
+        rows = self.offsets[full], self.offsets[full + 1]
+        return [self._sections[name].request(*rows) for name in (FEATURES, LABELS)]
 
     @cached_property
     def class_counts(self) -> AnyArray:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmpi.data.assignment import inverse_of
+from fedmpi.data.read_ahead import read_ahead
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
 from fedmpi.data.shardfile import Section, ShardData, check_checksum, check_size, open_part, open_train, read_arrays
 from fedmpi.errors import UserError
@@ -119,6 +120,15 @@ class ShardStore:
         local = client - self.shard_starts[shard]
         rows = slice(data.offsets[local], data.offsets[local + 1])
         return data.x[rows], data.y[rows]
+
+    def expect(self, clients: Int64Array) -> None:
+        """Have the system begin to read the samples of these clients (m,), sorted, which are needed soon."""
+        requests = []
+        cuts = np.searchsorted(clients, self.shard_starts)
+        for shard in np.flatnonzero(np.diff(cuts)).tolist():
+            local = clients[cuts[shard] : cuts[shard + 1]] - self.shard_starts[shard]
+            requests += self._shards[shard].requests(local)
+        read_ahead(requests)
 
     def rows(self, positions: Int64Array) -> Samples:
         """Features and labels at global sample positions (r,), copied, in the stored dtypes.

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 
 Int64Array = npt.NDArray[np.int64]
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
-RESIDENT_BYTES = 1 << 30
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
 
 
@@ -69,8 +69,9 @@ class ClientData:
         Where the samples lie.
     device : torch.device or str
         Where the tensors shall lie.
-    resident_bytes : int
-        Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing.
+    resident_bytes : int, optional
+        Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing. By default what the
+        device affords: `residence.RESIDENT_BYTES` in host memory, half of a GPU's free memory.
     standardise : bool
         Whether mean and deviation of the data set are used; without, bytes become [0, 1] and other numbers stay.
 
@@ -85,7 +86,7 @@ class ClientData:
         self,
         store: ShardStore,
         device: torch.device | str = "cpu",
-        resident_bytes: int = RESIDENT_BYTES,
+        resident_bytes: int | None = None,
         standardise: bool = True,
     ):
         self.store = store
@@ -94,7 +95,7 @@ class ClientData:
         self.sizes: Int64Array = store.sizes
         self.normalise = Normaliser(self.description, self.device)
         self._kept: dict[int, Tensors] = {}
-        self._budget = resident_bytes
+        self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
     def load(self, client: int, rows: Int64Array | None = None) -> Tensors:
         """Samples of one client.
@@ -121,6 +122,10 @@ class ClientData:
         tensors = self._tensors(x, y)
         self._keep(client, tensors)
         return tensors
+
+    def cold(self, clients: Int64Array) -> Int64Array:
+        """Those of the clients that are not kept in memory."""
+        return np.array([client for client in clients.tolist() if client not in self._kept], np.int64)
 
     def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
         """Samples of several clients, concatenated client after client, in one gather.
@@ -174,6 +179,5 @@ class ClientData:
 
     def _keep(self, client: int, tensors: Tensors) -> None:
         size = _OBJECT_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if size <= self._budget:
+        if self._residence.takes(size):
             self._kept[client] = tensors
-            self._budget -= size

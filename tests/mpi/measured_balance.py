@@ -1,0 +1,67 @@
+"""A program for tests of the balance learned from seconds: rank 1, the first worker, naps at every step.
+
+mpiexec -n 3 python tests/mpi/measured_balance.py OUT.npz SETTINGS [SETTINGS ...]     (settings joined by spaces)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.config import load_config
+from fedmpi.experiment import Experiment
+from fedmpi.guard import run_guarded
+from fedmpi.simulation import Simulation
+from tests.mpi.trace import Tracer
+
+NAP_SECONDS = 0.004
+"""Ten and more times what a step of the little network takes."""
+SLOW_RANK = 1
+
+
+def slow_down(experiment: Experiment) -> None:
+    """Let every forward pass of this rank's network take a nap."""
+    if experiment.cluster.rank == SLOW_RANK:
+        experiment.model.module.register_forward_pre_hook(lambda *_: time.sleep(NAP_SECONDS))
+
+
+def main() -> int:
+    found: dict[str, np.ndarray] = {}
+    for number, settings in enumerate(sys.argv[2:]):
+        experiment = Experiment.connect(load_config(None, settings.split()))
+        slow_down(experiment)
+        tracer, records = Tracer(experiment), []
+        make_record = experiment.record
+
+        def record(*round: Any, make: Any = make_record, kept: list[dict[str, Any]] = records) -> dict[str, Any]:
+            kept.append(make(*round))
+            return dict(kept[-1])
+
+        experiment.record = record  # type: ignore[method-assign]
+        simulation = Simulation(experiment, None)
+        assert simulation.run() == 0
+        rows = np.array([row for rows in tracer.rows for row in rows], np.int64).reshape(-1, 3)
+        gathered = experiment.cluster.gather(rows)
+        if gathered is not None:
+            whole = np.concatenate(gathered)
+            found[f"rows{number}"] = whole[np.lexsort(whole.T[::-1])]
+            found[f"shares{number}"] = np.array([len(part) for part in gathered]) / len(whole)
+            found[f"cohorts{number}"] = np.concatenate(tracer.cohorts)
+            found[f"speeds{number}"] = np.array([r.get("worker_speeds", []) for r in records[2:]])
+            found[f"model{number}"] = simulation.model.numpy()
+            saved, _ = experiment.state()
+            found[f"saved{number}"] = np.array(sorted(name for name in saved if name.startswith("balance")))
+        else:
+            experiment.state()
+        experiment.close()
+    if found:
+        np.savez(Path(sys.argv[1]), **found)
+    return 0
+
+
+if __name__ == "__main__":
+    run_guarded(main)
