@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import RESIDENT_BYTES, ClientData, Tensors
+from fedmpi.data.source import ClientData, Tensors
 from fedmpi.errors import UserError
 from fedmpi.rebalancing import Rebalancing, source_rows
 from fedmpi.streams import Purpose, Streams
@@ -216,8 +217,8 @@ class AugmentedData:
         The original samples.
     rebalancing, streams, ranges
         See `AugmentedRows`.
-    resident_bytes : int
-        Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing.
+    resident_bytes : int, optional
+        Memory that normalised samples may occupy, as of `ClientData`.
 
     Attributes
     ----------
@@ -236,7 +237,7 @@ class AugmentedData:
         rebalancing: Rebalancing,
         streams: Streams,
         ranges: WarpRanges | None = None,
-        resident_bytes: int = RESIDENT_BYTES,
+        resident_bytes: int | None = None,
     ):
         self.data, self.store = data, data.store
         self.device = data.device
@@ -246,7 +247,7 @@ class AugmentedData:
         self.class_counts = rebalancing.class_counts
         self.overhead = rebalancing.overhead
         self._kept: dict[int, Tensors] = {}
-        self._budget = resident_bytes
+        self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
     def load(self, client: int, rows: Int64Array | None = None) -> Tensors:
         """Samples of one client, x (r, \\*feature_shape) and y int64 (r,), by effective local rows; None for all."""
@@ -286,6 +287,5 @@ class AugmentedData:
 
     def _keep(self, client: int, tensors: Tensors) -> None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if size <= self._budget:
+        if self._residence.takes(size):
             self._kept[client] = tensors
-            self._budget -= size
