@@ -1,4 +1,4 @@
-"""Memory does not grow with the rounds."""
+"""Memory does not grow with the rounds, and little with the clients."""
 
 import gc
 import tracemalloc
@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from benchmarks.soak import SAMPLES, Watched, growth
+from data_prep.partitions.common import Partition
+from data_prep.raw import RawDataset
+from data_prep.writer import write_shards
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
+from fedmpi.simulation import Simulation
 from tests.mpi.launch import run_mpi
 
 ROUNDS = 160
@@ -50,3 +54,43 @@ def test_what_python_and_numpy_hold_does_not_grow():
 def test_growth_is_counted_from_the_first_tenth_on(leak: int):
     resident = 10**8 + leak * np.arange(SAMPLES) + np.where(np.arange(SAMPLES) < SAMPLES // 10, 0, 5 * 10**6)
     assert growth(resident) == pytest.approx(leak * (SAMPLES - 1 - SAMPLES // 10) / 1e6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["preset=fedavg", "participation.count=50"], ["preset=fedsampling", "samples.wanted=500"]],
+    ids=["fedavg", "fedsampling"],
+)
+def test_a_million_clients_cost_a_rank_less_than_200_megabytes(settings: list[str], tmp_path: Path):
+    """Sizes, offsets, answers, ledger and the plan of a round; what Python and NumPy hold at most meanwhile."""
+    clients = 10**6
+    x, y = np.zeros((clients, 2), np.float32), np.arange(clients) % 2
+    raw = RawDataset(
+        name="vectors",
+        task="vector",
+        classes=2,
+        class_names=("0", "1"),
+        feature_shape=(2,),
+        dtype="float32",
+        mean=(),
+        std=(),
+        labels=y,
+        users=None,
+        user_names=None,
+        read=lambda rows: x[rows],
+        test_x=x[:10],
+        test_y=y[:10],
+        skipped=0,
+        licence="none: generated",
+        citation="",
+    )
+    everybody = Partition(np.arange(clients), np.arange(clients + 1), "contiguous", {})
+    write_shards(raw, everybody, tmp_path / "shards", 4, 0, "pytest")
+    shards = [f"data.shards={tmp_path / 'shards'}", "rounds=2", "evaluation.every=2", "model.hidden=[4]"]
+    tracemalloc.start()
+    try:
+        assert Simulation(Experiment.connect(load_config(None, [*settings, *shards])), None).run() == 0
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 8 * clients < most < 200e6
