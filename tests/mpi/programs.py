@@ -13,6 +13,8 @@ from zlib import crc32
 import numpy as np
 
 from fedmpi.cluster import Cluster, buffers, relay, sums, window
+from fedmpi.cluster.communicators import Communicators
+from fedmpi.cluster.device import agree_on_device, cuda_aware
 from fedmpi.errors import ClientFailure, UserError
 from fedmpi.guard import run_guarded
 
@@ -147,6 +149,31 @@ def round_sums() -> None:
                 totals.update.zero_()  # a copy of its own
             summed.release()
         cluster.close()
+
+
+def gpus_without_cuda_aware_mpi() -> None:
+    """What all ranks decide when their tensors lie on GPUs and this MPI does not read them; no GPU is touched."""
+    import torch
+    from mpi4py import MPI
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    assert cuda_aware() == ("--with-cuda" in MPI.Get_library_version())
+    if cuda_aware():
+        sys.stdout.write("cuda-aware\n")
+        return
+    comms, gpu = Communicators.split(MPI.COMM_WORLD), torch.device("cuda:0")
+    some = gpu if comms.world.rank else torch.device("cpu")
+    for device in (gpu, some):
+        assert not agree_on_device(comms, "auto", device, "This MPI")
+        try:
+            agree_on_device(comms, "device", device, "This MPI")
+        except UserError as error:
+            assert "which This MPI is not" in str(error)
+        else:
+            raise AssertionError("sums on GPUs were promised")
+    assert agree_on_device(comms, "device", torch.device("cpu"), "This MPI")
+    assert not agree_on_device(comms, "auto", torch.device("cpu"), "This MPI")
+    comms.free()
 
 
 def broken_protocol() -> None:

@@ -44,6 +44,14 @@ def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(
     passes(n, "round_sums")
 
 
+def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so():
+    job = passes(3, "gpus_without_cuda_aware_mpi")
+    if "cuda-aware" in job.stdout:
+        pytest.skip("this MPI is CUDA-aware")
+    staged = "sums: device tensors staged through pinned host memory: This MPI is not CUDA-aware"
+    assert job.stderr.count("sums:") == job.stderr.count(staged) == 2
+
+
 def test_the_check_of_sums_notices_a_missing_barrier():
     job = run_mpi(4, [*PROGRAMS, "broken_protocol"], timeout=60)
     assert job.returncode == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedmpi.cluster.choice import choose_reduction
+from fedmpi.cluster.device import sums_on_device
 from fedmpi.cluster.launcher import (
     Launch,
     LauncherMismatch,
@@ -81,6 +82,31 @@ def test_shared_memory_is_chosen_for_long_buffers_of_ranks_that_share_a_node():
     assert way("auto", 4_000_000, 1, 2) == "allreduce"
     assert way("window", 8, 1, 2) == "window"
     assert way("allreduce", 4_000_000, 4, 8) == "allreduce"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "accelerators", "readable", "on_device"),
+    [
+        ("auto", 4, 4, True, True),
+        ("auto", 4, 4, False, False),
+        ("auto", 4, 3, True, False),
+        ("auto", 4, 0, True, False),
+        ("window", 4, 4, True, False),
+        ("allreduce", 4, 4, True, False),
+        ("device", 4, 4, True, True),
+        ("device", 4, 0, True, True),
+        ("auto", 1, 1, False, True),
+        ("auto", 1, 0, True, False),
+        ("device", 1, 0, True, True),
+    ],
+)
+def test_tensors_are_summed_on_gpus_where_mpi_reads_them_all(wanted, ranks, accelerators, readable, on_device):
+    assert sums_on_device(wanted, ranks, accelerators, readable, "MPICH")[0] == on_device
+
+
+def test_a_sum_on_gpus_that_mpi_cannot_make_is_the_users_error():
+    with pytest.raises(UserError, match=r'cluster.reduction = "device" needs a CUDA-aware MPI .*choose "auto"'):
+        sums_on_device("device", 4, 4, False, "MPICH 5.0.2")
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1_000, 70_001])

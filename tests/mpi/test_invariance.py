@@ -43,6 +43,8 @@ CONFIGURATIONS = {
     "exact top-k": "preset=fedavg participation.count=7 aggregation.exact=true transport.kind=topk "
     f"transport.fraction=0.05 transport.error_feedback=true {SMALL}",
     "exact fedavg": f"preset=fedavg aggregation.exact=true participation.count=7 {SMALL}",
+    "exact bfloat16": f"preset=fedavg aggregation.exact=true local.precision=bfloat16 participation.count=7 {SMALL}",
+    "exact bfloat16 astraea": f"{ASTRAEA} aggregation.exact=true local.precision=bfloat16",
     "exact fedsampling": f"preset=fedsampling aggregation.exact=true samples.wanted=300 samples.threshold=150 {SMALL}",
 }
 NAMES = list(CONFIGURATIONS)
