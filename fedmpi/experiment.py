@@ -20,7 +20,6 @@ from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import open_store
-from fedmpi.data.source import ClientData
 from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.grouping import mediator_groups
 from fedmpi.layout import lay_out, prepare_device, server_trains, shares_data
@@ -138,11 +137,10 @@ class Experiment:
                 data.sizes,
                 cluster,
                 layout,
-                len(store.test()[1]),
+                store,
                 streams,
                 observer,
                 samples.weight_sizes,
-                data if isinstance(data, ClientData) else None,
             ),
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable

@@ -11,7 +11,7 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.balance import Balance
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
-from fedmpi.data.source import ClientData
+from fedmpi.data.shards import ShardStore
 from fedmpi.engine_trial import EngineTrial
 from fedmpi.layout import Layout
 from fedmpi.local.engines import CompositeEngine, LocalEngine
@@ -44,16 +44,14 @@ class Trainer:
         Carries mediators' models between ranks.
     layout : Layout
         Which clients this rank owns, and whether it trains those of others too.
-    test_samples : int
-        What rank 0 evaluates beside the next round's training, for its share of that.
+    store : ShardStore
+        Told which clients will be read in the round to come. Rank 0 evaluates its test samples beside training.
     streams : Streams
         Source of the sampled rows.
     observer : UpdateObserver or None
         The one that the engine shows each update, if any.
     weight_sizes : int64 (N,), optional
         Samples of each client that count in the aggregation weights, its first rows; all of them by default.
-    read_ahead : ClientData, optional
-        Where samples are read before the round that needs them.
 
     Attributes
     ----------
@@ -70,11 +68,10 @@ class Trainer:
         sizes: np.ndarray,
         cluster: Cluster,
         layout: Layout,
-        test_samples: int,
+        store: ShardStore,
         streams: Streams,
         observer: UpdateObserver | None,
         weight_sizes: np.ndarray | None = None,
-        read_ahead: ClientData | None = None,
     ):
         self.config = config
         self.engine = engine
@@ -83,13 +80,13 @@ class Trainer:
         self.cluster = cluster
         self.layout = layout
         self.boundaries, self.worker = layout.boundaries, layout.worker
-        self.evaluation_cost = test_samples / FORWARDS_PER_GRADIENT if layout.server_trains else 0.0
+        self.store = store
+        self.evaluation_cost = len(store.test()[1]) / FORWARDS_PER_GRADIENT if layout.server_trains else 0.0
         self.streams = streams
         self.observer = observer
         self.trial = EngineTrial(cluster, engine, int(sizes.max(initial=0)))
         self._all_offsets: np.ndarray | None = None
         self.relayed: RelayReport | None = None
-        self.read_ahead = read_ahead
         self.work = (0.0, 0.0)
         self.steady = False
         self._rounds = 0
@@ -105,12 +102,12 @@ class Trainer:
 
     def _expect(self, plan: Plan) -> None:
         """Have the system read samples of the round to come while this one's are trained on."""
-        if self.read_ahead is None or self.worker is None or not len(plan.coming):
+        if self.worker is None or not len(plan.coming):
             return
-        cold = self.read_ahead.cold(plan.coming)
-        if len(cold):
+        fresh = self.store.unannounced(plan.coming)
+        if len(fresh):
             mine = self._assigned(replace(plan, round=plan.round + 1, clients=plan.coming, one_step=False))
-            self.read_ahead.store.expect(np.intersect1d(cold, plan.coming[mine], assume_unique=True))
+            self.store.expect(np.intersect1d(fresh, plan.coming[mine], assume_unique=True))
 
     def _work(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
         """What `work` holds: as done where rows are sampled, else as planned, where merged steps do not count."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,3 +53,9 @@ def read_ahead(requests: Sequence[Request]) -> None:
             length = min(stop - start, room)
             request.mapping.madvise(mmap.MADV_WILLNEED, start, length)
             ranges, room = ranges - 1, room - length
+
+
+@cache
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmpi.data.assignment import inverse_of
-from fedmpi.data.read_ahead import read_ahead
+from fedmpi.data.read_ahead import physical_memory, read_ahead
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
 from fedmpi.data.shardfile import Section, ShardData, check_checksum, check_size, open_part, open_train, read_arrays
 from fedmpi.errors import UserError
@@ -64,6 +65,9 @@ class ShardStore:
         self._shards = shards
         self._parts = dict(parts)
         self._sample_starts = self.offsets[self.shard_starts]
+        self._sample_bytes = math.prod(self.description.feature_shape) * np.dtype(self.description.dtype).itemsize
+        self._announced = np.zeros(len(self.sizes), bool)
+        self._announced_samples = 0
 
     @property
     def clients(self) -> int:
@@ -120,6 +124,19 @@ class ShardStore:
         local = client - self.shard_starts[shard]
         rows = slice(data.offsets[local], data.offsets[local + 1])
         return data.x[rows], data.y[rows]
+
+    def unannounced(self, clients: Int64Array) -> Int64Array:
+        """Those of the clients (m,) that were not asked for here lately; they count as announced from now on.
+
+        All are forgotten once so much else was announced that the system may have dropped what it read.
+        """
+        fresh = clients[~self._announced[clients]]
+        self._announced[fresh] = True
+        self._announced_samples += int(self.sizes[fresh].sum())
+        if self._announced_samples * self._sample_bytes > physical_memory() // 4:
+            self._announced[:] = False
+            self._announced_samples = 0
+        return fresh
 
     def expect(self, clients: Int64Array) -> None:
         """Have the system begin to read the samples of these clients (m,), sorted, which are needed soon."""

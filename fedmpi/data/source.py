@@ -123,10 +123,6 @@ class ClientData:
         self._keep(client, tensors)
         return tensors
 
-    def cold(self, clients: Int64Array) -> Int64Array:
-        """Those of the clients that are not kept in memory."""
-        return np.array([client for client in clients.tolist() if client not in self._kept], np.int64)
-
     def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
         """Samples of several clients, concatenated client after client, in one gather.
 
