@@ -1,6 +1,6 @@
 """What planning a round costs on one core, from a thousand clients to a million:
 
-    OMP_NUM_THREADS=1 python -m benchmarks.planning
+    OMP_NUM_THREADS=1 python -m benchmarks.planning --plot planning.png
 
 Every row is the median of some rounds of the real planner: the cohort, the size query of all clients with its estimate,
 the coefficients, the privacy ledger and the record's facts; for Bernoulli sampling also the drawing of all rows.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -62,18 +63,36 @@ def seconds_of_a_round(settings: list[str], clients: int, rounds: int) -> float:
     return float(np.median(measured[1:]))
 
 
+def plot(numbers: list[int], costs: dict[str, list[float]], path: Path) -> None:
+    """Draw seconds against clients, both logarithmic, beside a line that is proportional to the clients."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, seconds in costs.items():
+        axes.plot(numbers, seconds, marker="o", markersize=3, label=name)
+    axes.plot(numbers, [n * 1e-7 for n in numbers], color="grey", linestyle=":", label="proportional")
+    axes.set(xlabel="clients", ylabel="seconds of planning a round", xscale="log", yscale="log")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=90)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="rounds measured of each")
     parser.add_argument("--most", type=int, default=1_000_000, help="largest number of clients")
+    parser.add_argument("--plot", type=Path, help="draw the curves")
     asked = parser.parse_args()
     numbers = [n for n in (10**3, 10**4, 10**5, 10**6, 10**7) if n <= asked.most]
     print(f"| milliseconds a round | {' | '.join(f'{n:,} clients' for n in numbers)} | slope |")
-    print(f"|---|{'---|' * (len(numbers) + 1)}")
+    print(f"|---|{'---:|' * (len(numbers) + 1)}")
+    costs = {}
     for name, settings in SYSTEMS.items():
-        costs = [seconds_of_a_round(settings, n, asked.rounds) for n in numbers]
-        slope = np.log10(costs[-1] / costs[-2]) if len(costs) > 1 else float("nan")
-        print(f"| {name} | {' | '.join(f'{1000 * cost:.2f}' for cost in costs)} | {slope:.2f} |", flush=True)
+        costs[name] = row = [seconds_of_a_round(settings, n, asked.rounds) for n in numbers]
+        slope = np.log10(row[-1] / row[-2]) if len(row) > 1 else float("nan")
+        print(f"| {name} | {' | '.join(f'{1000 * cost:.2f}' for cost in row)} | {slope:.2f} |", flush=True)
+    if asked.plot is not None:
+        plot(numbers, costs, asked.plot)
 
 
 if __name__ == "__main__":
