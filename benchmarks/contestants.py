@@ -15,9 +15,6 @@ from typing import Any, Literal
 from benchmarks.workloads import Workload
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PEERS = {"pfl": "pfl", "blazefl": "blazefl", "flwr": "flwr", "fluke": "fluke", "fedlab": "fedlab", "appfl": "appfl"}
-"""Name on PyPI of each peer and the package it installs."""
-DRIVEN = ("pfl", "blazefl")
 Result = dict[str, Any]
 Module = Literal["layers", "own", "one by one"]
 """How the network is given: as layers that fedmpi can look into; as a user's module; that, and no clients merged."""
@@ -44,6 +41,33 @@ class Contestant:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Another simulator; `benchmarks.peers.drive_NAME` drives it, NAME being the package it installs.
+
+    Attributes
+    ----------
+    distribution : str
+        Its name on PyPI.
+    processes : tuple of int
+        Processes of each of its rows: those that it can make use of.
+    """
+
+    distribution: str
+    processes: tuple[int, ...]
+
+
+PEERS = {
+    "pfl": Peer("pfl", (1, 2)),
+    "blazefl": Peer("blazefl", (1, 2)),
+    "flwr": Peer("flwr", (2,)),
+    "fluke": Peer("fluke-fl", (1,)),
+    "fedlab": Peer("fedlab", (1,)),
+    "appfl": Peer("appfl", (1,)),
+    "fedjax": Peer("fedjax", (1,)),
+}
+
+
 def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> list[Contestant]:
     """The contestants of a workload, the reference first.
 
@@ -68,13 +92,13 @@ def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> 
     rows += [_fedmpi(workload, ranks, "own") for ranks in (1, 3)]
     if workload.task == "text":  # elsewhere nobody takes a single step, and the row above trains one by one as well
         rows += [_fedmpi(workload, ranks, "one by one") for ranks in (1, 3)]
-    rows += [_peer(workload, name, pythons[name], n) for name in DRIVEN if name in pythons for n in (1, 2)]
-    return rows
+    driven = {name: peer for name, peer in PEERS.items() if name in pythons}
+    return [*rows, *(_peer(workload, name, pythons[name], n) for name, peer in driven.items() for n in peer.processes)]
 
 
 def find_peers(given: Mapping[str, str]) -> dict[str, str]:
     """Which peers can be run, and with which Python: those given, and what this environment has installed."""
-    here = {name: sys.executable for name, module in PEERS.items() if importlib.util.find_spec(module)}
+    here = {name: sys.executable for name in PEERS if importlib.util.find_spec(name)}
     return {**here, **given}
 
 
@@ -178,12 +202,9 @@ def versions(pythons: Mapping[str, str]) -> list[str]:
     """Versions of what takes part, as name and number; peers that are not there are named as absent."""
     code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     lines = [f"{name} {_version(sys.executable, code, name)}" for name in ("torch", "numpy", "mpi4py", "mpich")]
-    for name in PEERS:
-        if name not in pythons:
-            lines.append(f"{name} absent")
-        else:
-            driven = "" if name in DRIVEN else " (no driver)"
-            lines.append(f"{name} {_version(pythons[name], code, name)}{driven}")
+    for name, peer in PEERS.items():
+        found = _version(pythons[name], code, peer.distribution) if name in pythons else "absent"
+        lines.append(f"{name} {found}")
     return lines
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.networks import parameters_of
-from benchmarks.workloads import QUICK, WORKLOADS, Ints, client_tensors, mean_loss, prepare
+from benchmarks.workloads import QUICK, WORKLOADS, client_tensors, mean_loss, prepare
 
 
 class Race:
@@ -21,11 +22,19 @@ class Race:
     ----------
     workload : Workload
     processes : int
+    folder : Path
+        Where the shards lie.
+    quick : bool
+        Whether the workload is the tiny one of its name.
     clients : list of (x, y)
         All clients' samples.
     network : nn.Module
         With the initial weights.
+    running : Race
+        The one of this process, for peers that load their parts from files of their own.
     """
+
+    running: ClassVar[Race]
 
     def __init__(self, description: str | None):
         parser = argparse.ArgumentParser(description=description)
@@ -43,11 +52,28 @@ class Race:
         self.network: nn.Module = self.workload.network(self.store).train()
         self._initial = parameters_of(self.network)
         self._loss = mean_loss(self.store, self.network)
+        self.folder: Path = asked.folder
+        self.quick: bool = asked.quick
         self._out: Path = asked.out
         self._seconds: list[float] = []
+        self._counted: list[int] = []
+        self._taken: int | None = None
+        Race.running = self
 
-    def note(self, seconds: float) -> None:
-        """A round is over."""
+    def count_steps(self) -> None:
+        """From now on the result holds the steps that torch's optimizers take in this process, not those expected."""
+        self._taken = 0
+        register_optimizer_step_post_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        assert self._taken is not None
+        self._taken += 1
+
+    def note(self, seconds: float, steps: int | None = None) -> None:
+        """A round is over; `steps` from those who counted them elsewhere."""
+        if self._taken is not None:
+            steps, self._taken = self._taken, 0
+        self._counted.append(self._expected(len(self._seconds)) if steps is None else steps)
         self._seconds.append(seconds)
 
     def finish(self, network: nn.Module) -> None:
@@ -56,11 +82,12 @@ class Race:
         result: dict[str, Any] = {
             "seconds": self._seconds,
             "samples": [int(self.store.sizes[cohort].sum()) for cohort in cohorts],
-            "steps": [self._steps(cohort) for cohort in cohorts],
+            "steps": self._counted,
             "loss": [self._loss, mean_loss(self.store, network)],
             "moved": float((parameters_of(network) - self._initial).norm()),
         }
         self._out.write_text(json.dumps(result))
 
-    def _steps(self, cohort: Ints) -> int:
-        return int((-(-self.store.sizes[cohort] // self.workload.batch)).sum())
+    def _expected(self, round: int) -> int:
+        """Batches of the round's cohort."""
+        return int((-(-self.store.sizes[self.workload.participants(round)] // self.workload.batch)).sum())
