@@ -64,6 +64,8 @@ def test_enough_configurations_run_and_every_part_is_among_them(ran: list[tuple[
     assert len({c.aggregation.optimizer for c in configs}) == 5
     assert len({c.system.availability for c in configs}) == 4
     assert len({c.local.engine for c in configs}) == 4
+    assert len({c.cluster.reduction for c in configs}) == 4
+    assert len({(c.local.precision, c.topology.kind) for c in configs}) == 4
     for flags in (
         [c.privacy.clip_norm is not None for c in configs],
         [c.rebalance.enabled for c in configs],
