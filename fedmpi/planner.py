@@ -159,7 +159,7 @@ class Planner:
     def _coefficients(self, kind: str, cohort: Cohort) -> np.ndarray:
         """Raw coefficients; of kinds that count samples, the factor of one sample."""
         used = np.ones_like(cohort.clients) if kind in PER_SAMPLE else None
-        wanted = self.config.samples.wanted or int(self.sizes[cohort.clients].sum())
+        wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
         return coefficients(kind, cohort, self.weight_sizes, used, wanted, self.config.aggregation.population)
 
     def _facts(self, draft: Draft) -> dict[str, Any]:

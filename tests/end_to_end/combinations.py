@@ -106,21 +106,24 @@ CHOICES: Choices = {
     "cluster": {"reduction": ["auto", "window", "allreduce"], "threads": [1]},
     "logging": {"diagnostics": [False, False, True]},
 }
+SHARED = [{}, {"placement": "auto"}, {"placement": "auto", "balance": "measured"}]
+"""How the cohorts of stars that keep no data to themselves are spread; drawn from a stream of its own."""
 MODEL_OPTIONS = {"mlp": {"hidden": [12]}, "tests.mpi.user_models:dropout_mlp": {"width": 12}}
 
 
 def valid_configurations(count: int, seed: int = 0) -> list[Config]:
     """`count` different configurations that fedmpi accepts, drawn from all parts."""
     generator = Streams(seed).generator(Purpose.PARTITION)
+    spreading = Streams(seed).generator(Purpose.PARTITION, round=1)
     found: dict[str, Config] = {}
     while len(found) < count:
-        config = _drawn(generator, seed=len(found))
+        config = _drawn(generator, SHARED[spreading.integers(len(SHARED))], seed=len(found))
         if config is not None:
             found[str(config_table(config))] = config
     return list(found.values())
 
 
-def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
+def _drawn(generator: np.random.Generator, shared: dict[str, str], seed: int) -> Config | None:
     table: dict[str, Any] = {"seed": seed, "rounds": 2}
     for part, keys in CHOICES.items():
         drawn = {key: values[generator.integers(len(values))] for key, values in keys.items()}
@@ -128,6 +131,8 @@ def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
     table["model"] |= MODEL_OPTIONS[table["model"]["name"]]
     if table["topology"]["kind"] == "mediators":  # their conditions are so narrow that few drawn at random fit them
         table["aggregation"]["weights"], table["privacy"], table["logging"] = "samples", {}, {}
+    elif table["topology"]["placement"] == "owner":
+        table["topology"] |= shared
     if table["local"]["engine"] == "merged":
         table["local"] |= {"steps": 1, "optimizer": "sgd"}
         table["local"].pop("epochs", None)

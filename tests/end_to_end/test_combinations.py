@@ -15,7 +15,9 @@ from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "combinations.py"
 DRAWN, WANTED = 230, 200
-DEPEND_ON_THE_RANKS = ("busy_seconds", "idle_seconds", "hops")
+DEPEND_ON_THE_RANKS = {"busy_seconds", "idle_seconds", "hops", "step_rows", "worker_speeds"}
+OF_LOSSES = 1e-6
+"""Γ is the small difference of two losses of about 2 and has their rounding."""
 Traces = dict[str, np.ndarray]
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,15 +44,17 @@ def ran(traces: tuple[Traces, Traces]) -> list[tuple[int, Config]]:
 def different(one: Any, other: Any, path: str = "") -> str | None:
     """Where two records differ by more than rounding, None if they do not."""
     if isinstance(one, dict):
-        if one.keys() != other.keys():
+        keys = one.keys() - DEPEND_ON_THE_RANKS
+        if keys != other.keys() - DEPEND_ON_THE_RANKS:
             return f"{path}: {sorted(one)} and {sorted(other)}"
-        places = [different(one[key], other[key], f"{path}.{key}") for key in one if key not in DEPEND_ON_THE_RANKS]
+        places = [different(one[key], other[key], f"{path}.{key}") for key in keys]
         return next(filter(None, places), None)
     if isinstance(one, list):
         if len(one) != len(other):
             return f"{path}: {one} and {other}"
         return next(filter(None, (different(*pair, path) for pair in zip(one, other, strict=True))), None)
-    same = other == pytest.approx(one, rel=1e-5, abs=1e-9) if isinstance(one, float) else one == other
+    least = OF_LOSSES if path.endswith(".gamma") else 1e-9
+    same = other == pytest.approx(one, rel=1e-5, abs=least) if isinstance(one, float) else one == other
     return None if same else f"{path}: {one} and {other}"
 
 
@@ -66,6 +70,7 @@ def test_enough_configurations_run_and_every_part_is_among_them(ran: list[tuple[
     assert len({c.local.engine for c in configs}) == 4
     assert len({c.cluster.reduction for c in configs}) == 4
     assert len({(c.local.precision, c.topology.kind) for c in configs}) == 4
+    assert {c.topology.balance for c in configs} == {"planned", "measured"}
     for flags in (
         [c.privacy.clip_norm is not None for c in configs],
         [c.rebalance.enabled for c in configs],
