@@ -65,6 +65,11 @@ def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
         (["preset=fedavg", "local.optimizer=adam", "local.engine=merged"], 'needs local.optimizer = "sgd"'),
         (["preset=fedavg", "aggregation.weights=stratified"], 'needs participation.clients = "stratified"'),
         (["preset=fedavg", "topology.placement=mediator"], 'needs topology.kind = "mediators"'),
+        (
+            ["preset=fedavg", "topology.placement=owner", "topology.balance=measured"],
+            'needs a star with topology.placement = "shared" or "auto"',
+        ),
+        (["preset=astraea", "topology.balance=measured"], "needs a star"),
     ],
 )
 def test_wrong_input_gets_one_sentence(settings: list[str], message: str):

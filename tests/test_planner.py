@@ -68,6 +68,14 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
         assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
 
 
+def test_a_round_without_participants_may_weigh_samples_of_a_gradient_sum():
+    nobody = planner(
+        "preset=fedavg", "participation.count=4", "aggregation.weights=gradient-sum", "system.availability=bernoulli",
+        "system.probability=1e-9",
+    )  # fmt: skip
+    assert not nobody.plan(0).clients.size and not nobody.plan(0).coefficients.size
+
+
 def test_a_plan_tells_who_comes_next_where_that_is_known():
     ahead = planner("preset=fedavg", "participation.count=4", "rounds=3")
     assert not ahead.plan(0).coming.size
