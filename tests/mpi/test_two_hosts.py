@@ -66,7 +66,7 @@ def ip(*args: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "layout"), [(4, "2 nodes of 2"), (3, "2 nodes of 2")])
-@pytest.mark.parametrize("reduction", ["window", "allreduce"])
+@pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
 def test_sums_over_two_hosts_are_right_and_the_same_bits_everywhere(two_hosts, n, layout, reduction):
     ranks = ["-n", str(n), sys.executable, "-m", "tests.mpi.programs", "sum_rounds", reduction, "20"]
     job = finish_job(start_job([*two_hosts, *ranks]), timeout=60)
