@@ -1,0 +1,42 @@
+"""Flower's clients: a module of its own, since Ray's actors import it once and so read the samples once."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.workloads import QUICK, WORKLOADS, Workload, client_tensors, prepare
+
+app = ClientApp()
+
+
+@functools.cache
+def _task(name: str, quick: bool, folder: str) -> tuple[Workload, list[tuple[Tensor, Tensor]], nn.Module]:
+    torch.set_num_threads(1)
+    workload = (QUICK if quick else WORKLOADS)[name]
+    store = prepare(workload, Path(folder))
+    return workload, client_tensors(store), workload.network(store).train()
+
+
+@app.train()  # type: ignore[untyped-decorator]
+def train(message: Message, context: Context) -> Message:
+    """One epoch over the samples of the client that the message names."""
+    told = message.content["config"]
+    workload, clients, network = _task(str(told["workload"]), bool(told["quick"]), str(told["folder"]))
+    samples = TensorDataset(*clients[int(told["client"])])
+    network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(network.parameters(), lr=workload.lr)
+    steps = 0
+    for x, y in DataLoader(samples, batch_size=workload.batch, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+        steps += 1
+    metrics = MetricRecord({"num-examples": len(samples), "steps": steps})
+    return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics}), reply_to=message)
