@@ -22,6 +22,9 @@ SLOWEST = 50.0
 """A worker is taken to be at most this much slower or faster than the average one."""
 TRUST = 1e-4
 """How much the values assumed beforehand weigh beside measured ones: they decide where measurements say nothing."""
+NOISE, LIKELY = 0.1, 30.0
+"""Assumed errors: of measured seconds, relative, and of STEP_ROWS, in rows. Where all batches are of one size, rows and
+steps tell too little apart, and noise alone would send the cost of a step from one bound to the other."""
 PASSES = 3
 """Turns of the fit after a round; it goes on from the last one."""
 STATE = "balance.rounds"
@@ -132,24 +135,25 @@ class BalanceLearner:
         if len(saved) == len(self._sums):
             self._sums, self._slowness = sums.copy(), slow[:, 0].copy()
         else:
-            alike = (sums * np.hstack([slow**2] * 3 + [slow] * 2)).mean(axis=0)
+            alike = (sums * np.hstack([slow**2] * 3 + [slow] * 2)).sum(axis=0) / len(self._sums)
             self._sums = np.tile(alike, (len(self._sums), 1))
         self._fit()
 
 
 def _step_rows(rr: float, rq: float, qq: float, rs: float, qs: float) -> float:
-    """κ = b/a of the least squares fit a · rows + b · steps = seconds, drawn a little towards STEP_ROWS, bounded.
+    """κ = b/a of the least squares fit a · rows + b · steps = seconds, drawn towards STEP_ROWS, bounded.
 
     Parameters
     ----------
     rr, rq, qq, rs, qs : float
         Sums of rows², rows · steps, steps², rows · seconds and steps · seconds.
     """
-    assumed = TRUST * qq
-    rr, rq, qq = rr + assumed * STEP_ROWS**2, rq - assumed * STEP_ROWS, qq + assumed
-    row, step = qq * rs - rq * qs, rr * qs - rq * rs
     if qq == 0:  # nothing but merged steps
         return STEP_ROWS
+    row_seconds = (rs + STEP_ROWS * qs) / (rr + 2 * STEP_ROWS * rq + STEP_ROWS**2 * qq)
+    assumed = (NOISE / (LIKELY * row_seconds)) ** 2
+    rr, rq, qq = rr + assumed * STEP_ROWS**2, rq - assumed * STEP_ROWS, qq + assumed
+    row, step = qq * rs - rq * qs, rr * qs - rq * rs
     if row <= 0:
         return MOST_STEP_ROWS
     return min(max(step / row, 0.0), MOST_STEP_ROWS)
