@@ -11,6 +11,10 @@ from torch import Tensor
 from fedmpi.errors import ClientFailure, UserError
 
 
+LARGEST_LOSS = 2.0**40
+"""Above it nothing is learned any more; the sums of losses that travel with the update keep to 2**50."""
+
+
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
     """Turn an exception into a ClientFailure that names the client and the rank; a UserError passes as it is."""
@@ -23,15 +27,17 @@ def named_client(client: int, rank: int) -> Iterator[None]:
 
 
 def check_loss(loss_sum: float, lr: float) -> None:
-    """Refuse a loss that is infinite or not a number.
+    """Refuse a loss that is not a number, or `LARGEST_LOSS` or more.
 
     Raises
     ------
     FloatingPointError
         With the advice to lower the learning rate: a diverged client would ruin the global model without a word.
     """
-    if not math.isfinite(loss_sum):
-        raise FloatingPointError(f"the loss is {loss_sum}: training diverged at lr = {lr:g}; lower local.lr")
+    if not abs(loss_sum) < LARGEST_LOSS:
+        raise FloatingPointError(
+            f"the loss is {loss_sum:g}: training diverged at lr = {lr:g}; lower local.lr or aggregation.lr"
+        )
 
 
 def check_update(delta: Tensor, lr: float) -> None:

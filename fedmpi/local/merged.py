@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.errors import ClientFailure, UserError
-from fedmpi.local.failures import check_loss
+from fedmpi.local.failures import LARGEST_LOSS, check_loss
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
@@ -233,9 +233,9 @@ class MergedEngine:
         return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape))
 
     def _check(self, losses: Tensor, clients: Ints, rule: LocalRule) -> None:
-        finite = torch.isfinite(losses)
-        if not bool(finite.all()):
-            place = int(torch.nonzero(~finite)[0])
+        bearable = losses.abs() < LARGEST_LOSS
+        if not bool(bearable.all()):
+            place = int(torch.nonzero(~bearable)[0])
             self._fail(int(clients[place]), float(losses[place]), rule)
 
     def _fail(self, client: int, loss: float, rule: LocalRule) -> None:
@@ -254,7 +254,8 @@ class MergedEngine:
             own.zero_()
             weights = np.full(count, 1 / count)
             self._add_chunk(views, clients[part], rows[part], weights, rule, round, WorkReport())
-            self._fail(client, float(own.dot(own)), rule)
+            if not math.isfinite(squared := float(own.dot(own))):
+                self._fail(client, squared, rule)
         raise FloatingPointError(f"the sum of the updates overflows at lr = {rule.lr:g}: lower local.lr")
 
 
