@@ -10,13 +10,13 @@ from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is imported
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
 
-from benchmarks.peers.flwr_client import app  # noqa: E402
-from benchmarks.peers.race import Race  # noqa: E402
+from benchmarks.peers.flwr_client import app
+from benchmarks.peers.race import Race
 
 
 class Timed(FedAvg):  # type: ignore[misc]

@@ -179,7 +179,9 @@ def test_a_diverging_gradient_sum_is_told_from_a_programming_error(tmp_path: Pat
     sampling = ("preset=fedsampling", "samples.wanted=256", "samples.threshold=150", "aggregation.lr=1e9", "rounds=9")
     job = run_alone([*TRAIN, *choices(*sampling), "--out", tmp_path / "RUN"], timeout=SECONDS)
     assert job.returncode == 1
-    assert re.search(r"error: client \d+ on rank 0: .*training diverged .*; lower local.lr or aggregation.lr", job.stderr)
+    assert re.search(
+        r"error: client \d+ on rank 0: .*training diverged .*; lower local.lr or aggregation.lr", job.stderr
+    )
     assert "Traceback" not in job.stderr
 
 
