@@ -53,10 +53,10 @@ class MediatorGroups:
         counts = self.class_counts[clients]
         mediators = self._static
         if mediators is None or len(mediators) != len(clients):
-            generator = self.streams.generator(Purpose.SCHEDULE, t)
+            static = self.part.reschedule == "static"
+            generator = self.streams.generator(Purpose.SCHEDULE, 0 if static else t)  # a resumed run groups alike
             mediators = schedule(self.part.scheduling, counts, self.part.clients_per_mediator, generator, self.target)
-            if self.part.reschedule == "static":
-                self._static = mediators
+            self._static = mediators if static else None
         pooled = kl_divergence(pooled_counts(counts, mediators), self.target)
         facts: dict[str, Any] = {
             "mediators": int(mediators.max(initial=-1)) + 1,

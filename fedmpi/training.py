@@ -203,8 +203,10 @@ class Trainer:
         if self.config.samples.rule == "all":
             costs = planned_cost(self.rule(plan), rows, self._merging, balance.step_rows)
             return np.flatnonzero(longest_first(costs, workers, evaluating, balance.speeds) == self.worker)
-        per_row = self._expected_rows(plan) / max(1, self._offsets(plan)[-1])
-        boundaries = equal_parts(self._offsets(plan), workers, evaluating / per_row, balance.speeds)
+        offsets, expected = self._offsets(plan), self._expected_rows(plan)
+        if not expected:  # nobody takes part, or nobody who does holds a sample
+            return np.empty(0, np.int64)
+        boundaries = equal_parts(offsets, workers, evaluating * offsets[-1] / expected, balance.speeds)
         return np.arange(*boundaries[self.worker : self.worker + 2])
 
     @property

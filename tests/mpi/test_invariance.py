@@ -23,6 +23,9 @@ CONFIGURATIONS = {
     "owned": f"preset=fedavg participation.count=7 topology.placement=owner {SMALL}",
     "all train": "preset=fedsampling samples.wanted=300 samples.threshold=150 topology.placement=shared "
     f"server.trains=always {SMALL}",
+    "hardly anybody there": "preset=fedavg participation.count=3 samples.rule=bernoulli samples.wanted=100 "
+    "topology.placement=shared server.trains=always system.availability=bernoulli system.probability=0.04 "
+    f"evaluation.every=1 {SMALL}",
     "exact and shared": "preset=fedavg aggregation.exact=true participation.count=7 topology.placement=shared "
     f"server.trains=always {SMALL}",
     "weighted": f"preset=fedavg-weighted participation.count=7 {SMALL}",
