@@ -71,7 +71,8 @@ def train_round(cohort: list[ClientAgent], server: ServerAgent, model: dict[str,
         update, facts = agent.get_parameters()
         answer = server.global_update(client_id=agent.get_id(), local_model=update, blocking=False, **facts)
     assert answer is not None
-    return answer.result()
+    mean: dict[str, Any] = answer.result()
+    return mean
 
 
 def main() -> None:

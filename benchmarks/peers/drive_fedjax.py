@@ -1,6 +1,8 @@
-"""FedJAX: its federated averaging (one compiled step a batch) on one core: XLA takes all it may run on, and gains nothing.
+"""FedJAX: its federated averaging, one compiled step a batch, on one core: XLA takes all it may, and gains nothing.
 
-JAX knows no torch modules: the networks are written again, with the same initial weights; dropout draws its own numbers.
+JAX knows no torch modules: the networks are written again, with the same initial weights. FedJAX's batches are always
+full: a client's last batch is filled up with its own samples again, so that clients smaller than B cost a whole batch
+and the test loss differs a little from the others'. Steps and samples are those of its cohorts, not counted.
 """
 
 from __future__ import annotations
@@ -28,22 +30,25 @@ Forward = Callable[[Weights, Any, Any], Any]
 
 
 def to_jax(network: nn.Module) -> Weights:
-    """The parameters in torch's order; dense layers as (inputs, outputs), filters as (positions..., inputs, outputs)."""
-    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
-    return [
-        jnp.asarray(value.detach().numpy() if id(value) in tables else channels_last(value.detach().numpy()))
-        for value in network.parameters()
-    ]
+    """The parameters in torch's order, inputs and outputs last, as JAX multiplies them."""
+    tables = word_tables(network)
+    values = ((id(parameter) in tables, parameter.detach().numpy()) for parameter in network.parameters())
+    return [jnp.asarray(value if table else channels_last(value)) for table, value in values]
 
 
 def to_torch(weights: Weights, network: nn.Module) -> None:
     """Write JAX's weights into the network."""
-    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    tables = word_tables(network)
     with torch.no_grad():
         for parameter, weight in zip(network.parameters(), weights, strict=True):
             value = np.asarray(weight)
             value = value if id(parameter) in tables else channels_first(value)
-            parameter.copy_(torch.from_numpy(np.array(value)))
+            parameter.copy_(torch.from_numpy(value.copy()))
+
+
+def word_tables(network: nn.Module) -> set[int]:
+    """Which parameters are word vectors: these lie the same way in both."""
+    return {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
 
 
 def channels_last(weight: Any) -> Any:
@@ -75,8 +80,8 @@ def mlp(p: Weights, x: Any, key: Any) -> Any:
 
 def cnn(p: Weights, x: Any, key: Any) -> Any:
     """`key` draws the dropout; None = evaluation."""
-    maps = jax.nn.relu(convolution(x.reshape(-1, 28, 28, 1), *p[0:2], stride=2))
-    maps = jax.nn.relu(convolution(maps, *p[2:4], stride=2))
+    maps = jax.nn.relu(convolution(x.reshape(-1, 28, 28, 1), p[0], p[1], stride=2))
+    maps = jax.nn.relu(convolution(maps, p[2], p[3], stride=2))
     if key is not None:
         maps = jnp.where(jax.random.bernoulli(key, 0.5, maps.shape), 2 * maps, 0)
     maps = jax.nn.relu(convolution(maps, *p[4:6]))

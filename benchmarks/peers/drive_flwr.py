@@ -33,7 +33,7 @@ class Timed(FedAvg):  # type: ignore[misc]
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self.started = time.perf_counter()
-        messages = super().configure_train(server_round, arrays, config, grid)
+        messages: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)
         cohort = self.race.workload.participants(server_round - 1).tolist()
         for client, message in zip(cohort, messages, strict=True):
             told = ConfigRecord({**config, "client": client})
@@ -42,7 +42,7 @@ class Timed(FedAvg):  # type: ignore[misc]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[Any, Any]:
         answers = list(replies)
-        result = super().aggregate_train(server_round, answers)
+        result: tuple[Any, Any] = super().aggregate_train(server_round, answers)
         failed = [answer.error.reason for answer in answers if answer.has_error()]
         if failed:
             raise RuntimeError(f"{len(failed)} clients failed in round {server_round}: {failed[0]}")

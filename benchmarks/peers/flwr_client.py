@@ -35,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
     steps = 0
     for x, y in DataLoader(samples, batch_size=workload.batch, shuffle=True):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(network(x), y).backward()
+        nn.functional.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps += 1
     metrics = MetricRecord({"num-examples": len(samples), "steps": steps})
