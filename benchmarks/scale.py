@@ -114,12 +114,25 @@ def _population(work: Path, clients: int) -> Path:
     y = generator.integers(0, CLASSES, n)
     x = generator.standard_normal((n, VALUES), dtype=np.float32)
     x[np.arange(n), y] += 2
-    raw = RawDataset(
+    write_shards(
+        vectors(x, y, CLASSES),
+        Partition(np.arange(n), offsets, "contiguous", {}),
+        home,
+        8,
+        0,
+        "python -m benchmarks --scale",
+    )
+    return home
+
+
+def vectors(x: np.ndarray, y: np.ndarray, classes: int) -> RawDataset:
+    """Vectors x (n, width) with labels y (n,) as a data set to deal out; the first thousand are its test part too."""
+    return RawDataset(
         name="vectors",
         task="vector",
-        classes=CLASSES,
-        class_names=tuple(map(str, range(CLASSES))),
-        feature_shape=(VALUES,),
+        classes=classes,
+        class_names=tuple(map(str, range(classes))),
+        feature_shape=x.shape[1:],
         dtype="float32",
         mean=(),
         std=(),
@@ -133,8 +146,6 @@ def _population(work: Path, clients: int) -> Path:
         licence="none: generated",
         citation="",
     )
-    write_shards(raw, Partition(np.arange(n), offsets, "contiguous", {}), home, 8, 0, "python -m benchmarks --scale")
-    return home
 
 
 def _run(work: Path, case: Case) -> Run:

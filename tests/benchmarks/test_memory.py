@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.scale import vectors
 from benchmarks.soak import SAMPLES, Watched, growth
 from data_prep.partitions.common import Partition
-from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
@@ -65,27 +65,8 @@ def test_a_million_clients_cost_a_rank_less_than_200_megabytes(settings: list[st
     """Sizes, offsets, answers, ledger and the plan of a round; what Python and NumPy hold at most meanwhile."""
     clients = 10**6
     x, y = np.zeros((clients, 2), np.float32), np.arange(clients) % 2
-    raw = RawDataset(
-        name="vectors",
-        task="vector",
-        classes=2,
-        class_names=("0", "1"),
-        feature_shape=(2,),
-        dtype="float32",
-        mean=(),
-        std=(),
-        labels=y,
-        users=None,
-        user_names=None,
-        read=lambda rows: x[rows],
-        test_x=x[:10],
-        test_y=y[:10],
-        skipped=0,
-        licence="none: generated",
-        citation="",
-    )
     everybody = Partition(np.arange(clients), np.arange(clients + 1), "contiguous", {})
-    write_shards(raw, everybody, tmp_path / "shards", 4, 0, "pytest")
+    write_shards(vectors(x, y, 2), everybody, tmp_path / "shards", 4, 0, "pytest")
     shards = [f"data.shards={tmp_path / 'shards'}", "rounds=2", "evaluation.every=2", "model.hidden=[4]"]
     tracemalloc.start()
     try:
