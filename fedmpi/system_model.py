@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from fedmpi.errors import UserError
 from fedmpi.participation.clients import Cohort
@@ -205,6 +204,8 @@ def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float =
 
 def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
     """E[min(m_h, arrivals)] / m_h for each participant's stratum; the survival probability where no more are asked."""
+    from scipy.stats import binom  # slow to import, and most runs lose nobody
+
     if cohort.stratum is None or cohort.strata is None:
         return survival
     places = cohort.strata.draws

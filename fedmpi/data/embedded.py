@@ -9,6 +9,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,7 @@ def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray
     x, y, test_x, test_y : uint8 (n, 1, 8, 8), int64 (n,)
         Pixels 0 ... 16.
     """
-    from sklearn.datasets import load_digits  # slow to import, and only the digits need it
-
-    images, labels = load_digits(return_X_y=True)
-    labels = labels.astype(np.int64)
+    images, labels = _images_and_labels()
     rank = np.empty(len(labels), np.int64)  # position of an image within its class
     for label in range(CLASSES):
         members = np.flatnonzero(labels == label)
@@ -104,6 +102,20 @@ def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray
     test = rank % TEST_EVERY == TEST_EVERY - 1
     features = images.reshape(-1, 1, 8, 8).astype(np.uint8)
     return features[~test], labels[~test], features[test], labels[test]
+
+
+def _images_and_labels() -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import."""
+    package = find_spec("sklearn")
+    for folder in package.submodule_search_locations or () if package else ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.exists():
+            table = np.loadtxt(file, np.uint8, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return images, labels.astype(np.int64)
 
 
 def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import pairwise_distances_chunked
 from threadpoolctl import threadpool_limits
 
 Ints = NDArray[np.int64]
@@ -224,5 +223,7 @@ def _standard_deviation(vectors: NDArray[np.floating]) -> float:
 def _mean_distance(vectors: NDArray[np.floating]) -> float:
     if len(vectors) < 2:
         return 0.0
+    from sklearn.metrics import pairwise_distances_chunked  # slow to import, and most runs need no strata
+
     total = sum(float(part.sum(dtype=np.float64)) for part in pairwise_distances_chunked(vectors))
     return total / (len(vectors) * (len(vectors) - 1))

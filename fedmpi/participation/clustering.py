@@ -1,5 +1,7 @@
 """From feature vectors to strata: k-means as in FedSTS and FedSTaS (FedSTaS, Algorithm 1), OPTICS as in FedSSO
 (Algorithm 1, line 2; Ankerst et al. 1999), and what becomes of the clients that OPTICS calls noise.
+
+scikit-learn is imported where it is used: it takes as long as torch, and most runs need no strata.
 """
 
 from __future__ import annotations
@@ -9,10 +11,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import config_context
-from sklearn.cluster import OPTICS, KMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import pairwise_distances
 from threadpoolctl import threadpool_limits
 
 from fedmpi.errors import UserError
@@ -47,6 +45,9 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
     ndarray of int64, shape (N,)
         Stratum of each client: 0 … H − 1 without gaps, numbered in order of their first clients.
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     if len(matrix) == 0:
         return np.empty(0, np.int64)
     model = KMeans(min(strata, len(matrix)), init="random", n_init=starts, random_state=int(generator.integers(2**32)))
@@ -83,6 +84,9 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise 
     UserError
         If `noise` is "drop" and OPTICS finds no cluster at all.
     """
+    from sklearn import config_context
+    from sklearn.cluster import OPTICS
+
     if not np.isfinite(matrix).all():
         raise ValueError("feature vectors must be finite")
     if len(matrix) < min_samples:
@@ -103,6 +107,8 @@ def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise 
 
 def _distances(matrix: Matrix) -> Matrix:
     """Euclidean distances (N, N) with an exactly zero diagonal."""
+    from sklearn.metrics import pairwise_distances
+
     distances = pairwise_distances(matrix)
     return np.asarray(np.maximum(distances, distances.T))
 

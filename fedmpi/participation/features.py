@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
 
 from fedmpi.errors import UserError
 from fedmpi.participation.compression import compress, norms, restore
@@ -108,6 +107,8 @@ def plan_features(
     project_above : int
         Feature values that are clustered as they are.
     """
+    from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
+
     compressed = kind == "compressed-gradient"
     width = levels if compressed and not restored else size
     name = f"{kind} features of {clients} clients × {width} values"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fedmpi.data.embedded import load_digits_split
 from fedmpi.data.shards import open_store
@@ -14,6 +18,22 @@ def test_every_fifth_image_of_a_class_is_for_testing() -> None:
     x, y, test_x, test_y = load_digits_split()
     assert len(x) + len(test_x) == 1797 and x.shape[1:] == (1, 8, 8) and x.max() == 16
     np.testing.assert_array_equal(np.bincount(test_y), (np.bincount(y) + np.bincount(test_y)) // 5)
+
+
+def test_pixels_and_labels_are_those_that_scikit_learn_loads() -> None:
+    x, y, test_x, test_y = load_digits_split()
+    images, labels = load_digits(return_X_y=True)
+    ours = np.concatenate([x, test_x]).reshape(-1, 64), np.concatenate([y, test_y])
+    assert sorted(zip(map(bytes, ours[0]), ours[1], strict=True)) == sorted(
+        zip(map(bytes, images.astype(np.uint8)), labels, strict=True)
+    )
+
+
+def test_a_run_that_needs_no_strata_does_not_wait_for_scikit_learn() -> None:
+    code = "import sys, fedmpi.simulation as s; from fedmpi.data.shards import open_store; open_store('digits')"
+    code += "; print([name for name in ('sklearn', 'scipy.stats', 'matplotlib') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_the_default_is_twenty_mildly_heterogeneous_clients_always_the_same() -> None:
