@@ -70,9 +70,9 @@ def resident(store: ShardStore, client: int) -> float:
 
 
 def wait_until_resident(store: ShardStore, clients: list[int]) -> None:
-    """The system reads in its own time: up to half a minute on a busy machine."""
+    """The system reads in its own time, up to half a minute on a busy machine, and may take single pages back soon."""
     for _ in range(600):
-        if all(resident(store, client) == 1 for client in clients):
+        if all(resident(store, client) > 0.9 for client in clients):
             return
         time.sleep(0.05)
     pytest.fail(f"not read: {[(client, resident(store, client)) for client in clients]}")
