@@ -57,8 +57,8 @@ def cold(folder: Path) -> ShardStore:
     return store
 
 
-def resident(store: ShardStore, client: int) -> float:
-    """Share of a client's pages that lie in memory, by mincore; reads none of them."""
+def resident_pages(store: ShardStore, client: int) -> np.ndarray:
+    """Which of a client's pages lie in memory, by mincore; reads none of them."""
     x, _ = store.client(client)
     first = x.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     pages = -(-(x.ctypes.data + x.nbytes - first) // mmap.PAGESIZE)
@@ -66,22 +66,33 @@ def resident(store: ShardStore, client: int) -> float:
     libc = ctypes.CDLL(None, use_errno=True)
     code = libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * mmap.PAGESIZE), answer)
     assert code == 0, os.strerror(ctypes.get_errno())
-    return float(np.mean(np.frombuffer(answer, np.uint8) & 1))
+    return (np.frombuffer(answer, np.uint8) & 1).astype(bool)
 
 
-def wait_until_resident(store: ShardStore, clients: list[int]) -> None:
-    """The system reads in its own time, up to half a minute on a busy machine, and may take single pages back soon."""
-    for _ in range(600):
-        if all(resident(store, client) > 0.9 for client in clients):
+def resident(store: ShardStore, client: int) -> float:
+    """Share of a client's pages that lie in memory."""
+    return float(resident_pages(store, client).mean())
+
+
+def wait_until_read(store: ShardStore, clients: list[int]) -> None:
+    """Until every page has been seen in memory: a system short of it, or eager to free it, takes single pages back.
+
+    The system reads in its own time, up to half a minute on a busy machine.
+    """
+    seen = {client: resident_pages(store, client) for client in clients}
+    for _ in range(1500):
+        if all(pages.all() for pages in seen.values()):
             return
-        time.sleep(0.05)
-    pytest.fail(f"not read: {[(client, resident(store, client)) for client in clients]}")
+        time.sleep(0.02)
+        for client, pages in seen.items():
+            pages |= resident_pages(store, client)
+    pytest.fail(f"not read: {[(client, float(pages.mean())) for client, pages in seen.items()]}")
 
 
 def test_announced_clients_are_read_and_far_away_ones_are_not(cold: ShardStore) -> None:
     announced = [1, 2, 13]
     cold.expect(np.array(announced))
-    wait_until_resident(cold, announced)
+    wait_until_read(cold, announced)
     assert [resident(cold, client) for client in (5, 7, 9, 18, 23)] == [0.0] * 5
 
 
