@@ -29,18 +29,23 @@ class Turnout:
     ----------
     cohort : Cohort
         The participants whose updates count.
-    asked : int
-        Clients that received the model.
-    available : int
-        Clients that could have been asked.
+    asked : int64 (a,)
+        Clients that received the model, drop-outs and late arrivals included.
+    present : int64 (p,) or int
+        Clients that could have been asked, sorted; N where all of 0 … N − 1 are there.
     seconds : float64 (m,) or None
         When each participant's update arrives on the virtual clock, where there is one.
     """
 
     cohort: Cohort
-    asked: int
-    available: int
+    asked: Ints
+    present: Ints | int
     seconds: Floats | None = None
+
+    @property
+    def available(self) -> int:
+        """Number of clients that could have been asked."""
+        return self.present if isinstance(self.present, int) else len(self.present)
 
 
 class CohortDraw:
@@ -84,17 +89,16 @@ class CohortDraw:
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """The turnout of round t; `strata` are the ones in force when the draw needs them."""
         present = self._present(t)
-        available = present if isinstance(present, int) else len(present)
         asked = self._asked(t, present, strata)
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.system.drop_out)
         if not self.config.system.clock:
-            return Turnout(arrived, len(asked.clients), available)
+            return Turnout(arrived, asked.clients, present)
         opening = self.opens(t)
         seconds = self._seconds(arrived.clients, opening)
         if self.config.system.over_selection > 1 and not opening:
             taken, _ = first_to_arrive(arrived, seconds, self._wanted())
-            return Turnout(taken, len(asked.clients), available, seconds[np.isin(arrived.clients, taken.clients)])
-        return Turnout(arrived, len(asked.clients), available, seconds)
+            return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
+        return Turnout(arrived, asked.clients, present, seconds)
 
     def opens(self, t: int) -> bool:
         """Whether round t is the opening step of every client."""

@@ -171,7 +171,7 @@ class Planner:
         if system.availability != "always":
             facts["available"] = turnout.available
         if system.drop_out or system.over_selection > 1:
-            facts["asked"] = turnout.asked
+            facts["asked"] = len(turnout.asked)
         if turnout.seconds is not None:
             facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
         if cohort.strata is not None:
