@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.gaussian_dp import GaussianAccountant
+from fedmpi.cohorts import Turnout
 from fedmpi.config import Config
 from fedmpi.diagnostics import Usage, evenness
+from fedmpi.exposure import exposure
 from fedmpi.participation.clients import Cohort
 from fedmpi.plan import Ints
 from fedmpi.sampling.ledger import PrivacyLedger
@@ -25,14 +27,20 @@ class Accounts:
         The parts.
     sizes : int64 (N,)
         Effective sizes of all clients.
+
+    Attributes
+    ----------
+    exposure : Exposure or None
+        What tells the server sizes that it asks for privately.
     """
 
     def __init__(self, config: Config, sizes: Ints):
         samples, privacy = config.samples, config.privacy
         private = samples.rule == "bernoulli" and samples.size_estimate != "exact"
         self.sizes = sizes
-        self.asked_all = samples.asked == "all"
         self.ledger = PrivacyLedger(len(sizes), samples.epsilon, samples.memoise) if private else None
+        self.exposure = exposure(config) if private else None
+        self._unclipped_from = samples.threshold if private and not samples.clip else None
         self.accountant = (
             GaussianAccountant(privacy.noise_multiplier, privacy.delta)
             if privacy.clip_norm is not None and privacy.noise_multiplier > 0
@@ -42,19 +50,23 @@ class Accounts:
         counted = int(sizes.sum()) if samples.rule != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
-    def enter(self, cohort: Cohort, positions: Ints | None = None) -> dict[str, Any]:
+    def enter(self, turnout: Turnout, told: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
         """Enter a round; returns what the record says of the accounts.
 
         Parameters
         ----------
-        cohort : Cohort
-            The participants.
+        turnout : Turnout
+            Who is there, who was asked, who takes part.
+        told : int64 (a,), optional
+            The clients that answered the size query, those included whose update got lost; None for all.
         positions : int64 (r,), optional
             Global positions of the rows they use where rows are sampled; None for all rows.
         """
+        cohort = turnout.cohort
         facts: dict[str, Any] = {}
         if self.ledger is not None:
-            entry = self.ledger.record(None if self.asked_all else cohort.clients)
+            entry = self.ledger.record(told, self._exposed(cohort, told))
+            facts["size_unprotected"] = entry.unprotected
             facts["size_epsilon_round"] = entry.epsilon_round
             facts["size_epsilon_max"] = entry.epsilon_max
             facts["size_epsilon_mean"] = entry.epsilon_mean
@@ -64,6 +76,17 @@ class Accounts:
         if self.usage is not None:
             facts |= self._used(self.usage, cohort, positions)
         return facts
+
+    def _exposed(self, cohort: Cohort, told: Ints | None) -> Ints | None:
+        """Clients whose size this round tells as it is; None for nobody."""
+        everyone = np.arange(len(self.sizes), dtype=np.int64)
+        exposed = np.empty(0, np.int64)
+        if self._unclipped_from is not None:
+            asked = everyone if told is None else told
+            exposed = asked[self.sizes[asked] >= self._unclipped_from]
+        if self.exposure is not None:
+            exposed = everyone if self.exposure.everyone else np.union1d(exposed, cohort.clients)
+        return exposed if len(exposed) else None
 
     def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
         """How evenly clients and samples have been used so far."""

@@ -37,10 +37,14 @@ PER_SAMPLE = ("samples", "gradient-sum")
 
 @dataclass(frozen=True)
 class DataSampling:
-    """The probability with which a participant's sample is used, and the size estimate it came from, if any."""
+    """The probability with which a participant's sample is used, and the size estimate it came from, if any.
+
+    `asked` int64 (a,) are the clients that were asked for their size; None stands for all.
+    """
 
     probability: float
     estimate: SizeEstimate | None = None
+    asked: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Planner:
         local = self.config.local
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
-        sampling = self.data_sampling(t, cohort)
+        sampling = self.data_sampling(t, turnout)
         opening = self.cohorts.opens(t)
         kind = self._opening_weights() if opening else self.config.aggregation.weights
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
@@ -140,8 +144,11 @@ class Planner:
         part = self.config.aggregation
         return "uniform" if part.weights in ("uniform", "stratified") or part.population == "clients" else "samples"
 
-    def data_sampling(self, t: int, cohort: Cohort) -> DataSampling:
-        """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise."""
+    def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
+        """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise.
+
+        Participants answer when they receive the model, so that those who drop out later have answered too.
+        """
         part = self.config.samples
         if part.rule == "ratio":
             assert part.ratio is not None
@@ -149,12 +156,12 @@ class Planner:
         if part.rule != "bernoulli":
             return DataSampling(1.0)
         assert part.wanted is not None
-        asked = cohort.clients if part.asked == "participants" else None
+        asked = turnout.asked if part.asked == "participants" else None
         answers = answer_stream(self.streams, t, part.memoise)
         size = estimate(part.size_estimate, self.sizes, part.epsilon, part.threshold, answers, part.clip, asked)
         for saturation in saturations(size, part.wanted, part.threshold):
             self._warn_once(saturation.kind, t, saturation.message)
-        return DataSampling(sampling_probability(part.wanted, size.total), size)
+        return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
 
     def _coefficients(self, kind: str, cohort: Cohort) -> np.ndarray:
         """Raw coefficients; of kinds that count samples, the factor of one sample."""
@@ -186,7 +193,13 @@ class Planner:
             facts["clipped_fraction"] = sampling.estimate.clipped_fraction
         if self.accounts.usage is not None:
             facts |= self._diagnosed(cohort)
-        return facts | self.accounts.enter(cohort, self._used_samples(plan.round, cohort, sampling))
+        return facts | self._accounted(plan.round, turnout, sampling)
+
+    def _accounted(self, t: int, turnout: Turnout, sampling: DataSampling) -> dict[str, Any]:
+        """Enter the round in the accounts; what they say."""
+        if (exposure := self.accounts.exposure) is not None:
+            self._warn_once("exposure", t, exposure.message)
+        return self.accounts.enter(turnout, sampling.asked, self._used_samples(t, turnout.cohort, sampling))
 
     def _round_seconds(self, seconds: Floats, mediators: Ints) -> float:
         """Length of the round: that of the slowest participant, or of the slowest mediator's chain of visits."""

@@ -1,8 +1,8 @@
 """The privacy ledger of the size queries: the ε each client has spent so far, by basic composition.
 
 ε adds up over the answers of a client (Dwork and Roth 2014, Theorem 3.16). A memoised answer is drawn once and
-repeated, which reveals nothing new: it is paid for once. Clients that answer unclipped above M − 1 are outside the
-guarantee and not counted here (`SizeEstimate.unprotected`).
+repeated, which reveals nothing new: it is paid for once. A client whose size gets known otherwise, because it answers
+unclipped above M − 1 or because n_k is used openly elsewhere, has no guarantee: its ε is infinite from then on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class LedgerEntry:
     epsilon_round : float
         The largest ε a client spent in this round (0 when all answers were repeats).
     epsilon_max, epsilon_mean : float
-        The largest ε a client has spent so far, and the mean over all clients.
+        The largest ε a client has spent so far, and the mean over all clients; infinite once one is unprotected.
+    unprotected : int
+        Clients whose size is known by now, whatever they answered.
     """
 
     epsilon_round: float
     epsilon_max: float
     epsilon_mean: float
+    unprotected: int = 0
 
 
 class PrivacyLedger:
@@ -51,33 +54,45 @@ class PrivacyLedger:
         self.epsilon = epsilon
         self.memoise = memoise
         self._answers = np.zeros(clients, np.int64)
+        self._exposed = np.zeros(clients, bool)
 
-    def record(self, asked: IntArray | None) -> LedgerEntry:
+    def record(self, asked: IntArray | None, exposed: IntArray | None = None) -> LedgerEntry:
         """Enter one query.
 
         Parameters
         ----------
         asked : int64 (a,), optional
             The clients asked, unique; None for all.
+        exposed : int64 (e,), optional
+            The clients whose size this round tells without protection; None for nobody.
         """
         everyone = slice(None) if asked is None else asked
         before = self._answers[everyone]
         fresh = bool(before.size) and not (self.memoise and before.min() > 0)
         self._answers[everyone] = 1 if self.memoise else before + 1
+        spent = self.epsilon if fresh else 0.0
+        if exposed is not None and not self._exposed[exposed].all():
+            self._exposed[exposed] = True
+            spent = math.inf
+        unprotected = int(self._exposed.sum())
+        if unprotected:
+            return LedgerEntry(spent, math.inf, math.inf, unprotected)
         largest, mean = self._answers.max(initial=0), self._answers.mean() if self._answers.size else 0.0
         so_far = (float(self.epsilon * largest), float(self.epsilon * mean)) if largest else (0.0, 0.0)
-        return LedgerEntry(self.epsilon if fresh else 0.0, *so_far)
+        return LedgerEntry(spent, *so_far)
 
     def spent(self) -> FloatArray:
         """ε spent so far by every client, float64 (N,)."""
         if math.isinf(self.epsilon):
-            return np.where(self._answers > 0, math.inf, 0.0)
-        return np.multiply(self._answers, self.epsilon, dtype=np.float64)
+            return np.where((self._answers > 0) | self._exposed, math.inf, 0.0)
+        return np.where(self._exposed, math.inf, self._answers * self.epsilon)
 
     def state(self) -> dict[str, IntArray]:
         """The ledger as arrays, for a checkpoint."""
-        return {"answers": self._answers.copy()}
+        return {"answers": self._answers.copy(), "exposed": np.flatnonzero(self._exposed)}
 
     def load(self, state: dict[str, IntArray]) -> None:
         """Take over the ledger of a checkpoint."""
         self._answers = state["answers"].copy()
+        self._exposed[:] = False
+        self._exposed[state["exposed"]] = True

@@ -34,8 +34,19 @@ def test_exact_sizes_have_no_privacy_for_those_asked():
     assert ledger.spent().tolist() == [0.0, math.inf]
 
 
+def test_a_client_whose_size_is_known_has_spent_without_bound():
+    ledger = PrivacyLedger(4, 1.5)
+    assert ledger.record(None, np.array([2])) == LedgerEntry(math.inf, math.inf, math.inf, 1)
+    assert ledger.record(None, np.array([2])) == LedgerEntry(1.5, math.inf, math.inf, 1)
+    assert ledger.record(None, np.array([0, 2])) == LedgerEntry(math.inf, math.inf, math.inf, 2)
+    assert ledger.spent().tolist() == [math.inf, 4.5, math.inf, 4.5]
+
+
 def test_a_ledger_continues_from_its_state():
     first, second = PrivacyLedger(3, 1.0), PrivacyLedger(3, 1.0)
     first.record(np.array([0, 1]))
     second.load(first.state())
     assert second.record(None) == first.record(None)
+    first.record(np.array([0]), np.array([1]))
+    second.load(first.state())
+    assert second.spent().tolist() == first.spent().tolist() == [3.0, math.inf, 1.0]

@@ -1,0 +1,78 @@
+"""Who is charged for the size query in planned rounds: everybody who answered it, and without bound who tells its size
+otherwise."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from fedmpi.cohorts import CohortDraw
+from fedmpi.config import load_config
+from fedmpi.planner import Planner
+from fedmpi.streams import Streams
+
+SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
+PRIVATE = ("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=duchi", "samples.threshold=40")
+ASKED = (*PRIVATE, "samples.asked=participants", "samples.epsilon=1")
+
+
+def planner(*settings: str) -> Planner:
+    config = load_config(None, settings)
+    streams = Streams(config.seed)
+    return Planner(config, SIZES, streams, CohortDraw(config, SIZES, None, streams, values=1000))
+
+
+def test_clients_that_drop_out_have_answered_and_are_charged():
+    lossy = planner(*ASKED, "system.drop_out=0.9")
+    plans = [lossy.plan(t) for t in range(4)]
+    assert max(len(plan.clients) for plan in plans) < 8
+    assert [plan.facts["size_true"] for plan in plans] == [SIZES.sum()] * 4
+    assert [plan.facts["size_epsilon_mean"] for plan in plans] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_only_those_asked_are_charged():
+    drawn = planner(*ASKED, "participation.clients=uniform", "participation.count=2", "system.drop_out=0.5")
+    asked = [drawn.cohorts.draw(t, None).asked for t in range(6)]
+    plans = [drawn.plan(t) for t in range(6)]
+    answers = np.bincount(np.concatenate(asked), minlength=8)
+    assert [plan.facts["size_true"] for plan in plans] == [SIZES[ids].sum() for ids in asked]
+    assert np.array_equal(drawn.accounts.ledger.spent(), answers)  # type: ignore[union-attr]
+    assert plans[-1].facts["size_epsilon_max"] == answers.max()
+    assert plans[-1].facts["size_epsilon_mean"] == answers.mean() == 12 / 8
+
+
+@pytest.mark.parametrize(
+    "settings, named, known",
+    [
+        (["aggregation.weights=samples"], "aggregation.weights", 2),
+        (["aggregation.weights=unbiased"], "population", 8),
+        (["aggregation.weights=uniform", "participation.clients=weighted"], "participation.clients", 8),
+    ],
+)
+def test_sizes_told_openly_elsewhere_are_reported_as_unprotected_and_said_once(
+    settings: list[str], named: str, known: int, caplog: pytest.LogCaptureFixture
+):
+    drawn = ("participation.clients=uniform", "participation.count=2")
+    leaking = planner(*PRIVATE, *drawn, *settings)
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        plans = [leaking.plan(t) for t in range(2)]
+    assert plans[0].facts["size_unprotected"] == known
+    for plan in plans:
+        assert plan.facts["size_epsilon_max"] == plan.facts["size_epsilon_mean"] == math.inf
+    assert len(caplog.records) == 1
+    assert named in caplog.text and "not protect" in caplog.text
+
+
+@pytest.mark.parametrize("weights", ["gradient-sum", "uniform"])
+def test_weights_without_sizes_leave_the_answers_private(weights: str):
+    facts = planner(*PRIVATE, f"aggregation.weights={weights}").plan(0).facts
+    assert facts["size_unprotected"] == 0 and facts["size_epsilon_max"] == 3.0
+
+
+def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
+    """Of the sizes 10, 1, 30, 5, 5, 20, 9, 20 three lie above M − 1 = 19."""
+    rule = ("samples.size_estimate=randomised-response", "samples.threshold=20")
+    plans = [planner(*PRIVATE, *rule, f"samples.clip={clip}").plan(0) for clip in ("true", "false")]
+    assert [plan.facts["size_unprotected"] for plan in plans] == [0, 3]
+    assert [plan.facts["size_epsilon_max"] for plan in plans] == [3.0, math.inf]
