@@ -5,13 +5,14 @@ Combines the draws (participation), the strata observed by all ranks, and the sy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedmpi.config import Config
-from fedmpi.participation.availability import Availability, available_clients, dominant_label
-from fedmpi.participation.clients import Cohort, cohort_size, everyone, uniform, weighted
+from fedmpi.errors import UserError
+from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
+from fedmpi.participation.clients import Cohort, Presence, cohort_size, everyone, uniform, weighted
 from fedmpi.participation.draws import importance
 from fedmpi.participation.strata import Strata, stratified
 from fedmpi.plan import Floats, Ints
@@ -63,6 +64,12 @@ class CohortDraw:
         The run's random streams.
     values : int
         d, values of the model, for the virtual clock.
+
+    Raises
+    ------
+    UserError
+        If the first to arrive are taken, who that is depends on the client, and unbiased weights or an account of
+        privacy would have to know how likely each is to be among them.
     """
 
     def __init__(self, config: Config, sizes: Ints, class_counts: Ints | None, streams: Streams, values: int):
@@ -85,18 +92,40 @@ class CohortDraw:
                 RateLaw("lognormal", system.upload, sigma),
                 RateLaw("lognormal", system.download, sigma),
             )
+        if system.clock and system.over_selection > 1:
+            self._check_arrival()
+
+    def _check_arrival(self) -> None:
+        """Refuse what must know π_k where some clients arrive before others whoever is asked."""
+        seconds = self._seconds(np.arange(len(self.sizes)), opening=False)
+        if (seconds == seconds[0]).all():
+            return
+        reason = (
+            "with system.over_selection the first to arrive count, and here some clients always arrive before others "
+            "(speeds, bandwidths or numbers of samples differ), so that nobody knows how likely each is to count: set "
+            "system.over_selection = 1"
+        )
+        if self.config.aggregation.weights == "unbiased":
+            raise UserError(
+                f'aggregation.weights = "unbiased" divides by the probability to count, but {reason}, or '
+                'aggregation.weights = "normalised", which then estimates over those who arrive'
+            )
+        if self.config.privacy.clip_norm is not None and self.config.privacy.noise_multiplier > 0:
+            raise UserError(
+                f"privacy.clip_norm with noise counts on a draw that does not know the client, but {reason}"
+            )
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:
         """The turnout of round t; `strata` are the ones in force when the draw needs them."""
         present = self._present(t)
-        asked = self._asked(t, present, strata)
+        asked = replace(self._asked(t, present, strata), presence=self._presence(t, present, strata))
         arrived = survivors(self.streams, t, asked, len(self.sizes), self.config.system.drop_out)
         if not self.config.system.clock:
             return Turnout(arrived, asked.clients, present)
         opening = self.opens(t)
         seconds = self._seconds(arrived.clients, opening)
         if self.config.system.over_selection > 1 and not opening:
-            taken, _ = first_to_arrive(arrived, seconds, self._wanted())
+            taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted())
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
         return Turnout(arrived, asked.clients, present, seconds)
 
@@ -110,9 +139,20 @@ class CohortDraw:
             return len(self.sizes)
         return available_clients(self.law, self.streams, t, len(self.sizes), self._labels)
 
-    def _wanted(self) -> int:
+    def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
+        """What weights must know of who is there; None where everybody is and nobody has been left out."""
+        groups = strata.labels if strata is not None and self.config.participation.clients == "stratified" else None
+        if isinstance(present, int):
+            return None if groups is None else Presence(present, None, groups)
+        known = self.config.aggregation.weights == "unbiased"
+        chance = probabilities(self.law, self.streams, t, len(self.sizes), self._labels) if known else None
+        return Presence(present, chance, groups)
+
+    def _wanted(self, strata: Strata | None = None) -> int:
+        """m; a share β is one of the clients in some stratum, β|c_i| of each (FedSSO, Algorithm 1, line 7)."""
         part = self.config.participation
-        return cohort_size(len(self.sizes), part.count, part.fraction)
+        clients = len(self.sizes) if strata is None or part.fraction is None else int(strata.sizes.sum())
+        return cohort_size(clients, part.count, part.fraction)
 
     def _asked(self, t: int, present: Ints | int, strata: Strata | None) -> Cohort:
         part, over = self.config.participation, self.config.system.over_selection
@@ -123,7 +163,7 @@ class CohortDraw:
             return stratified(
                 strata,
                 present,
-                self._wanted(),
+                self._wanted(strata),
                 self.streams,
                 t,
                 allocation=part.allocation,

@@ -13,6 +13,7 @@ from torch import Tensor
 import fedmpi
 from fedmpi.aggregation.gaussian_dp import add_noise
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.aggregation.weights import surplus
 from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
@@ -174,11 +175,14 @@ class Experiment:
             workers = slice(-self.trainer.layout.workers, None)  # the last ranks, with or without rank 0
             self.balance.observe(totals.rows[workers], totals.steps[workers], totals.busy[workers])
 
-    def aggregate(self, plan: Plan, totals: RoundTotals) -> Tensor:
-        """The round's mean update Δ from the sums of all ranks, with the server's noise if there is to be any."""
+    def aggregate(self, plan: Plan, totals: RoundTotals, model: Tensor) -> Tensor:
+        """The round's mean update Δ of the model from the sums of all ranks, with the server's noise if there is to be
+        any."""
         weight, privacy = totals.sums["weight"], self.config.privacy
         divisor = weight if plan.normalise and weight > 0 else 1.0
         update = totals.update / divisor
+        if not plan.one_step and (more := surplus(self.config.aggregation.weights, plan.coefficients)):
+            update.add_(model, alpha=more)
         if privacy.clip_norm is not None and privacy.noise_multiplier > 0:
             largest = float(plan.coefficients.max(initial=0.0)) / divisor
             add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, largest)

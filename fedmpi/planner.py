@@ -120,7 +120,8 @@ class Planner:
         cohort = turnout.cohort
         sampling = self.data_sampling(t, turnout)
         opening = self.cohorts.opens(t)
-        kind = self._opening_weights() if opening else self.config.aggregation.weights
+        part = self.config.aggregation
+        kind, population = self._opening_weights() if opening else (part.weights, part.population)
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
         made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
         plan = Plan(
@@ -129,9 +130,9 @@ class Planner:
                 local.lr_schedule, local.lr, t, self.config.rounds, every=local.lr_every, factor=local.lr_factor
             ),
             clients=cohort.clients,
-            coefficients=self._coefficients(kind, cohort),
+            coefficients=self._coefficients(kind, population, cohort),
             per_sample=kind in PER_SAMPLE,
-            normalise=is_normalised(kind),
+            normalise=is_normalised(kind, cohort),
             probability=sampling.probability,
             mediators=mediators,
             one_step=opening,
@@ -139,10 +140,14 @@ class Planner:
         )
         return Draft(plan, turnout, sampling)
 
-    def _opening_weights(self) -> str:
-        """Of a round in which everybody takes part: ρ_k by samples, or equal ones where clients are what counts."""
+    def _opening_weights(self) -> tuple[str, str]:
+        """Kind and population of the round in which all who are there take part: Σ ρ_k (FedSSO, Algorithm 1, line 3).
+
+        Weights that make up for those who are away do so here too.
+        """
         part = self.config.aggregation
-        return "uniform" if part.weights in ("uniform", "stratified") or part.population == "clients" else "samples"
+        kinds = {"gradient-sum": "samples", "stratified": "normalised", "literal": "normalised"}
+        return kinds.get(part.weights, part.weights), "clients" if part.weights == "stratified" else part.population
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
         """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise.
@@ -163,11 +168,11 @@ class Planner:
             self._warn_once(saturation.kind, t, saturation.message)
         return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
 
-    def _coefficients(self, kind: str, cohort: Cohort) -> np.ndarray:
+    def _coefficients(self, kind: str, population: str, cohort: Cohort) -> np.ndarray:
         """Raw coefficients; of kinds that count samples, the factor of one sample."""
         used = np.ones_like(cohort.clients) if kind in PER_SAMPLE else None
         wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
-        return coefficients(kind, cohort, self.weight_sizes, used, wanted, self.config.aggregation.population)
+        return coefficients(kind, cohort, self.weight_sizes, used, wanted, population)
 
     def _facts(self, draft: Draft) -> dict[str, Any]:
         plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling

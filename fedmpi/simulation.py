@@ -100,7 +100,7 @@ class Simulation:
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
         """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
         with self._phase("apply"):
-            update = self.experiment.aggregate(plan, totals)
+            update = self.experiment.aggregate(plan, totals, self.model)
             self.experiment.server_optimizer.step(self.model, update)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float) -> None:

@@ -155,7 +155,12 @@ class Stratifier:
         if part.clustering == "optics":
             labels = optics(matrix, part.min_samples, part.xi, part.noise)
             if part.noise == "drop" and (labels < 0).any():
-                log.info("round %d: %d clients are in no cluster of OPTICS and left out", t, int((labels < 0).sum()))
+                log.info(
+                    "round %d: %d clients are in no cluster of OPTICS and left out: β and the mean are of the other %d",
+                    t,
+                    int((labels < 0).sum()),
+                    int((labels >= 0).sum()),
+                )
         else:
             generator = self.streams.generator(Purpose.CLUSTERING, t)
             labels = kmeans(matrix, min(part.strata, self.clients), generator)

@@ -4,14 +4,14 @@ update arrives in time, and how long a round takes. Seconds are counted, nobody 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.errors import UserError
-from fedmpi.participation.clients import Cohort
+from fedmpi.participation.clients import Cohort, StrataSummary
 from fedmpi.streams import Purpose, Streams
 
 Ints = NDArray[np.int64]
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 Law = Literal["constant", "lognormal", "classes"]
 
 SPEED, UPLOAD, DOWNLOAD = 0, 1, 2  # sub-streams of Purpose.DEVICE
-DROP_OUT = 1  # sub-stream of Purpose.AVAILABILITY
+DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,15 @@ def participant_seconds(
     return np.asarray(compute + bytes_down / devices.download[clients] + bytes_up / devices.upload[clients])
 
 
-def first_to_arrive(cohort: Cohort, seconds: Floats, count: int) -> tuple[Cohort, float]:
+def first_to_arrive(streams: Streams, round: int, cohort: Cohort, seconds: Floats, count: int) -> tuple[Cohort, float]:
     """Over-selection: the server takes the first updates to arrive and closes the round.
+
+    Of updates that arrive at the same moment the server takes any, with equal probability.
 
     Parameters
     ----------
+    streams, round
+        The k-th number of a sub-stream of Purpose.AVAILABILITY orders client k among those that arrive with it.
     cohort : Cohort
         Those who were asked, m or more.
     seconds : ndarray of float64
@@ -146,7 +150,9 @@ def first_to_arrive(cohort: Cohort, seconds: Floats, count: int) -> tuple[Cohort
     seconds : float
         Length of the round: when the last update taken arrived. 0 for an empty cohort.
     """
-    order = np.lexsort((cohort.clients, seconds))
+    clients = int(cohort.clients.max(initial=-1)) + 1
+    ties = streams.generator(Purpose.AVAILABILITY, round, TIES).random(clients)[cohort.clients]
+    order = np.lexsort((ties, seconds))
     order = order[np.isfinite(seconds[order])]
     if cohort.stratum is None or cohort.strata is None:
         taken = order[:count]
@@ -185,7 +191,10 @@ def survivors(streams: Streams, round: int, cohort: Cohort, clients: int, drop_o
     if drop_out == 0:
         return cohort
     chance = streams.generator(Purpose.AVAILABILITY, round, DROP_OUT).random(clients)[cohort.clients]
-    return restricted(cohort, chance >= drop_out, _filled_places(cohort, 1.0 - drop_out))
+    left = restricted(cohort, chance >= drop_out, _filled_places(cohort, 1.0 - drop_out))
+    if cohort.stratum is None or cohort.strata is None:
+        return left
+    return replace(left, strata=_still_represented(cohort.stratum, cohort.strata, drop_out))
 
 
 def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float = 1.0) -> Cohort:
@@ -193,12 +202,12 @@ def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float =
 
     `strata` stays as it is: m_h remains the number allocated.
     """
-    return Cohort(
-        cohort.clients[keep],
-        cohort.multiplicity[keep],
-        (cohort.inclusion * shrink)[keep],
-        None if cohort.stratum is None else cohort.stratum[keep],
-        cohort.strata,
+    return replace(
+        cohort,
+        clients=cohort.clients[keep],
+        multiplicity=cohort.multiplicity[keep],
+        inclusion=(cohort.inclusion * shrink)[keep],
+        stratum=None if cohort.stratum is None else cohort.stratum[keep],
     )
 
 
@@ -212,6 +221,13 @@ def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
     asked = np.bincount(cohort.stratum, minlength=len(places))
     filled = [binom.sf(np.arange(m), n, survival).sum() / max(m, 1) for m, n in zip(places, asked, strict=True)]
     return np.asarray(filled)[cohort.stratum]
+
+
+def _still_represented(stratum: Ints, strata: StrataSummary, drop_out: float) -> StrataSummary:
+    """The strata with the probability that not all of those asked in a stratum drop out counted in."""
+    asked = np.bincount(stratum, minlength=len(strata.draws))
+    before = np.ones(len(asked)) if strata.represented is None else strata.represented
+    return replace(strata, represented=np.where(asked > 0, before * (1.0 - drop_out**asked), before))
 
 
 def _place_in_stratum(stratum: Ints, strata: int) -> Ints:

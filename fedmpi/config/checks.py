@@ -83,6 +83,11 @@ def _classes(c: Config) -> bool:
     return _clocked(c) and c.system.speed == "classes"
 
 
+def _may_never_come(c: Config) -> bool:
+    lowest = {"time-of-day": c.system.lowest, "label-group": min(c.system.by_label, default=1.0)}
+    return lowest.get(c.system.availability, 1.0) == 0
+
+
 _ESTIMATING = ("normalised", "unbiased", "literal")
 _VIRTUAL = 'rebalance.enabled = true and rebalance.mode = "virtual"'
 _STRATIFIED = 'participation.clients = "stratified"'
@@ -240,6 +245,12 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         (
             agg.weights in ("stratified",) and not _strata(c),
             'aggregation.weights = "stratified" needs participation.clients = "stratified"',
+        ),
+        (
+            agg.weights == "unbiased" and _may_never_come(c),
+            'aggregation.weights = "unbiased" divides by the probability of being there, but with system.lowest = 0 or '
+            "a 0 in system.by_label some clients are never there: raise it, or set "
+            'aggregation.weights = "normalised", which estimates over those who come',
         ),
         (
             _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",

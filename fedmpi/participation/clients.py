@@ -30,11 +30,34 @@ class StrataSummary:
         m_h, the clients allocated to each stratum this round.
     spread : float64 (H,)
         S_h, the spread of the clustering features within each stratum (zeros where the allocation does not use it).
+    represented : float64 (H,), optional
+        Probability that a stratum has a participant at all, given who was there: min(1, E[m_h]), times the probability
+        that not all of those asked drop out; 0 for a stratum of which nobody was there. None: all surely have one.
     """
 
     sizes: IntArray
     draws: IntArray
     spread: FloatArray
+    represented: FloatArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Presence:
+    """Who of the population was there when a cohort was drawn: what makes weights right for those who were not.
+
+    Attributes
+    ----------
+    present : int64 (p,) or int
+        Clients that could be drawn, sorted; N where all of 0 … N − 1 were there.
+    chance : float64 (N,), optional
+        Known probability of each client to be there in this round, a_k; None: all surely, or nobody wants to know.
+    groups : int64 (N,), optional
+        Clients of a group are there equally likely, as far as the server can tell: the strata, −1 for clients in none.
+    """
+
+    present: IntArray | int
+    chance: FloatArray | None = None
+    groups: IntArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +71,14 @@ class Cohort:
     multiplicity : int64 (m,)
         How often each was drawn (1 unless drawn with replacement).
     inclusion : float64 (m,)
-        First-order inclusion probability of each participant under the design that drew it, given who was available;
-        for draws with replacement the expected number of draws, which may exceed 1.
+        First-order inclusion probability of each participant under the design that drew it, given who was there (what
+        `presence` adds to); for draws with replacement the expected number of draws, which may exceed 1.
     stratum : int64 (m,), optional
         Stratum of each participant, an index into `strata`.
     strata : StrataSummary, optional
         The strata of a stratified draw.
+    presence : Presence, optional
+        Who was there; None where all were.
     """
 
     clients: IntArray
@@ -61,6 +86,7 @@ class Cohort:
     inclusion: FloatArray
     stratum: IntArray | None = None
     strata: StrataSummary | None = None
+    presence: Presence | None = None
 
     @property
     def draws(self) -> int:

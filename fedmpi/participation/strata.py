@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.participation.allocation import Rule, allocate
+from fedmpi.participation.allocation import Allocation, Rule, allocate
 from fedmpi.participation.clients import Cohort, StrataSummary
 from fedmpi.participation.draws import Design, draw_by_norm, draw_uniformly, inclusion_by_norm
 from fedmpi.streams import Purpose, Streams
@@ -123,13 +123,14 @@ def stratified(
             chosen = draw_by_norm(norms, asked, generator, design)
             clients.append(present[chosen])
             inclusion.append(_expected_inclusion(norms, float(expected), over_selection, design)[chosen])
-    return _cohort(np.concatenate(clients), np.concatenate(inclusion), strata, split.draws)
+    return _cohort(np.concatenate(clients), np.concatenate(inclusion), strata, split)
 
 
-def _cohort(clients: Ints, inclusion: Floats, strata: Strata, draws: Ints) -> Cohort:
+def _cohort(clients: Ints, inclusion: Floats, strata: Strata, split: Allocation) -> Cohort:
     order = np.argsort(clients)
     clients = clients[order]
-    summary = StrataSummary(strata.sizes, draws, strata.spreads)
+    represented = np.where(split.expected > 1 - 1e-9, 1.0, split.expected)  # m_h is E[m_h] rounded down or up
+    summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
     return Cohort(clients, np.ones(len(clients), np.int64), inclusion[order], strata.labels[clients], summary)
 
 

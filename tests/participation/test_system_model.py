@@ -61,7 +61,7 @@ def test_rates_follow_their_laws() -> None:
 def test_over_selection_takes_the_first_to_arrive_and_ends_the_round_with_the_last_of_them() -> None:
     cohort = uniform(stream(), 20, 6)
     seconds = np.array([5.0, 1.0, np.inf, 2.0, 4.0, 3.0])
-    taken, length = first_to_arrive(cohort, seconds, 4)
+    taken, length = first_to_arrive(STREAMS, 0, cohort, seconds, 4)
     assert np.array_equal(taken.clients, cohort.clients[[1, 3, 4, 5]])
     assert length == 4.0
     assert taken.inclusion == pytest.approx(np.full(4, 4 / 20))
@@ -69,7 +69,7 @@ def test_over_selection_takes_the_first_to_arrive_and_ends_the_round_with_the_la
 
 def test_when_too_few_arrive_all_who_do_are_taken() -> None:
     cohort = uniform(stream(), 20, 3)
-    taken, length = first_to_arrive(cohort, np.array([np.inf, 7.0, 2.0]), 3)
+    taken, length = first_to_arrive(STREAMS, 0, cohort, np.array([np.inf, 7.0, 2.0]), 3)
     assert len(taken.clients) == 2
     assert length == 7.0
 

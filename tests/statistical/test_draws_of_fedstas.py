@@ -128,7 +128,7 @@ def test_horvitz_thompson_sums_stay_unbiased_with_over_selection_and_drop_outs(d
         asked = stratified(strata, 24, 7, streams, round, draw=draw, over_selection=1.4)  # type: ignore[arg-type]
         left = survivors(streams, round, asked, 24, 0.2)
         seconds = streams.generator(Purpose.DEVICE, round, 9).random(24)[left.clients]
-        taken, _ = first_to_arrive(left, seconds, 7)
+        taken, _ = first_to_arrive(streams, round, left, seconds, 7)
         totals.append((1 / taken.inclusion).sum())
     assert abs(np.mean(totals) - 24) < 5 * np.std(totals) / np.sqrt(len(totals))
 

@@ -19,7 +19,7 @@ WEIGHTED_MEAN = float(SIZES @ UPDATES / SIZES.sum())
 def aggregate(kind: str, cohort: Cohort, sizes: np.ndarray = SIZES, **options) -> float:
     c = coefficients(kind, cohort, sizes, **options)
     total = float(c @ UPDATES[cohort.clients])
-    return total / c.sum() if is_normalised(kind) else total
+    return total / c.sum() if is_normalised(kind, cohort) else total
 
 
 def uniform_cohorts(count: int) -> list[Cohort]:
