@@ -27,7 +27,7 @@ from fedmpi.data.augment import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.errors import UserError
 from fedmpi.guard import run_guarded
-from fedmpi.rebalancing import ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
+from fedmpi.rebalancing import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 from fedmpi.streams import Streams
 
 Reading = Literal["ratio", "ratio-minus-one"]
@@ -145,7 +145,9 @@ def _raw(store: ShardStore, rows: AugmentedRows, labels: np.ndarray) -> RawDatas
 def augment(
     folder: Annotated[Path, typer.Argument(help="a prepared folder of images")],
     out: Annotated[Path, typer.Option(help="the folder to write")],
-    alpha: Annotated[float, typer.Option(min=0.0, help="α: (C̄/C_y)^α copies of every sample of a scarce class")] = 0.67,
+    alpha: Annotated[
+        float, typer.Option(min=0.0, max=MOST_ALPHA, help="α: (C̄/C_y)^α copies of every sample of a scarce class")
+    ] = 0.67,
     copies: Annotated[Reading, typer.Option(help="ratio: so many copies; ratio-minus-one: one less")] = "ratio",
     seed: Annotated[int, typer.Option(min=0, help="seed of the runs whose copies these are")] = 0,
     rotation: Annotated[float, typer.Option(min=0.0, help="largest angle, in degrees")] = WarpRanges.rotation,

@@ -214,7 +214,7 @@ class Experiment:
     def _links(self, plan: Plan, totals: RoundTotals) -> dict[str, int]:
         classes, clients = self.data.description.classes, len(self.data.sizes)
         visits = round(totals.sums["visits"])
-        links = round_links(self.config, self.model.size, clients, classes, plan, self.stratifier.measured, visits)
+        links = round_links(self.config, self.model, clients, classes, plan, self.stratifier.measured, visits)
         counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
         return counted | {"bytes_paper_formula": paper_formula(self.config, self.model.size, len(plan.clients))}
 

@@ -17,7 +17,10 @@ from fedmpi.streams import Purpose, Streams
 
 
 class MediatorGroups:
-    """Groups the participants of every round.
+    """Groups the participants of every round, or all N clients once for the run.
+
+    Groups made once are a function of the class counts and of the stream (SCHEDULE, 0): a resumed run makes the same.
+    The participants of a round are those of their members that are there.
 
     Parameters
     ----------
@@ -51,12 +54,7 @@ class MediatorGroups:
         `kl_client_before_...` those of the participants before their data were augmented.
         """
         counts = self.class_counts[clients]
-        mediators = self._static
-        if mediators is None or len(mediators) != len(clients):
-            static = self.part.reschedule == "static"
-            generator = self.streams.generator(Purpose.SCHEDULE, 0 if static else t)  # a resumed run groups alike
-            mediators = schedule(self.part.scheduling, counts, self.part.clients_per_mediator, generator, self.target)
-            self._static = mediators if static else None
+        mediators = self._standing(clients) if self.part.reschedule == "static" else self._made(t, counts)
         pooled = kl_divergence(pooled_counts(counts, mediators), self.target)
         facts: dict[str, Any] = {
             "mediators": int(mediators.max(initial=-1)) + 1,
@@ -68,6 +66,17 @@ class MediatorGroups:
             before = kl_divergence(self.original_counts[clients], self.target)
             facts |= summarise(before).facts("kl_client_before")
         return mediators, facts
+
+    def _standing(self, clients: Ints) -> Ints:
+        """The groups of all N clients, without those of whom nobody is there; the others keep their order."""
+        if self._static is None:
+            self._static = self._made(0, self.class_counts)
+        mediators: Ints = np.unique(self._static[clients], return_inverse=True)[1].astype(np.int64)
+        return mediators
+
+    def _made(self, t: int, counts: Ints) -> Ints:
+        generator = self.streams.generator(Purpose.SCHEDULE, t)
+        return schedule(self.part.scheduling, counts, self.part.clients_per_mediator, generator, self.target)
 
 
 def mediator_groups(

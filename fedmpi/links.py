@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from fedmpi import traffic
@@ -11,8 +13,20 @@ from fedmpi.traffic import RoundTraffic
 from fedmpi.transport import upload_bits
 
 
+class ModelSize(Protocol):
+    """How many values a model has."""
+
+    @property
+    def size(self) -> int:
+        """All that travel, d."""
+
+    @property
+    def trainable(self) -> int:
+        """Those with a gradient."""
+
+
 def round_links(
-    config: Config, values: int, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
+    config: Config, model: ModelSize, clients: int, classes: int, plan: Plan, measured: int, visits: int = 0
 ) -> RoundTraffic:
     """Bytes of one round on every link.
 
@@ -20,8 +34,8 @@ def round_links(
     ----------
     config : Config
         Says which messages there are.
-    values : int
-        d, values of the model.
+    model : FlatModel or other with `size` and `trainable`
+        d values travel, of which those with a gradient come first.
     clients, classes : int
         N and C.
     plan : Plan
@@ -31,11 +45,13 @@ def round_links(
     visits : int
         How often mediators' models were trained at a client, counted by the ranks that did it.
     """
-    participants = len(plan.clients)
+    values, participants = model.size, len(plan.clients)
     asked = int(plan.facts.get("asked", participants))
     if config.topology.kind == "mediators":
-        moments = 2 * values if config.topology.keep_optimizer and config.local.optimizer == "adam" else 0
-        total = traffic.mediator_models(values, visits, len(np.unique(plan.mediators)), moments)
+        kept = keeps_moments(config, plan.one_step)
+        moments = 2 * model.trainable if kept else 0  # Adam knows nothing of buffers
+        groups = len(np.unique(plan.mediators))
+        total = traffic.mediator_models(values, visits, groups, moments, lost=asked - participants)
     else:
         bits = upload_bits(config.transport.kind, config.transport.fraction, values)
         total = traffic.star_models(values, asked, participants, bits)
@@ -48,6 +64,11 @@ def round_links(
     elif plan.round == 0 and config.topology.kind == "mediators":
         total += traffic.class_counts(clients, classes)
     return total
+
+
+def keeps_moments(config: Config, one_step: bool) -> bool:
+    """Whether an optimizer's memory goes along with a mediator's model: SGD, of opening rounds too, has none."""
+    return config.topology.keep_optimizer and config.local.optimizer == "adam" and not one_step
 
 
 def paper_formula(config: Config, values: int, participants: int) -> int:

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
 
 Ints = NDArray[np.int64]
@@ -19,6 +20,12 @@ Floats = NDArray[np.float64]
 
 ORIGINAL_COUNTS = "original_class_counts"
 """Array beside augmented shards: int (N, C), the clients' class counts without the copies."""
+
+MOST_ALPHA = 2.0
+"""The largest α that the paper tries (section IV-B). C_y (C̄/C_y)² <= C̄², so n samples get at most n²/C copies, which
+counts of 64 bits hold for any n below 4 · 10⁹; at α = 12 a class 100 times scarcer than the mean would overflow."""
+MOST_COPIES = 1 << 32
+"""More copies than this are refused: the list of the rows that they are made of would take 32 GiB."""
 
 _CLIENTS_AT_ONCE = 1 << 14  # bounds the memory of the random numbers of a large population
 
@@ -36,7 +43,7 @@ def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Flo
     totals : int64 (C,)
         C_y, the samples of every class held by all clients together.
     alpha : float
-        α >= 0.
+        α in [0, 2].
     reading : {"ratio", "ratio-minus-one"}
         How many copies the ratio stands for.
 
@@ -49,10 +56,10 @@ def copies_per_sample(totals: Ints, alpha: float, reading: str = "ratio") -> Flo
     Raises
     ------
     ValueError
-        If α is negative or not finite, or the reading is unknown.
+        If α lies outside [0, 2], or the reading is unknown.
     """
-    if not (np.isfinite(alpha) and alpha >= 0):
-        raise ValueError(f"alpha must be a number >= 0, not {alpha}")
+    if not 0 <= alpha <= MOST_ALPHA:
+        raise ValueError(f"alpha must be a number from 0 to {MOST_ALPHA:g}, not {alpha}")
     if reading not in ("ratio", "ratio-minus-one"):
         raise ValueError(f"copies must be ratio or ratio-minus-one, not {reading}")
     totals = np.asarray(totals, np.float64)
@@ -116,8 +123,21 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
         See `copies_per_sample`.
     streams : Streams
         The run's streams.
+
+    Raises
+    ------
+    UserError
+        More than `MOST_COPIES` copies would be made.
     """
-    copies = copies_per_sample(class_counts.sum(axis=0), alpha, reading)
+    totals = class_counts.sum(axis=0)
+    copies = copies_per_sample(totals, alpha, reading)
+    expected = float(totals @ copies)
+    if expected > MOST_COPIES:
+        rarest = int(copies.argmax())
+        raise UserError(
+            f"rebalance.alpha = {alpha:g} asks for {expected:.3g} copies ({copies[rarest]:.3g} of each sample of class "
+            f"{rarest}), more than the {MOST_COPIES:,} that can be handled: choose a smaller one, 0 to 1 by the paper"
+        )
     augmented = class_counts + class_counts * np.floor(copies).astype(np.int64)
     drawn = np.flatnonzero(copies % 1)
     for start in range(0, len(class_counts) if len(drawn) else 0, _CLIENTS_AT_ONCE):

@@ -60,7 +60,12 @@ def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8
 
 
 def mediator_models(
-    values: int, visits: int, mediators: int, optimizer_values: int = 0, upload_bits: Bits = 8 * BYTES_PER_VALUE
+    values: int,
+    visits: int,
+    mediators: int,
+    optimizer_values: int = 0,
+    upload_bits: Bits = 8 * BYTES_PER_VALUE,
+    lost: int = 0,
 ) -> RoundTraffic:
     """Models of a synchronization round with mediators, as they are really sent.
 
@@ -79,11 +84,13 @@ def mediator_models(
         Values of the optimizer's state that go along from client to client, 0 where it starts afresh.
     upload_bits : float or Fraction
         Bits that the transport spends on one value of a mediator's update.
+    lost : int
+        Clients that received a mediator's model and did not give it back: they are sent it once, in the first epoch.
     """
-    visit = visits * (values + optimizer_values) * BYTES_PER_VALUE
+    visit = (values + optimizer_values) * BYTES_PER_VALUE
     return RoundTraffic(
-        client_up=visit,
-        client_down=visit,
+        client_up=visits * visit,
+        client_down=(visits + lost) * visit,
         mediator_up=mediators * _bytes_of(values, upload_bits),
         mediator_down=mediators * values * BYTES_PER_VALUE,
     )

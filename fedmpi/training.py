@@ -14,6 +14,7 @@ from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
 from fedmpi.engine_trial import EngineTrial
 from fedmpi.layout import Layout
+from fedmpi.links import keeps_moments
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
@@ -55,6 +56,8 @@ class Trainer:
 
     Attributes
     ----------
+    relayed : RelayReport or None
+        What this rank did for mediators in the last round; None in a star and where nobody took part.
     work : (float, float)
         Gradients of one sample, and steps not merged, of this rank in the last round.
     steady : bool
@@ -96,6 +99,7 @@ class Trainer:
         """Add the weighted updates of this rank's participants to `total`."""
         self._expect(plan)
         self.steady, self._rounds = self._rounds > 0, self._rounds + 1
+        self.relayed = None
         report = self._trained(plan, model, total)
         self.work = self._work(plan, report)
         return report
@@ -145,8 +149,9 @@ class Trainer:
         relay = plan_relay(owners, plan.clients, plan.mediators, topology.mediator_epochs, costs, workers)
         mine = np.flatnonzero(owners == self.worker) if self.worker is not None else np.empty(0, np.int64)
         tasks = {task.client: task for task in self.tasks(plan, mine)}
+        keeps = keeps_moments(self.config, plan.one_step)
         self.relayed = run_relay(
-            self.cluster, self.engine.sequential, relay, tasks, model, rule, plan.round, total, topology.keep_optimizer
+            self.cluster, self.engine.sequential, relay, tasks, model, rule, plan.round, total, keeps
         )
         return self.relayed.work
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.rebalancing import copies_of, copies_per_sample, rebalance, source_rows
+from fedmpi.config import load_config
+from fedmpi.errors import UserError
+from fedmpi.rebalancing import MOST_ALPHA, copies_of, copies_per_sample, rebalance, source_rows
 from fedmpi.streams import Streams
 
 READINGS = ("ratio", "ratio-minus-one")
@@ -129,10 +131,26 @@ def test_blocks_of_clients_do_not_change_the_draws(monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(rebalance(counts, 0.67, "ratio", Streams(1)).class_counts, whole.class_counts)
 
 
-@pytest.mark.parametrize("alpha", [-0.1, float("nan"), float("inf")])
-def test_alpha_outside_its_range_is_refused(alpha: float) -> None:
-    with pytest.raises(ValueError, match="alpha"):
+@pytest.mark.parametrize("alpha", [-0.1, 2.001, 12.0, float("nan"), float("inf")])
+def test_alpha_outside_its_range_is_refused_everywhere(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha must be a number from 0 to 2"):
         copies_per_sample(np.array([1, 2]), alpha, "ratio")
+    with pytest.raises(UserError, match=r"rebalance\.alpha"):
+        load_config(None, ["preset=astraea", f"rebalance.alpha={alpha}"])
+
+
+def test_the_largest_alpha_of_the_configuration_is_that_of_the_algorithm() -> None:
+    assert load_config(None, ["preset=astraea", f"rebalance.alpha={MOST_ALPHA}"]).rebalance.alpha == MOST_ALPHA
+
+
+def test_more_copies_than_can_be_handled_are_refused_by_the_class_that_asks_for_them() -> None:
+    # C̄ = 10⁵ with class 1 held once: (10⁵)² = 10¹⁰ copies of it, α = 1.9 leaves 3 · 10⁹ (below 2³²).
+    counts = np.array([[200_000 - 1, 1]])
+    with pytest.raises(
+        UserError, match=r"rebalance.alpha = 2 asks for 1e\+10 copies .* class 1\), more than .*4,294,967"
+    ):
+        rebalance(counts, 2.0, "ratio", Streams(0))
+    assert rebalance(counts, 1.9, "ratio", Streams(0)).added.sum() == pytest.approx(1e5**1.9, rel=1e-6)
 
 
 def test_an_unknown_reading_is_refused() -> None:

@@ -254,8 +254,8 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         ),
         (
             _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",
-            'topology.reschedule = "static" needs the same clients in every round: set participation.clients = "all" '
-            'or topology.reschedule = "every-round"',
+            'topology.reschedule = "static" groups all clients once, of which a drawn cohort would leave hardly two '
+            'together: set participation.clients = "all" or topology.reschedule = "every-round"',
         ),
         (
             c.topology.placement == "mediator" and not _mediators(c),

@@ -19,7 +19,8 @@ class TopologyPart(Part):
     mediator_epochs: Count = 1
     """E_m, how often a mediator's model visits its clients in a round."""
     reschedule: Literal["static", "every-round"] = "every-round"
-    """Group the clients once (needs all clients in every round) or in every round."""
+    """static: group all clients once, and in every round those of a group that are there share a mediator (needs
+    participation.clients = "all"); every-round: group each round's participants."""
     scheduling: Literal["greedy", "exchange", "random"] = "greedy"
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control."""
     target: Literal["uniform", "test"] = "uniform"
@@ -41,8 +42,8 @@ class RebalancePart(Part):
 
     enabled: bool = False
     """Augment the classes that are rarer than the average."""
-    alpha: NonNegative = 0.67
-    """α: (C̄/C_y)^α copies of every sample of class y."""
+    alpha: Annotated[float, Field(ge=0, le=2)] = 0.67
+    """α: (C̄/C_y)^α copies of every sample of class y; 2 is the largest that the paper tries."""
     copies: Literal["ratio", "ratio-minus-one"] = "ratio"
     """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
     mode: Literal["virtual", "stored"] = "virtual"

@@ -46,3 +46,10 @@ class Choosy(nn.Sequential):
 def choosy(description: DataDescription, refused: int) -> nn.Module:
     """A linear model that fails on training batches of `refused` rows."""
     return Choosy(refused, nn.Flatten(), nn.Linear(math.prod(description.feature_shape), description.classes))
+
+
+def normed(description: DataDescription, width: int = 6) -> nn.Module:
+    """A perceptron with batch norm: its running mean and variance travel, but have no gradient."""
+    features = math.prod(description.feature_shape)
+    layers = nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, description.classes)
+    return nn.Sequential(nn.Flatten(), *layers)

@@ -68,6 +68,19 @@ def test_missing_classes_count_as_zero_times_log_zero() -> None:
     np.testing.assert_allclose(kl_divergence(counts), [np.log(3), np.log(3), np.log(1.5)])
 
 
+def test_an_empty_client_joins_a_mediator_that_everybody_else_would_make_worse() -> None:
+    # Client 0 (5 : 5) opens at divergence 0. With 2 the pool keeps it (P_m + P_2 = P_m); with 1 it is 9 : 5, with 3
+    # 5 : 14. So the empty client is line 7's argmin, although its index is not the lowest.
+    counts = np.array([[5, 5], [4, 0], [0, 0], [0, 9]])
+    np.testing.assert_array_equal(greedy(counts, 2), [0, 1, 0, 1])
+
+
+def test_an_empty_client_opens_a_mediator_only_where_nobody_is_better_than_one_class() -> None:
+    # Alone it counts as one class, log 2: behind client 1 (1 : 3), and level with client 2 (7 : 0), whose id is higher.
+    counts = np.array([[0, 0], [1, 3], [7, 0]])
+    np.testing.assert_array_equal(greedy(counts, 1), [1, 0, 2])
+
+
 def test_one_client_is_one_mediator() -> None:
     np.testing.assert_array_equal(greedy(np.array([[3, 0]]), 10), [0])
 
