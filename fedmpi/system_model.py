@@ -213,14 +213,16 @@ def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float =
 
 def _filled_places(cohort: Cohort, survival: float) -> Floats | float:
     """E[min(m_h, arrivals)] / m_h for each participant's stratum; the survival probability where no more are asked."""
-    from scipy.stats import binom  # slow to import, and most runs lose nobody
+    from scipy.special import bdtrc  # slow to import, and most runs lose nobody
 
     if cohort.stratum is None or cohort.strata is None:
         return survival
     places = cohort.strata.draws
     asked = np.bincount(cohort.stratum, minlength=len(places))
-    filled = [binom.sf(np.arange(m), n, survival).sum() / max(m, 1) for m, n in zip(places, asked, strict=True)]
-    return np.asarray(filled)[cohort.stratum]
+    of = np.repeat(np.arange(len(places)), places)  # the stratum of every place
+    place = np.arange(len(of)) - np.repeat(np.cumsum(places) - places, places)
+    filled = np.bincount(of, bdtrc(place.astype(np.float64), asked[of], survival), minlength=len(places))
+    return np.asarray((filled / np.maximum(places, 1))[cohort.stratum])
 
 
 def _still_represented(stratum: Ints, strata: StrataSummary, drop_out: float) -> StrataSummary:

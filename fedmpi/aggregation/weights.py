@@ -178,7 +178,7 @@ def _stratum_weights(cohort: Cohort) -> FloatArray:
     sizes, represented = cohort.strata.sizes, cohort.strata.represented
     represented = np.ones(sizes.size) if represented is None else represented
     drawn = np.bincount(cohort.stratum, cohort.multiplicity, minlength=sizes.size)
-    of_stratum = sizes / sizes[represented > 0].sum()
+    of_stratum = sizes / max(1, int(sizes[represented > 0].sum()))
     h = cohort.stratum
     weights: FloatArray = of_stratum[h] / (drawn[h] * represented[h])
     return weights

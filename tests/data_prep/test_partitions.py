@@ -199,10 +199,16 @@ def test_fedssos_clients_of_mnist_hold_one_or_two_digits(data_folder: Path) -> N
     if not path.exists():
         pytest.skip(f"no MNIST at {path}")
     labels = np.frombuffer(gzip.decompress(path.read_bytes())[8:], np.uint8).astype(np.int64)
+    totals = np.bincount(labels)
     for per_client in (1, 2):
         made = draw("shards", labels, 10, 100, classes_per_client=per_client)
-        assert ((counts_of(made, labels, 10) > 0).sum(axis=1) == per_client).all()
-        assert 580 <= made.sizes[0] <= 600
-    assert draw("label-sorted", labels, 10, None, size=300).clients == 200
-    totals = counts_of(draw("astraea", labels, 10, 500, variant="LTRF2"), labels, 10).sum(axis=0)
-    assert totals[0] == labels.size - np.count_nonzero(labels) or (totals <= np.bincount(labels)).all()
+        counts = counts_of(made, labels, 10)
+        assert ((counts > 0).sum(axis=1) == per_client).all()
+        enough = [size for size in range(1, 601) if (totals // size).sum() >= 100 * per_client]
+        assert (counts[counts > 0] == max(enough)).all()  # the largest shards of one digit that are enough for all
+        assert max(enough) == {1: 584, 2: 293}[per_client]
+        assert ((counts > 0).sum(axis=0) <= totals // max(enough)).all()
+    sorted_by_digit = draw("label-sorted", labels, 10, None, size=300)
+    assert sorted_by_digit.clients == 200 and (sorted_by_digit.sizes == 300).all()
+    boundaries = np.flatnonzero((counts_of(sorted_by_digit, labels, 10) > 0).sum(axis=1) != 1)
+    assert np.array_equal(boundaries, np.cumsum(totals)[:-1] // 300)  # where one digit ends and the next one begins

@@ -9,6 +9,8 @@ import pytest
 
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
+from fedmpi.errors import UserError
+from fedmpi.experiment import Experiment
 from fedmpi.participation.strata import Strata, make_strata
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
@@ -82,3 +84,203 @@ def test_fedsso_gives_every_stratum_its_share_of_the_samples() -> None:
     share = np.bincount(LABELS, sizes) / sizes.sum()
     error = np.std(raw, axis=0) / np.sqrt(len(raw))
     assert (np.abs(np.mean(raw, axis=0) - share) < 5 * error + 2e-3 * share).all()
+
+
+THIRTY = np.random.default_rng(2).integers(1, 50, 30)
+THREE = np.repeat(np.arange(3), [15, 9, 6])
+STRATA = make_strata(THREE, np.array([1.0, 0.0, 2.0]), np.random.default_rng(3).lognormal(0, 0.7, 30))
+UPDATES = np.random.default_rng(4).normal(1, 1, 30) + THREE
+AWAY = {
+    "bernoulli": ["system.availability=bernoulli", "system.probability=0.5"],
+    "time-of-day": ["system.availability=time-of-day", "system.lowest=0.2", "system.probability=0.9"],
+    "label-group": [BY_CLASS, by_label(np.linspace(0.25, 1, 10))],
+}
+DRAWS = {
+    "all": ["participation.clients=all"],
+    "uniform": ["preset=fedavg", "participation.count=8"],
+    "with replacement": ["preset=fedavg-weighted", "participation.count=8"],
+    "without replacement": ["preset=fedavg-weighted", "participation.count=8", "participation.replace=false"],
+    "importance": ["participation.clients=importance", "participation.count=8"],
+    "fedsso": ["preset=fedsso", "participation.fraction=0.25"],
+    "fedsts, m < H": ["preset=fedsts", "participation.count=2"],
+    "fedsts, drop-outs": ["preset=fedsts", "participation.count=8", "system.drop_out=0.3"],
+}
+
+
+def assert_mean(values: np.ndarray, expected: float) -> None:
+    """Within five standard errors (false alarm 6e-7)."""
+    assert abs(np.mean(values) - expected) < 5 * np.std(values) / np.sqrt(len(values)) + 1e-12
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize(
+    "law", [pytest.param(law, marks=[] if law == "label-group" else pytest.mark.slow) for law in AWAY]
+)
+def test_unbiased_weights_are_unbiased_whoever_is_there(law: str, draw: str) -> None:
+    """E[Σ c_k] = 1 and E[Σ c_k y_k] = Σ ρ_k y_k over presence, draws and drop-outs, for samples and for clients."""
+    population = "clients" if draw.startswith("fedsts") else "samples"
+    settings = ["aggregation.weights=unbiased", f"aggregation.population={population}", "rounds=500", "seed=3"]
+    made = planner(*DRAWS[draw], *AWAY[law], *settings, sizes=THIRTY, labels=np.arange(30) % 10)
+    found = np.array([(c.sum(), c @ UPDATES[plan.clients]) for plan, c in rounds(made, 400, STRATA)])
+    rho = np.full(30, 1 / 30) if population == "clients" else THIRTY / THIRTY.sum()
+    assert_mean(found[:, 0], 1.0)
+    assert_mean(found[:, 1], rho @ UPDATES)
+
+
+def test_the_opening_step_is_the_same_mean_whoever_is_there() -> None:
+    """w_1 = Σ ρ_k w_1^k (FedSSO, Algorithm 1, line 3): each stratum of which somebody is there has its share."""
+    law = [BY_CLASS, by_label(np.linspace(0.3, 1, 10))]
+    for seed in range(5):
+        made = planner("preset=fedsso", f"seed={seed}", *law, sizes=np.arange(1, 101))
+        plan = made.plan(0, make_strata(LABELS))
+        share = np.bincount(LABELS, np.arange(1, 101))
+        shares = np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10)
+        assert plan.one_step and len(plan.clients) < 100 and (shares > 0).all()
+        assert shares == pytest.approx(share / share.sum(), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "settings, key",
+    [
+        (["system.availability=time-of-day", "system.period=10"], "system.lowest = 0"),
+        ([BY_CLASS, "system.by_label=[0.5, 0.0]"], "system.by_label"),
+    ],
+)
+def test_unbiased_weights_are_refused_where_some_are_never_there(settings: list[str], key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        load_config(None, ["preset=fedavg", "aggregation.weights=unbiased", *settings])
+    load_config(None, ["preset=fedavg", "aggregation.weights=normalised", *settings])
+
+
+FIRST = ["system.clock=true", "system.over_selection=1.3", "participation.count=10"]
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "fedsso"])
+def test_of_equally_fast_clients_none_is_preferred(preset: str) -> None:
+    """100 clients, 10 wanted, 13 asked, everybody equally fast: each counts in a tenth of 1,000 rounds.
+
+    No frequency is five standard errors off (false alarm 6e-5).
+    """
+    count = FIRST[:2] + (["participation.fraction=0.1"] if preset == "fedsso" else FIRST[2:])
+    made = planner(f"preset={preset}", *count, "seed=1", "system.speed=constant", "rounds=1000")
+    cohorts, used = made.cohorts, np.zeros(100)
+    strata = make_strata(np.repeat(np.arange(3), [50, 30, 20]))
+    for t in range(1, 1001):
+        turnout = cohorts.draw(t, strata if preset == "fedsso" else None)
+        assert len(turnout.asked) >= 13 and turnout.cohort.inclusion == pytest.approx(0.1)
+        used[turnout.cohort.clients] += 1
+    assert np.abs(used / 1000 - 0.1).max() < 5 * np.sqrt(0.09 / 1000)
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [["system.speed=lognormal"], ["system.speed=constant", "system.bandwidth_sigma=1.0"], ["system.speed=constant"]],
+    ids=["speeds", "bandwidths", "sizes"],
+)
+def test_where_some_always_arrive_first_nothing_is_promised_about_who_counts(unlike: list[str]) -> None:
+    sizes = EQUAL + (np.arange(100) if unlike == ["system.speed=constant"] else 0)
+    settings = ["preset=fedavg", *FIRST, *unlike]
+    with pytest.raises(UserError, match='"unbiased".*over_selection'):
+        planner(*settings, "aggregation.weights=unbiased", sizes=sizes)
+    private = ["aggregation.weights=uniform", "privacy.clip_norm=1.0", "privacy.noise_multiplier=1.0"]
+    with pytest.raises(UserError, match=r"privacy\.clip_norm.*over_selection"):
+        planner(*settings, *private, sizes=sizes)
+    planner(*settings, "aggregation.weights=normalised", sizes=sizes)
+    equal = ["preset=fedavg", *FIRST, "system.speed=constant"]
+    planner(*equal, "aggregation.weights=unbiased")
+    planner(*equal, *private)
+    asked = ["preset=fedavg", *unlike, "system.clock=true", "participation.count=10"]
+    planner(*asked, "aggregation.weights=unbiased", sizes=sizes)
+
+
+SMALL = np.repeat(np.arange(3), [5, 3, 2])
+SHARES = np.array([0.5, 0.3, 0.2])
+SPREADS = np.array([1.0, 0.0, 3.0])
+VALUES = np.repeat([0.0, 1.0, 4.0], [5, 3, 2]) + np.array([-1, 0, 1, 2, -2, 0.5, 0, -0.5, 1, -1])
+EXPECTED = {"proportional": [1, 0.6, 0.4], "equal": [2 / 3] * 3, "neyman": [10 / 14, 6 / 14, 12 / 14]}
+
+
+@pytest.mark.parametrize("allocation", EXPECTED)
+def test_stratified_means_are_unbiased_with_fewer_participants_than_strata(allocation: str) -> None:
+    """Strata of 5, 3, 2 and m = 2: every round weighs N_h/N (1/E m_h) where m_h is 0 or 1; the mean, 1.1, is hit."""
+    made = planner(
+        "preset=fedsts", "participation.count=2", "participation.draw=uniform",
+        f"participation.allocation={allocation}", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
+    )  # fmt: skip
+    strata, found = make_strata(SMALL, SPREADS), []
+    for plan, c in rounds(made, 600, strata):
+        assert c == pytest.approx((SHARES / np.array(EXPECTED[allocation]))[SMALL[plan.clients]], abs=1e-9)
+        found.append(c @ VALUES[plan.clients])
+    assert VALUES.mean() == pytest.approx(1.1)
+    assert_mean(np.array(found), VALUES.mean())
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> None:
+    made = planner(
+        "preset=fedsts", f"participation.count={count}", "participation.draw=uniform", "system.drop_out=0.4",
+        "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
+    )  # fmt: skip
+    strata = make_strata(SMALL, SPREADS)
+    assert_mean(np.array([c @ VALUES[plan.clients] for plan, c in rounds(made, 600, strata)]), VALUES.mean())
+
+
+def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
+    """Σ N_h mean_h over those there, over Σ N_h of the strata of which somebody is: unbiased for it in every round."""
+    made = planner(
+        "preset=fedsts", "participation.count=2", "participation.draw=uniform", "system.availability=bernoulli",
+        "system.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
+    )  # fmt: skip
+    strata, errors = make_strata(SMALL, SPREADS), []
+    for plan, c in rounds(made, 600, strata):
+        there = made.cohorts.draw(plan.round, strata).present
+        assert not isinstance(there, int)
+        means = [VALUES[there[SMALL[there] == h]].mean() for h in np.unique(SMALL[there])]
+        target = np.average(means, weights=SHARES[np.unique(SMALL[there])]) if len(there) else 0.0
+        errors.append(c @ VALUES[plan.clients] - target)
+    assert_mean(np.array(errors), 0.0)
+
+
+def test_no_division_where_every_stratum_surely_has_a_participant() -> None:
+    whole = planner("preset=fedsts", "participation.count=10", "participation.strata=10").plan(1, TEN)
+    assert whole.normalise and weights(whole, EQUAL).sum() == pytest.approx(1)
+    few = planner("preset=fedsts", "participation.count=9", "participation.strata=10").plan(1, TEN)
+    assert not few.normalise
+
+
+TEN = make_strata(LABELS, np.ones(10), np.ones(100))
+
+
+@pytest.mark.parametrize("weighting", ["normalised", "unbiased", "literal"])
+def test_a_share_of_the_clients_in_a_cluster_takes_part_where_the_others_are_left_out(weighting: str) -> None:
+    """60 clients in clusters of 40 and 20, 40 in none, β = 0.1: 4 and 2 are drawn, and stand for the 60 alone."""
+    labels = np.where(np.arange(100) < 60, np.arange(100) // 40, -1)
+    made = planner("preset=fedsso", "participation.noise=drop", f"aggregation.weights={weighting}")
+    for t in range(1, 30):
+        plan = made.plan(t, make_strata(labels))
+        assert np.bincount(labels[plan.clients]).tolist() == [4, 2]
+        assert plan.coefficients == pytest.approx(1 / 6, abs=1e-9)
+    six = planner("preset=fedsso", "participation.fraction=0.5", "participation.noise=drop")
+    few = make_strata(np.where(np.arange(100) < 10, 0, -1))
+    assert len(six.plan(1, few).clients) == 5
+
+
+@pytest.mark.parametrize("counted", ["augmented", "original"])
+@pytest.mark.parametrize("weighting", ["normalised", "unbiased", "literal"])
+def test_weights_of_an_augmented_population_count_copies_or_do_not(weighting: str, counted: str) -> None:
+    """ρ_k by the samples with their copies or without, from an experiment's own planner; uniform draws, π = 4/12."""
+    experiment = Experiment.connect(
+        load_config(
+            None,
+            ["data.shards=digits:clients=12,alpha=0.3", "participation.count=4", "rebalance.enabled=true",
+             "rebalance.alpha=1.0", f"rebalance.weights={counted}", f"aggregation.weights={weighting}",
+             "cluster.threads=1"],
+        )
+    )  # fmt: skip
+    original = experiment.data.store.class_counts().sum(axis=1)
+    n = original if counted == "original" else experiment.data.sizes
+    assert (experiment.data.sizes >= original).all() and experiment.data.sizes.sum() > 1.05 * original.sum()
+    for t in range(5):
+        plan = experiment.plan(t)
+        assert plan.coefficients == pytest.approx(n[plan.clients] / n.sum() * 3, abs=1e-9)
+    experiment.close()
