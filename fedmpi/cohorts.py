@@ -5,6 +5,7 @@ Combines the draws (participation), the strata observed by all ranks, and the sy
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,7 +79,7 @@ class CohortDraw:
         self.streams = streams
         system = config.system
         bits = upload_bits(config.transport.kind, config.transport.fraction, values)
-        self.bytes_down, self.bytes_up = BYTES_PER_VALUE * values, int(values * bits // 8)
+        self.bytes_down, self.bytes_up = BYTES_PER_VALUE * values, math.ceil(values * bits / 8)
         self.law = Availability(
             system.availability, system.probability, system.lowest, system.period, tuple(system.by_label)
         )

@@ -178,8 +178,7 @@ class Experiment:
     def aggregate(self, plan: Plan, totals: RoundTotals, model: Tensor) -> Tensor:
         """The round's mean update Δ of the model from the sums of all ranks, with the server's noise if there is to be
         any."""
-        weight, privacy = totals.sums["weight"], self.config.privacy
-        divisor = weight if plan.normalise and weight > 0 else 1.0
+        privacy, divisor = self.config.privacy, _divisor(plan, totals)
         update = totals.update / divisor
         if not plan.one_step and (more := surplus(self.config.aggregation.weights, plan.coefficients)):
             update.add_(model, alpha=more)
@@ -199,7 +198,7 @@ class Experiment:
             "steps": round(sums["steps"]),
             **plan.facts,
             **self._links(plan, totals),
-            **self._observed(totals),
+            **self._observed(plan, totals),
             **Balance.heard(plan.balance).facts(),
             "busy_seconds": totals.busy.tolist(),
         }
@@ -218,7 +217,7 @@ class Experiment:
         counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
         return counted | {"bytes_paper_formula": paper_formula(self.config, self.model.size, len(plan.clients))}
 
-    def _observed(self, totals: RoundTotals) -> dict[str, Any]:
+    def _observed(self, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         if self.config.topology.kind == "mediators":
             facts["visits"] = round(totals.sums["visits"])
@@ -228,7 +227,7 @@ class Experiment:
             facts["clipped_updates"] = round(totals.sums["clipped"])
         if self.config.logging.diagnostics:
             norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
-            facts["update_norm"] = norm
+            facts["update_norm"] = norm / _divisor(plan, totals)
             facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
             facts["client_drift"] = client_drift(totals.moments, norm)
             facts["gamma"] = local_gain(totals.moments)
@@ -300,3 +299,9 @@ class Experiment:
     def close(self) -> None:
         """Free what belongs to MPI."""
         self.cluster.close()
+
+
+def _divisor(plan: Plan, totals: RoundTotals) -> float:
+    """What the sum of updates is divided by: the total weight of those who returned one, or 1."""
+    weight = totals.sums["weight"]
+    return weight if plan.normalise and weight > 0 else 1.0
