@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedmpi.config import Config
+from fedmpi.config.client_parts import ParticipationPart
 from fedmpi.errors import UserError
 from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
 from fedmpi.participation.clients import Cohort, Presence, cohort_size, everyone, uniform, weighted
@@ -48,6 +49,11 @@ class Turnout:
     def available(self) -> int:
         """Number of clients that could have been asked."""
         return self.present if isinstance(self.present, int) else len(self.present)
+
+
+def opens_with_a_step(part: ParticipationPart, t: int) -> bool:
+    """Whether round t is the opening step of every client, w_1^k, that also makes the strata (FedSSO, Algorithm 1)."""
+    return t == 0 and part.clients == "stratified" and part.opening
 
 
 class CohortDraw:
@@ -124,7 +130,7 @@ class CohortDraw:
         if not self.config.system.clock:
             return Turnout(arrived, asked.clients, present)
         opening = self.opens(t)
-        seconds = self._seconds(arrived.clients, opening)
+        seconds = self._seconds(arrived.clients, asked.clients, present, opening)
         if self.config.system.over_selection > 1 and not opening:
             taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted())
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
@@ -132,8 +138,7 @@ class CohortDraw:
 
     def opens(self, t: int) -> bool:
         """Whether round t is the opening step of every client."""
-        part = self.config.participation
-        return t == 0 and part.clients == "stratified" and part.opening
+        return opens_with_a_step(self.config.participation, t)
 
     def _present(self, t: int) -> Ints | int:
         if self.law.law == "always":
@@ -182,24 +187,38 @@ class CohortDraw:
             return importance(generator, strata.norms, present, count, part.design)
         return uniform(generator, present, count)
 
-    def _seconds(self, clients: Ints, opening: bool) -> Floats:
+    def _seconds(self, clients: Ints, asked: Ints, present: Ints | int, opening: bool) -> Floats:
         """Virtual seconds of each participant: rows passed through the model, and the model's way down and up."""
-        local, rows = self.config.local, self._used(clients)
+        local = self.config.local
         if opening:
-            passed = rows
-        elif local.steps is not None:
+            probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[self.config.participation.probe]
+            return self._arrivals(clients, np.minimum(self.sizes[clients], np.inf if probed == "all" else probed))
+        rows = self._used(clients, asked, present)
+        if local.steps is not None:
             batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
             passed = local.steps * batch
         else:
             passed = (local.epochs or 1) * rows
+        return self._arrivals(clients, passed)
+
+    def _arrivals(self, clients: Ints, passed: Floats) -> Floats:
         return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
-    def _used(self, clients: Ints) -> Floats:
-        """Rows that each participant is expected to use: where rows are sampled, its share of those wanted."""
+    def _used(self, clients: Ints, asked: Ints, present: Ints | int) -> Floats:
+        """Rows that each participant is expected to use: where rows are sampled, its share of those wanted.
+
+        K is shared among the samples of those who answer the size query, as if the total were known; exactly K rows are
+        drawn from the samples of the participants themselves.
+        """
         part, sizes = self.config.samples, self.sizes[clients].astype(np.float64)
         if part.rule == "ratio":
             return sizes * (part.ratio or 1.0)
         if part.rule == "all" or part.wanted is None:
             return sizes
-        pool = self.sizes if part.rule == "bernoulli" and part.asked == "all" else self.sizes[clients]
+        if part.rule == "exact":
+            pool = sizes
+        elif part.asked == "participants":
+            pool = self.sizes[asked]
+        else:
+            pool = self.sizes if isinstance(present, int) else self.sizes[present]
         return sizes * min(1.0, part.wanted / max(1, int(pool.sum())))

@@ -55,8 +55,8 @@ def round_links(
     else:
         bits = upload_bits(config.transport.kind, config.transport.fraction, values)
         total = traffic.star_models(values, asked, participants, bits)
-    if config.samples.rule == "bernoulli":
-        total += traffic.size_answers(clients if config.samples.asked == "all" else participants, participants)
+    if "size_asked" in plan.facts:
+        total += traffic.size_answers(int(plan.facts["size_asked"]), asked)
     if measured:
         total += _probes(config, values, measured, classes)
     if plan.round == 0 and config.rebalance.enabled:

@@ -118,8 +118,8 @@ class Planner:
         local = self.config.local
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
-        sampling = self.data_sampling(t, turnout)
         opening = self.cohorts.opens(t)
+        sampling = DataSampling(1.0, asked=np.empty(0, np.int64)) if opening else self.data_sampling(t, turnout)
         part = self.config.aggregation
         kind, population = self._opening_weights() if opening else (part.weights, part.population)
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
@@ -152,7 +152,8 @@ class Planner:
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
         """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise.
 
-        Participants answer when they receive the model, so that those who drop out later have answered too.
+        The size query goes to everybody who is there (FedSampling), or to those who receive the model (FedSTaS), who
+        answer before some of them drop out.
         """
         part = self.config.samples
         if part.rule == "ratio":
@@ -161,7 +162,8 @@ class Planner:
         if part.rule != "bernoulli":
             return DataSampling(1.0)
         assert part.wanted is not None
-        asked = turnout.asked if part.asked == "participants" else None
+        queried = turnout.asked if part.asked == "participants" else turnout.present
+        asked = None if isinstance(queried, int) else queried
         answers = answer_stream(self.streams, t, part.memoise)
         size = estimate(part.size_estimate, self.sizes, part.epsilon, part.threshold, answers, part.clip, asked)
         for saturation in saturations(size, part.wanted, part.threshold):
@@ -190,11 +192,12 @@ class Planner:
             facts["strata"] = len(cohort.strata.sizes)
             facts["stratum_sizes"] = cohort.strata.sizes.tolist()
             facts["allocation"] = cohort.strata.draws.tolist()
-        if self.config.samples.rule in ("bernoulli", "ratio"):
+        if self.config.samples.rule in ("bernoulli", "ratio") and not plan.one_step:
             facts["sampling_probability"] = sampling.probability
         if sampling.estimate is not None:
             facts["size_estimate"] = sampling.estimate.total
             facts["size_true"] = sampling.estimate.true_total
+            facts["size_asked"] = sampling.estimate.asked
             facts["clipped_fraction"] = sampling.estimate.clipped_fraction
         if self.accounts.usage is not None:
             facts |= self._diagnosed(cohort)
@@ -229,7 +232,10 @@ class Planner:
         if part.rule == "all" or self.accounts.usage is None:
             return None
         sizes = self.sizes[cohort.clients]
-        positions = sampled_positions(self.streams, t, sizes, part.rule, sampling.probability, part.wanted)
+        if self.cohorts.opens(t):
+            positions = np.arange(int(sizes.sum()))
+        else:
+            positions = sampled_positions(self.streams, t, sizes, part.rule, sampling.probability, part.wanted)
         shift = offsets_of(self.sizes)[cohort.clients] - offsets_of(sizes)[:-1]
         return positions + np.repeat(shift, used_counts(positions, offsets_of(sizes)))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from fedmpi.cohorts import opens_with_a_step
 from fedmpi.config import Config
 from fedmpi.local.batched import why_not_batched
 from fedmpi.local.probes import gradient_blocks
@@ -14,7 +15,7 @@ from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
 from fedmpi.plan import Ints
 from fedmpi.stratification import Probe
-from fedmpi.streams import Streams
+from fedmpi.streams import Purpose, Streams
 
 
 def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> Probe:
@@ -29,7 +30,10 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     batched = BatchedProbe(model, data, rank) if stackable else None
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
-        kind = config.participation.probe
-        return gradient_blocks(data, model, clients, w, kind, streams, t, rows, rank, batched=batched)
+        part = config.participation
+        purpose = Purpose.BATCH_ORDER if opens_with_a_step(part, t) else Purpose.PROBE
+        return gradient_blocks(
+            data, model, clients, w, part.probe, streams, t, rows, rank, batched=batched, purpose=purpose
+        )
 
     return probe

@@ -115,7 +115,7 @@ class Trainer:
 
     def _work(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
         """What `work` holds: as done where rows are sampled, else as planned, where merged steps do not count."""
-        if not self.layout.shared or self.config.samples.rule != "all":
+        if not self.layout.shared or self._rows_of(plan) != "all":
             return report.loss_count, report.steps
         rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self._merging)
         return float(rows.sum()), float(steps.sum())
@@ -125,7 +125,7 @@ class Trainer:
         if not plan.one_step and self.trial.due(rule, total):
             self.steady = False
             self.trial.decide(self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
-        if self.config.samples.rule != "all" and isinstance(self.engine, CompositeEngine):
+        if self._rows_of(plan) != "all" and isinstance(self.engine, CompositeEngine):
             rows = self._sampled(plan, self.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):
                 return self._train_rows(rows, plan, model, rule, total)
@@ -177,7 +177,8 @@ class Trainer:
         part = self.config.local
         if plan.one_step:
             rows = {"full": None, "batch": part.batch_size, "sample": 1}[self.config.participation.probe]
-            return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=None if rows == "all" else rows)
+            batch = None if rows == "all" else rows
+            return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
         epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
         return LocalRule(
             optimizer=part.optimizer,
@@ -190,6 +191,10 @@ class Trainer:
             beta2=part.beta2,
             epsilon=part.epsilon,
         )
+
+    def _rows_of(self, plan: Plan) -> str:
+        """The rule of the participants' rows: the opening step, like the probe before it, chooses from all of them."""
+        return "all" if plan.one_step else self.config.samples.rule
 
     def members(self, plan: Plan) -> np.ndarray:
         """Places in the cohort of the clients that this rank trains, int64 (q,)."""
@@ -205,7 +210,7 @@ class Trainer:
             return np.arange(first, last)
         rows, workers, evaluating = self._sizes(plan), self.layout.workers, self._evaluating(plan.round)
         balance = Balance.heard(plan.balance)
-        if self.config.samples.rule == "all":
+        if self._rows_of(plan) == "all":
             costs = planned_cost(self.rule(plan), rows, self._merging, balance.step_rows)
             return np.flatnonzero(longest_first(costs, workers, evaluating, balance.speeds) == self.worker)
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
@@ -243,7 +248,7 @@ class Trainer:
     def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
         """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
         weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
-        if self.config.samples.rule == "all":
+        if self._rows_of(plan) == "all":
             used, counted = self.sizes[plan.clients[members]], weighing[plan.clients[members]]
             rows: list[np.ndarray | None] = [None] * len(members)
         else:

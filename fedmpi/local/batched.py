@@ -124,7 +124,8 @@ class BatchedEngine:
         timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
         optimizer = stack_optimizer(rule)
         feed = Feed(timetable, stack.open(features, start, optimizer), labels)
-        masks = MaskFeed([self._generator(Purpose.DROPOUT, task, round) for task in tasks], timetable)
+        drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
+        masks = MaskFeed(drawn, timetable)
         weights = Weights(timetable, stack.dtype, stack.device)
         for step in range(timetable.steps):
             net = stack.bound(timetable.active(step), timetable.rows(step))

@@ -133,12 +133,12 @@ class MaskFeed:
 
     Parameters
     ----------
-    generators : list of Generator
-        Streams (DROPOUT, round, client).
+    generators : list of Generator or None
+        Streams (DROPOUT, round, client); None where nothing is to be dropped.
     timetable : Timetable
     """
 
-    def __init__(self, generators: Sequence[np.random.Generator], timetable: Timetable):
+    def __init__(self, generators: Sequence[np.random.Generator] | None, timetable: Timetable):
         self._generators = generators
         self._timetable = timetable
 
@@ -146,6 +146,9 @@ class MaskFeed:
         """The masks of a step; a client's stream serves layer after layer, as in the module itself."""
         counts = self._timetable.counts[step, : net.clients].tolist()
         for dropout in net.dropouts:
+            if self._generators is None:
+                dropout.drawn.fill_(1.0)
+                continue
             drawn = dropout.drawn.numpy()
             for client, count in enumerate(counts):
                 drawn[client, :count] = draw_mask(self._generators[client], count, dropout.units, dropout.p)

@@ -21,7 +21,7 @@ from fedmpi.local.failures import LARGEST_LOSS, check_loss
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
-from fedmpi.models.dropout import JoinedMasks
+from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.streams import Purpose, Streams
 
@@ -170,7 +170,9 @@ class MergedEngine:
         started = time.perf_counter()
         x, y = self._load(clients, rows)
         loaded = time.perf_counter()
-        if self.model.has_dropout:
+        if self.model.has_dropout and not rule.dropout:
+            self.model.masks.source = NoMasks()
+        elif self.model.has_dropout:
             owners, counts = _runs(clients)
             streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
             self.model.masks.source = JoinedMasks(streams, counts.tolist())

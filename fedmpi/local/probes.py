@@ -1,7 +1,8 @@
 """Gradients of clients at a given model: what strata and importance draws look at.
 
 FedSTS and FedSTaS use the full local gradient, FedSSO the change of one local step, which is −η times a gradient.
-Dropout is off; batch norm uses the statistics of the probe's own batch, as in a local step.
+Dropout is off; batch norm uses the statistics of the probe's own batch, as in a local step. In the round that opens
+FedSSO the probe sees the rows of the opening step, which drops nothing either: strata and step are made of one w_1^k.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def client_gradients(
     round: int,
     batch_rows: int | None = None,
     rank: int = 0,
+    purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[int, Tensor]]:
     """Each client's mean gradient at `w`.
 
@@ -55,13 +57,15 @@ def client_gradients(
     w : Tensor (d,)
         Left as it is.
     probe : {"full", "batch", "sample"}
-        All local samples, `batch_rows` of them, or one; drawn from the stream (PROBE, round, client).
+        All local samples, `batch_rows` of them, or one; drawn from the stream (`purpose`, round, client).
     streams : Streams
     round : int
     batch_rows : int or None
         B of the probe "batch"; None = all samples.
     rank : int
         Named in failures.
+    purpose : Purpose
+        PROBE, or BATCH_ORDER for the rows of a local step.
 
     Yields
     ------
@@ -81,7 +85,7 @@ def client_gradients(
         with named_client(client, rank), kept_generator() if draws else nullcontext():
             if draws:
                 seed_module(streams, round, client)
-            rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client)
+            rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client, purpose)
             x, y = source.load(client, rows)
             _mean_gradient(model, point.copy_(w), x, y, gradient)
             if not bool(torch.isfinite(gradient.sum())):
@@ -101,6 +105,7 @@ def gradient_blocks(
     rank: int = 0,
     block_bytes: int = BLOCK_BYTES,
     batched: BatchedProbe | None = None,
+    purpose: Purpose = Purpose.PROBE,
 ) -> Iterator[tuple[Ints, Tensor]]:
     """The gradients of `client_gradients` in blocks of bounded memory.
 
@@ -123,10 +128,13 @@ def gradient_blocks(
         everyone = np.fromiter(clients, np.int64)
         counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[everyone]], np.int64)
         small = (counts > 0) & (counts <= SMALL)
-        rows = [_probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k)) for k in everyone[small]]
+        rows = [
+            _probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k), purpose)
+            for k in everyone[small]
+        ]
         yield from batched.gradients(everyone[small], rows, counts[small], w, height)
         clients = everyone[~small]
-    stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank)
+    stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank, purpose)
     while True:
         members: list[int] = []
         block = torch.empty(height, model.trainable, dtype=w.dtype)
@@ -139,12 +147,12 @@ def gradient_blocks(
 
 
 def _probed_rows(
-    n: int, probe: Probe, batch_rows: int | None, streams: Streams, round: int, client: int
+    n: int, probe: Probe, batch_rows: int | None, streams: Streams, round: int, client: int, purpose: Purpose
 ) -> Ints | None:
     count = _probed_count(n, probe, batch_rows)
     if count >= n:
         return None
-    return streams.generator(Purpose.PROBE, round, client).choice(n, count, replace=False, shuffle=False)
+    return streams.generator(purpose, round, client).choice(n, count, replace=False, shuffle=False)
 
 
 def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:

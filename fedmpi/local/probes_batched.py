@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.batched import chunk_size
-from fedmpi.local.batched_feed import Feed, Timetable, Weights
+from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched_stack import Stack
 from fedmpi.local.failures import named_client
 from fedmpi.local.work import DataSource, Ints, LocalRule
@@ -111,8 +111,7 @@ class BatchedProbe:
         feed = Feed(timetable, stack.open(features, w, _Gradient()), labels)
         net = stack.bound(timetable.active(0), timetable.rows(0))
         feed.fill(net, 0)
-        for dropout in net.dropouts:
-            dropout.drawn.fill_(1.0)
+        MaskFeed(None, timetable).fill(net, 0)
         net.step(*Weights(timetable, stack.dtype, stack.device).of(0, net.clients, net.rows))
         gradients = self._flat(stack, len(clients))
         if not bool(torch.isfinite(gradients.sum())):

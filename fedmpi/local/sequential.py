@@ -21,7 +21,7 @@ from fedmpi.local.optimizers import SGD, Adam, AdamState, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport
-from fedmpi.models.dropout import ClientMasks
+from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
 from fedmpi.streams import Purpose, Streams
 
@@ -127,7 +127,9 @@ class SequentialEngine:
         self.model.restart()
         if not self.model.module.training:
             self.model.module.train()
-        if self.model.has_dropout:
+        if self.model.has_dropout and not rule.dropout:
+            self.model.masks.source = NoMasks()
+        elif self.model.has_dropout:
             stream = self.streams.generator(Purpose.DROPOUT, task.stream_round(round), task.client)
             self.model.masks.source = ClientMasks(stream)
         return self._memory.optimizer(w, rule, state)

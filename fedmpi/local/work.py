@@ -41,6 +41,8 @@ class LocalRule:
         μ of FedProx (Li et al. 2020, Eq 2): the gradient gains μ (w − w_start).
     beta1, beta2, epsilon : float
         Adam's (Kingma & Ba 2015, Algorithm 1).
+    dropout : bool
+        False: the model's dropout layers pass everything on, as when clients are probed.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -52,6 +54,7 @@ class LocalRule:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    dropout: bool = True
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -16,10 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmpi.errors import UserError
-from fedmpi.sampling.mechanisms import MECHANISMS, build, clip_sizes
+from fedmpi.sampling.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+SMALLEST_DRAWN = 1e-6
+"""Smallest relative error on the axis of a plot: a total known better than that is known."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Assessment:
     clipped_fraction : float
         Share of the clients above M − 1.
     bias : float
-        E[Ñ] − n before the floor, in samples: what clipping hides.
+        E[Ñ] − n before the floor, in samples: what clipping hides, plus one for every empty client, which answers 1.
     standard_deviation : float
         Of Ñ before the floor, in samples.
     relative_error : float
@@ -114,6 +117,8 @@ def _assess_one(
     mean = samples + bias
 
     def below(value: float) -> float:
+        if deviation == 0:  # ε so large that every answer is the truth
+            return float(mean <= value)
         return 0.5 * (1 + math.erf((value - mean) / (deviation * math.sqrt(2))))
 
     def drawn(deviations: float) -> float:
@@ -173,7 +178,9 @@ def render(assessments: list[Assessment], wanted: int, console: Console) -> None
 def advice(assessments: list[Assessment]) -> str:
     """One sentence on what to choose: the mechanism, and the threshold when it is what goes wrong."""
     best = assessments[0]
-    if abs(best.bias) > best.standard_deviation:
+    if best.bias > best.standard_deviation:
+        return "Empty clients, which answer 1, are the larger error: leave clients without samples out of the shards."
+    if -best.bias > best.standard_deviation:
         return f"Clipping is the larger error: raise samples.threshold above {best.threshold}."
     if best.relative_error > 0.5:
         return (
@@ -205,7 +212,8 @@ def plot(
     except ImportError:
         raise UserError("a plot needs matplotlib: pip install 'fedmpi[report]'") from None
     thresholds = np.unique(np.geomspace(3, max(4 * threshold, 12), 60).astype(int)).tolist()
-    epsilons = np.geomspace(epsilon / 8, min(epsilon * 8, 500), 60).tolist()
+    lowest, highest = max(epsilon / 8, SMALLEST_EPSILON), min(epsilon * 8, LARGEST_EPSILON)
+    epsilons = np.geomspace(lowest, highest, 60).tolist()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     by_threshold = [assess(sizes, epsilon, value, wanted, participants) for value in thresholds]
@@ -218,6 +226,7 @@ def plot(
             axes.plot(values, [next(a.relative_error for a in run if a.mechanism == name) for run in runs], label=name)
         axes.axvline(chosen, color="grey", linestyle=":")
         axes.set(xlabel=label, xscale="log", yscale="log")
+    left.set_ylim(bottom=max(left.get_ylim()[0], SMALLEST_DRAWN))
     left.set_ylabel("error of the total / n")
     left.legend()
     figure.savefig(path)

@@ -83,6 +83,11 @@ class RandomisedResponse:
         """α = (e^ε − 1) / (e^ε + M − 2) (Eq 21), written so that a large ε does not overflow."""
         return -math.expm1(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
 
+    @property
+    def lie_probability(self) -> float:
+        """1 − α = (M − 1) / (e^ε + M − 2), positive also where α rounds to 1."""
+        return (self.threshold - 1) * math.exp(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
+
     def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
         truthful = generator.random(sizes.size) < self.truth_probability
         fake = generator.integers(1, self.threshold, sizes.size)
@@ -101,10 +106,10 @@ class RandomisedResponse:
         return likelihood
 
     def variance(self, sizes: IntArray) -> FloatArray:
-        """Var(r)/α² with E[r] = αn + (1 − α)M/2 (Eq 5) and E[r²] = αn² + (1 − α)M(2M − 1)/6."""
-        alpha, m, n = self.truth_probability, self.threshold, sizes.astype(np.float64)
-        mean = alpha * n + (1 - alpha) * m / 2
-        return (alpha * n**2 + (1 - alpha) * m * (2 * m - 1) / 6 - mean**2) / alpha**2
+        """Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M − 2)/12:
+        Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
+        truth, lie, m = self.truth_probability, self.lie_probability, self.threshold
+        return lie * (truth * (sizes - m / 2) ** 2 + m * (m - 2) / 12) / truth**2
 
 
 @dataclass(frozen=True)
@@ -139,8 +144,10 @@ class Duchi:
         return np.where(answers == self.magnitude, upper, np.where(answers == -self.magnitude, 1 - upper, 0.0))
 
     def variance(self, sizes: IntArray) -> FloatArray:
-        """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4)."""
-        return (self.magnitude**2 - rescaled(sizes, self.threshold) ** 2) * (self.threshold / 2 - 1) ** 2
+        """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with
+        ((e^ε + 1)/(e^ε − 1))² = 1 + 1/sinh²(ε/2)."""
+        t = rescaled(sizes, self.threshold)
+        return (math.sinh(self.epsilon / 2) ** -2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
 
     def _upper_probability(self, sizes: IntArray) -> FloatArray:
         return 0.5 + rescaled(sizes, self.threshold) / (2 * self.magnitude)
@@ -202,6 +209,8 @@ class Piecewise:
         return (t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)) * (self.threshold / 2 - 1) ** 2
 
 
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 500.0
+
 MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
     "randomised-response": RandomisedResponse,
     "duchi": Duchi,
@@ -230,15 +239,18 @@ def build(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
         return Exact()
     if mechanism not in MECHANISMS:
         raise UserError(f"samples.size_estimate = {mechanism!r} is unknown: choose exact, {', '.join(MECHANISMS)}")
-    if not 0 < epsilon <= 500:
-        raise UserError(f"samples.epsilon must lie in (0, 500], not {epsilon}; without privacy: size_estimate = exact")
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise UserError(
+            f"samples.epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}], not {epsilon}: below, answers "
+            "say nothing of the sizes; without privacy: samples.size_estimate = exact"
+        )
     if threshold < 3:
         raise UserError(f"samples.threshold (M) must be at least 3, not {threshold}: answers run from 1 to M - 1")
     return MECHANISMS[mechanism](epsilon, threshold)
 
 
 def clip_sizes(sizes: IntArray, threshold: int) -> IntArray:
-    """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1))."""
+    """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1)); an empty client answers 1."""
     return np.clip(sizes, 1, threshold - 1)
 
 

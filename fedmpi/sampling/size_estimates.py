@@ -1,6 +1,7 @@
 """What the server learns of the total size: the estimate Ñ from one round of answers, and p = K/Ñ with its warnings.
 
-FedSampling (Eq 2) with the floor of the authors' published code: every client holds at least one sample.
+FedSampling (Eq 2). Private answers run from 1 to M − 1, so an empty client answers 1, and the estimate is floored at
+the number of clients asked, as in the authors' published code. Exact sizes are summed as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedmpi.streams import Purpose, Streams
 IntArray = NDArray[np.int64]
 
 CLIPPING_WORTH_A_WARNING = 0.05
+EMPTY_WORTH_A_WARNING = 0.05
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,16 @@ class SizeEstimate:
     Attributes
     ----------
     total : float
-        Ñ, floored at the number of clients asked.
+        Ñ: exact sizes as they are, private answers floored at the number of clients asked, each of whom answers as if
+        it held a sample at least.
     raw : float
         Ñ before the floor; may be negative.
     true_total : int
         The sum of the true sizes: known to the simulation, not to the server.
     asked : int
         Number of clients asked.
+    empty : int
+        Clients asked that hold no sample.
     clipped_fraction : float
         Share of the clients asked whose size lies above M − 1.
     floored : bool
@@ -52,6 +57,7 @@ class SizeEstimate:
     raw: float
     true_total: int
     asked: int
+    empty: int
     clipped_fraction: float
     floored: bool
     epsilon: float
@@ -72,7 +78,7 @@ class Saturation:
     Attributes
     ----------
     kind : str
-        "probability" or "clipping"; a run warns once per kind.
+        "probability", "clipping" or "empty"; a run warns once per kind.
     message : str
         One sentence for the log.
     """
@@ -133,12 +139,13 @@ def estimate(
     above = 0 if exact else int(np.count_nonzero(sizes >= threshold))
     raw = law.total(answers)
     return SizeEstimate(
-        total=max(raw, float(sizes.size)),
+        total=raw if exact else max(raw, float(sizes.size)),
         raw=raw,
         true_total=int(sizes.sum()),
         asked=sizes.size,
+        empty=int(np.count_nonzero(sizes == 0)),
         clipped_fraction=above / max(sizes.size, 1),
-        floored=raw < sizes.size,
+        floored=not exact and raw < sizes.size,
         epsilon=law.epsilon,
         unprotected=sizes.size if exact else 0 if clip else above,
         law=law,
@@ -188,6 +195,16 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
                 "clipping",
                 f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
                 f"samples and {consequence}; raise samples.threshold",
+            )
+        )
+    if size_estimate.unprotected < size_estimate.asked and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(
+        size_estimate.true_total, 1
+    ):
+        found.append(
+            Saturation(
+                "empty",
+                f"{size_estimate.empty} of the {size_estimate.asked} clients asked hold no sample and answer 1 as "
+                "private answers do, so the total is estimated too high; leave clients without samples out of the shards",
             )
         )
     return tuple(found)
