@@ -9,6 +9,7 @@ from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
 from fedmpi.plan import Plan, learning_rate
 from fedmpi.planner import Planner
+from fedmpi.sampling.samples import bernoulli_rows
 from fedmpi.streams import Streams
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
@@ -149,3 +150,58 @@ def test_cohorts_differ_between_rounds_and_repeat_for_a_seed():
 )
 def test_learning_rate_schedules(schedule: str, round: int, expected: float):
     assert learning_rate(schedule, 0.1, round, rounds=20, every=3, factor=0.1) == pytest.approx(expected)
+
+
+def test_fedsampling_draws_the_samples_wanted_from_those_who_are_there():
+    """p = K/Ñ with Ñ over the available clients: K samples are expected in every round, whoever is there.
+
+    The drawn number is a sum of independent Bernoulli variables: z-test of its mean over 300 rounds at 1e-6.
+    """
+    sizes = np.tile(SIZES, 50)
+    planned = planner(
+        "preset=fedsampling",
+        "samples.wanted=100",
+        "samples.size_estimate=exact",
+        "system.availability=bernoulli",
+        "system.probability=0.25",
+        sizes=sizes,
+    )
+    drawn, variance = [], 0.0
+    for t in range(300):
+        plan = planned.plan(t)
+        there = sizes[plan.clients]
+        assert plan.facts["size_asked"] == plan.facts["available"] == len(plan.clients) < len(sizes) / 2
+        assert plan.facts["size_true"] == there.sum()
+        assert plan.probability * there.sum() == pytest.approx(100)
+        variance += 100 * (1 - plan.probability)
+        drawn.append(len(bernoulli_rows(planned.streams, t, there, plan.probability)))
+    assert abs(sum(drawn) - 30_000) < 4.9 * np.sqrt(variance)
+
+
+def test_those_who_drop_out_have_answered_the_size_query_before():
+    planned = planner(
+        "preset=fedstas",
+        "participation.clients=uniform",
+        "aggregation.weights=uniform",
+        "participation.count=6",
+        "samples.size_estimate=duchi",
+        "samples.threshold=40",
+        "samples.epsilon=2",
+        "system.drop_out=0.6",
+    )
+    plans = [planned.plan(t) for t in range(20)]
+    assert min(len(plan.clients) for plan in plans) < 6
+    for t, plan in enumerate(plans):
+        assert plan.facts["size_asked"] == plan.facts["asked"] == 6
+        assert plan.facts["size_epsilon_mean"] == pytest.approx(2 * 6 * (t + 1) / len(SIZES))
+
+
+def test_the_virtual_clock_shares_the_rows_wanted_among_those_who_are_there():
+    """Three of four are away: each one who is there is expected to train on four times the rows."""
+    settings = ["preset=fedsampling", "samples.wanted=40", "samples.size_estimate=exact", "system.clock=true"]
+    settings += ["system.upload=1e12", "system.download=1e12", "system.speed_median=1"]
+    sizes = np.full(400, 10, np.int64)
+    everybody = planner(*settings, sizes=sizes).plan(0)
+    assert everybody.facts["virtual_seconds"] == pytest.approx(0.1, rel=1e-3)
+    some = planner(*settings, "system.availability=bernoulli", "system.probability=0.25", sizes=sizes).plan(0)
+    assert some.facts["virtual_seconds"] == pytest.approx(40 / len(some.clients), rel=1e-3)

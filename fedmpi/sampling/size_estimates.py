@@ -132,7 +132,7 @@ def estimate(
         raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
     law = build(mechanism, epsilon, threshold)
     exact = isinstance(law, Exact)
-    told = clip_sizes(sizes, threshold) if clip and not exact else sizes
+    told = sizes if exact else clip_sizes(sizes, threshold) if clip else np.maximum(sizes, 1)
     answers = law.answer(told, generator)
     if asked is not None:
         sizes, told, answers = sizes[asked], told[asked], answers[asked]
@@ -197,14 +197,13 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
                 f"samples and {consequence}; raise samples.threshold",
             )
         )
-    if size_estimate.unprotected < size_estimate.asked and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(
-        size_estimate.true_total, 1
-    ):
+    private = math.isfinite(size_estimate.epsilon)
+    if private and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(size_estimate.true_total, 1):
         found.append(
             Saturation(
                 "empty",
                 f"{size_estimate.empty} of the {size_estimate.asked} clients asked hold no sample and answer 1 as "
-                "private answers do, so the total is estimated too high; leave clients without samples out of the shards",
+                "private answers do, so the total is estimated too high; leave them out of the shards",
             )
         )
     return tuple(found)

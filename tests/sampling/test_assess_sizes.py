@@ -39,6 +39,34 @@ def test_bias_deviation_and_saturation_agree_with_500_simulated_rounds(place: in
     assert within > 0.9 - 0.02 - stats.norm.isf(5e-7) * math.sqrt(0.09 / trials)
 
 
+@pytest.mark.parametrize("epsilon", [39.0, 40.0, 44.0, 120.0, 500.0])
+def test_answers_that_hardly_lie_are_assessed_too(epsilon: float):
+    """Duchi's answers keep their spread: each is one of two values, however large ε is."""
+    found = {one.mechanism: one for one in assess(SIZES, epsilon, 300, 1000)}
+    spread = math.sqrt(float(((SIZES - 1) * (299 - SIZES)).sum()))
+    assert found.pop("duchi").standard_deviation == pytest.approx(spread, rel=1e-6)
+    for one in found.values():
+        assert one.standard_deviation < 0.01 * SIZES.sum()
+        assert one.relative_error == pytest.approx(one.standard_deviation / SIZES.sum())
+        assert (one.floor_probability, one.saturation_probability) == pytest.approx((0, 0), abs=1e-9)
+        assert one.drawn_low == pytest.approx(1000, rel=0.02)
+    sure = [one for one in assess(SIZES, epsilon, 300, 3 * int(SIZES.sum())) if one.mechanism != "duchi"]
+    assert [one.saturation_probability for one in sure] == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize(("epsilon", "threshold"), [(5.5, 300), (1e-6, 5)])
+def test_a_plot_is_drawn_around_any_epsilon(tmp_path: Path, epsilon: float, threshold: int):
+    plot(SIZES, epsilon, threshold, 1000, tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_empty_clients_are_a_bias_and_the_advice_names_them():
+    sizes = np.concatenate([np.zeros(5000, np.int64), np.full(50, 20)])
+    found = assess(sizes, 6.0, 30, 100)
+    assert found[0].bias == 5000
+    assert "without samples" in advice(found)
+
+
 def test_the_bias_is_what_clipping_hides():
     one = assess(SIZES, 2.0, 40, 1000)[0]
     assert one.bias == 20 * (39 - 60)

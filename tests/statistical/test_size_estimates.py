@@ -4,6 +4,7 @@ Statistical tests use fixed seeds; their docstrings state the chance of a false 
 """
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -207,6 +208,52 @@ def test_exact_sizes_need_no_estimate():
     found = estimate("exact", np.array([3, 999]), 1.0, 5, answer_stream(STREAMS, 0, False))
     assert (found.total, found.standard_deviation, found.clipped_fraction) == (1002, 0, 0)
     assert math.isinf(found.epsilon) and found.unprotected == 2
+
+
+def test_exact_sizes_are_summed_as_they_are_empty_clients_included():
+    found = estimate("exact", np.array([5] + [0] * 9), 1.0, 5, answer_stream(STREAMS, 0, False))
+    assert (found.total, found.true_total, found.empty, found.floored) == (5, 5, 9, False)
+    assert saturations(found, 2, 5) == ()
+    assert sampling_probability(2, found.total) == 2 / 5
+
+
+@pytest.mark.parametrize("mechanism", ["randomised-response", "duchi", "piecewise"])
+@pytest.mark.parametrize("clip", [True, False])
+def test_an_empty_client_answers_as_one_with_a_single_sample_and_is_reported(mechanism: str, clip: bool):
+    if not clip and mechanism != "randomised-response":
+        pytest.skip("answers unclipped in no case")
+
+    def answered(sizes: list[int]) -> float:
+        return estimate(mechanism, np.array(sizes), 2.0, 20, answer_stream(STREAMS, 3, False), clip).raw
+
+    assert answered([0, 7, 0, 5]) == answered([1, 7, 1, 5])
+    found = estimate(mechanism, np.array([0, 7, 0, 5]), 2.0, 20, answer_stream(STREAMS, 3, False), clip)
+    assert found.unprotected == 0
+    assert [one.kind for one in saturations(found, 1, 20)] == ["empty"]
+
+
+@pytest.mark.parametrize("threshold", [3, 100, 300])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 40.0, 44.0, 80.0, 200.0])
+def test_variances_hold_at_every_epsilon(epsilon: float, threshold: int):
+    """The closed forms in 400 decimal digits, written from the mechanisms' definitions as second moments."""
+    sizes = np.unique([1, 2, threshold // 2, threshold - 1])
+    with localcontext(prec=400):
+        e, m = Decimal(epsilon).exp(), Decimal(threshold)
+        root = e.sqrt()
+        for place, n in enumerate(map(Decimal, sizes.tolist())):
+            alpha = (e - 1) / (e + m - 2)
+            mean = alpha * n + (1 - alpha) * m / 2
+            second = alpha * n * n + (1 - alpha) * m * (2 * m - 1) / 6
+            t, unit = (n - m / 2) / (m / 2 - 1), (m / 2 - 1) ** 2
+            expected = {
+                "randomised-response": (second - mean * mean) / (alpha * alpha),
+                "duchi": (((e + 1) / (e - 1)) ** 2 - t * t) * unit,
+                "piecewise": (t * t / (root - 1) + (root + 3) / (3 * (root - 1) ** 2)) * unit,
+            }
+            for name, variance in expected.items():
+                found = build(name, epsilon, threshold).variance(sizes)[place]
+                assert found > 0
+                assert found == pytest.approx(float(variance), rel=1e-9)
 
 
 def test_a_saturated_run_is_told_which_setting_to_change():
