@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.aggregation.exact import Accumulator
+from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.data.schema import DataDescription
 from fedmpi.errors import ClientFailure
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
@@ -158,11 +158,11 @@ class BatchedEngine:
 
     def _collect(self, stack: Stack, tasks: list[Task], rule: LocalRule, total: Accumulator) -> None:
         """Add the changes to the sum: all at once, or one by one where somebody looks at them or the sum is exact."""
-        summed: Tensor | None = getattr(total, "tensor", None)
-        if self.observe is None and summed is not None:
+        if self.observe is None and isinstance(total, FloatSum):
             coefficients = torch.tensor([task.coefficient for task in tasks], dtype=stack.dtype, device=stack.device)
-            if not bool(stack.add_changes(coefficients, summed).isfinite()):
+            if not bool(stack.add_changes(coefficients, total.tensor).isfinite()):
                 self._name_the_diverged(stack, tasks, rule)
+            total.added()
             return
         for number, task in enumerate(tasks):
             with named_client(task.client, self.rank):

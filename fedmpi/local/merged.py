@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator
+from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.errors import ClientFailure, UserError
 from fedmpi.local.failures import LARGEST_LOSS, check_loss
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
@@ -65,7 +65,7 @@ class MergedEngine:
         """Why merging would not be exact, or None where it is."""
         if rule.optimizer != "sgd":
             return f'local.optimizer = "{rule.optimizer}" is not linear in the gradient'
-        if getattr(total, "tensor", None) is None:
+        if not isinstance(total, FloatSum):
             return "exact sums need every client's own update"
         return self.model_refusal()
 
@@ -132,7 +132,7 @@ class MergedEngine:
         round : int
             Keys the dropout streams.
         total : Accumulator
-            With a float `tensor`.
+            A float sum.
 
         Returns
         -------
@@ -146,13 +146,14 @@ class MergedEngine:
         self.model.module.train()
         report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
         report.clients = report.steps = _runs(clients)[0].size
-        target = total.tensor  # type: ignore[attr-defined]
-        views = self.model.views(target)
+        assert isinstance(total, FloatSum)
+        views = self.model.views(total.tensor)
         with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
             for part in self._chunks(clients):
                 losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, report)
+                total.added()
                 self._check(losses, clients[part], rule)
-            if not math.isfinite(float(target.dot(target))):
+            if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, start, rule, round)
         return report
 

@@ -1,12 +1,14 @@
 """Accumulators: the float sum is the sum, the fixed-point sum does not depend on the order."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.aggregation.exact import CHUNK, Accumulator, FixedPointSum, FloatSum
+from fedmpi.aggregation.exact import CHUNK, SHORT, Accumulator, FixedPointSum, FloatSum
 from fedmpi.aggregation.staging import Staging
 
 
@@ -32,6 +34,46 @@ def test_both_accumulators_sum_coefficient_times_vector(size: int):
     for accumulator, buffer in ((FloatSum(floats), floats), (FixedPointSum(fixed), fixed)):
         total(accumulator, chosen)
         assert torch.allclose(accumulator.to_update(buffer).double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_float_sum_of_many_small_terms_is_the_sum_of_the_terms():
+    """Against math.fsum: float32 alone is off by 8e-4 here (and by 9e-3 after a million terms)."""
+    count, values = 100_000, torch.tensor([1.0, 0.3, -1e-3])
+    buffer = np.empty(3, np.float32)
+    accumulator = FloatSum(buffer)
+    for _ in range(count):
+        accumulator.add(values, 1 / count)
+    accumulator.flush()
+    expected = [math.fsum([value / count] * count) for value in values.tolist()]
+    assert buffer == pytest.approx(expected, rel=3e-6)
+
+
+@pytest.mark.parametrize("count", [SHORT - 1, SHORT, SHORT + 1, 3 * SHORT, 5000])
+def test_a_float_sum_of_any_number_of_terms_is_near_that_of_fsum(count: int):
+    vectors = np.random.default_rng(count).normal(0, 1, (count, 7)).astype(np.float32)
+    vectors[count // 2 :] += 40
+    buffer = np.empty(7, np.float32)
+    accumulator = FloatSum(buffer)
+    for vector in vectors:
+        accumulator.add(torch.from_numpy(vector), 0.5)
+    accumulator.flush()
+    accumulator.flush()  # a second time changes nothing
+    expected = np.array([math.fsum(0.5 * column.astype(float)) for column in vectors.T])
+    assert np.abs(buffer / expected - 1).max() < 3e-6
+
+
+@pytest.mark.parametrize("count", [3, SHORT + 3])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_term_that_is_not_finite_is_seen_however_long_ago_it_was_added(count: int, bad: int):
+    accumulator = FloatSum(np.empty(2, np.float32))
+    for number in range(count):
+        accumulator.add(torch.tensor([1.0, 2.0]), 1.0)
+        assert accumulator.squared_norm() > 0
+        if number == bad:
+            accumulator.tensor[0] = np.inf
+    assert not math.isfinite(accumulator.squared_norm())
+    accumulator.reset()
+    assert accumulator.squared_norm() == 0
 
 
 @given(permutation=st.permutations(range(12)), cut=st.integers(0, 12))
@@ -62,7 +104,8 @@ def test_an_accumulator_starts_again_after_a_reset(kind: type):
     buffer = np.full(10, 7, np.float32 if kind is FloatSum else np.int64)
     accumulator = kind(buffer)
     assert not buffer.any()
-    accumulator.add(torch.ones(10), 2.0)
+    for _ in range(SHORT + 2):
+        accumulator.add(torch.ones(10), 2.0)
     accumulator.reset()
     accumulator.add(torch.ones(10), 0.5)
     accumulator.flush()

@@ -81,6 +81,7 @@ def summed(
     """Σ coefficient · Δ of the tasks from the model's initial values, and the report."""
     total = FloatSum(np.zeros(model.size, np.float64 if model.dtype == torch.float64 else np.float32))
     report = engine.train(tasks, model.initial, rule, round, total)
+    total.flush()
     return total.tensor.clone(), report
 
 

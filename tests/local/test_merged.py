@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.aggregation.exact import FixedPointSum, FloatSum
+from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
 from fedmpi.data.schema import DataDescription
 from fedmpi.errors import ClientFailure, UserError
 from fedmpi.local import merged as merged_module
+from fedmpi.local.batched import BatchedEngine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, Task
@@ -70,6 +71,34 @@ def test_the_size_of_the_chunks_does_not_matter(name: str, rows: int, monkeypatc
     monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", rows)
     cut, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule)
     assert relative_error(cut, whole) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [MergedEngine, BatchedEngine])
+def test_the_parts_of_a_long_sum_are_counted_so_that_none_grows_too_long(kind: type, monkeypatch: pytest.MonkeyPatch):
+    """Chunks of one client each: after 64 of them the partial sum has gone into the long one."""
+    source, rule = InMemorySource(SMALL_IMAGES, [2] * (SHORT + 1)), RULES["whole set"]
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
+    monkeypatch.setitem(merged_module.CHUNK_ROWS, "cpu", 2)
+    options = {"chunk": 1} if kind is BatchedEngine else {}
+    total = FloatSum(np.zeros(model.size, np.float32))
+    kind(model, source, STREAMS, **options).train(tasks_of(source), model.initial, rule, 0, total)
+    last = FloatSum(np.zeros(model.size, np.float32))
+    latest = float(total.tensor.norm())
+    SequentialEngine(model, source, STREAMS).train(tasks_of(source), model.initial, rule, 0, last)
+    total.flush()
+    last.flush()
+    assert 0 < latest < 0.2 * float(total.tensor.norm())
+    assert relative_error(total.tensor, last.tensor) < 1e-5
+
+
+@pytest.mark.parametrize("round", [0, 1, 5])
+def test_the_masks_are_those_of_client_and_round_whatever_the_round(round: int):
+    source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["whole set"]
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
+    found, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), rule, round)
+    expected, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule, round)
+    other, _ = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule, round + 1)
+    assert relative_error(found, expected) < 1e-5 < 0.01 < relative_error(found, other)
 
 
 def test_splitting_the_tasks_over_two_engines_gives_the_same_masks_and_sum():
