@@ -1,4 +1,7 @@
-"""Any part goes with any other: 200 random valid configurations on 1 and on 3 ranks plan, draw and compute the same."""
+"""Any part goes with any other: 200 random valid configurations on 1 and on 3 ranks plan, draw and compute the same.
+
+The second half of them is slow.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from tests.end_to_end.combinations import valid_configurations
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "combinations.py"
-DRAWN, WANTED = 230, 200
+HALVES = [(0, 115), pytest.param((115, 230), marks=pytest.mark.slow)]
+WANTED = 95
 DEPEND_ON_THE_RANKS = {"busy_seconds", "idle_seconds", "hops", "step_rows", "worker_speeds"}
 OF_LOSSES = 5e-7
 """Γ is the small difference of two losses of about 2 and has their rounding."""
@@ -23,22 +27,29 @@ Traces = dict[str, np.ndarray]
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.fixture(scope="module", params=HALVES, ids=["first", "second"])
+def half(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """Number of the first of the drawn configurations, and one past the last."""
+    first, last = request.param
+    return first, last
+
+
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Traces, Traces]:
+def traces(half: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> tuple[Traces, Traces]:
     """Traces of all configurations, in one job of one rank and one of three."""
     folder, found = tmp_path_factory.mktemp("combinations"), []
     for ranks in (1, 3):
         out = folder / f"{ranks}.npz"
-        result = run_mpi(ranks, [PROGRAM, out, str(DRAWN)], timeout=400)
+        result = run_mpi(ranks, [PROGRAM, out, str(half[1]), str(half[0])], timeout=400)
         assert result.returncode == 0, result.stderr
         found.append(dict(np.load(out)))
     return found[0], found[1]
 
 
 @pytest.fixture(scope="module")
-def ran(traces: tuple[Traces, Traces]) -> list[tuple[int, Config]]:
+def ran(half: tuple[int, int], traces: tuple[Traces, Traces]) -> list[tuple[int, Config]]:
     """The configurations that ran: some name an engine that the drawn model or data cannot use, and were refused."""
-    return [(i, config) for i, config in enumerate(valid_configurations(DRAWN)) if f"model{i}" in traces[0]]
+    return [(i, config) for i, config in enumerate(valid_configurations(half[1])) if f"model{i}" in traces[0]]
 
 
 def different(one: Any, other: Any, path: str = "") -> str | None:

@@ -16,7 +16,9 @@ CONFIG = Path(__file__).parents[2] / "jobs" / "experiments" / "mnist_fedavg.toml
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("partition", "least"), [(["iid"], 0.95), (["dirichlet", "--alpha", "0.1"], 0.80)], ids=["iid", "dirichlet"]
+    ("partition", "least"),
+    [pytest.param(["iid"], 0.95, marks=pytest.mark.slow), (["dirichlet", "--alpha", "0.1"], 0.80)],
+    ids=["iid", "dirichlet"],
 )
 def test_fedavg_on_mnist_with_a_server_and_two_workers(
     partition: list[str], least: float, data_folder: Path, tmp_path: Path

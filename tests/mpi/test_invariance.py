@@ -1,7 +1,13 @@
-"""Any number of ranks gives the same plans, the same rows and, to rounding, the same weights."""
+"""Any number of ranks gives the same plans, the same rows and, to rounding, the same weights.
+
+Adam divides by the roots of tiny second moments and so magnifies rounding: where it is compared in floats its epsilon
+is large enough to keep it from that, with exact sums it is not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +39,10 @@ CONFIGURATIONS = {
     "naive": f"preset=fedsampling-naive samples.ratio=0.1 {SMALL}",
     "centralized": f"preset=centralized samples.wanted=100 {SMALL}",
     "adam and samples": "preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli "
-    f"samples.wanted=60 {SMALL}",
+    f"samples.wanted=60 local.epsilon=1e-3 {SMALL}",
     "fedsts": f"preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 {SMALL}",
     "fedsso": f"preset=fedsso participation.fraction=0.3 {SMALL}",
-    "astraea": f"{ASTRAEA} rounds=3",
+    "astraea": f"{ASTRAEA} local.epsilon=1e-3",
     "exact astraea": f"{ASTRAEA} aggregation.exact=true",
     "exact placed astraea": f"{ASTRAEA} topology.placement=mediator aggregation.exact=true",
     "system": "preset=fedavg participation.count=9 system.availability=bernoulli system.probability=0.8 "
@@ -51,42 +57,47 @@ CONFIGURATIONS = {
     "exact fedsampling": f"preset=fedsampling aggregation.exact=true samples.wanted=300 samples.threshold=150 {SMALL}",
 }
 NAMES = list(CONFIGURATIONS)
+RANKS = [pytest.param(2, marks=pytest.mark.slow), 3, 5, pytest.param(8, marks=pytest.mark.slow)]
+Traces = Callable[[int], dict[str, np.ndarray]]
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
-    """Traces of all configurations on 1, 2, 3, 5 and 8 ranks."""
-    folder, found = tmp_path_factory.mktemp("traces"), {}
-    for ranks in (1, 2, 3, 5, 8):
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    """Traces of all configurations on so many ranks, run when first asked for."""
+    folder = tmp_path_factory.mktemp("traces")
+
+    @cache
+    def traced(ranks: int) -> dict[str, np.ndarray]:
         out = folder / f"{ranks}.npz"
-        result = run_mpi(ranks, [TRACE, out, *CONFIGURATIONS.values()], timeout=300)
+        result = run_mpi(ranks, [TRACE, out, *CONFIGURATIONS.values()], timeout=400)
         assert result.returncode == 0, result.stderr
-        found[ranks] = dict(np.load(out))
-    return found
+        return dict(np.load(out))
+
+    return traced
 
 
-pytestmark = pytest.mark.timeout(900)  # the fixture starts 19 ranks; none of them may hang longer than its own limit
+pytestmark = pytest.mark.timeout(900)  # for two jobs; neither may hang longer than its own limit
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_and_rows_do_not_depend_on_the_number_of_ranks(name: str, ranks: int, traces: dict):
+def test_plans_and_rows_do_not_depend_on_the_number_of_ranks(name: str, ranks: int, traces: Traces):
     number = NAMES.index(name)
     for key in (f"cohorts{number}", f"facts{number}", f"rows{number}"):
-        assert np.array_equal(traces[1][key], traces[ranks][key]), key
-    assert len(traces[1][f"rows{number}"]) > 0
+        assert np.array_equal(traces(1)[key], traces(ranks)[key]), key
+    assert len(traces(1)[f"rows{number}"]) > 0
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_agree_to_rounding(name: str, ranks: int, traces: dict):
+def test_weights_agree_to_rounding(name: str, ranks: int, traces: Traces):
     number = NAMES.index(name)
-    one, many = traces[1][f"model{number}"], traces[ranks][f"model{number}"]
+    one, many = traces(1)[f"model{number}"], traces(ranks)[f"model{number}"]
     assert np.linalg.norm(one - many) <= 1e-5 * np.linalg.norm(one)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("exact")])
-def test_exact_sums_give_the_same_bits_on_any_number_of_ranks(name: str, ranks: int, traces: dict):
+def test_exact_sums_give_the_same_bits_on_any_number_of_ranks(name: str, ranks: int, traces: Traces):
     number = NAMES.index(name)
-    assert np.array_equal(traces[1][f"model{number}"], traces[ranks][f"model{number}"])
+    assert np.array_equal(traces(1)[f"model{number}"], traces(ranks)[f"model{number}"])

@@ -62,12 +62,12 @@ def test_bernoulli_samples_are_independent():
 
 @pytest.mark.parametrize("rule", RULES)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_the_rows_of_a_part_are_those_of_the_whole(rule: str, data: st.DataObject):
     sizes = STREAMS.generator(Purpose.PARTITION).integers(1, 200, 3 * RATIO_BLOCK)
     total = int(sizes.sum())
     assert total > 3 * BERNOULLI_BLOCK
-    cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=6)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=3)))
     parts = [RULES[rule](1, sizes, a, b) for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
     assert np.array_equal(np.concatenate(parts), RULES[rule](1, sizes))
 

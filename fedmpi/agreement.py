@@ -1,0 +1,160 @@
+"""What all ranks must agree on, and how it is noticed when they do not: devices, traits, work done, models.
+
+Ranks may run on unlike nodes. Whatever one of them finds out about its own node or by trying is made known to all
+before anything is decided by it, and after every round the work done is compared with the plan.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.cluster import Cluster
+from fedmpi.data.schema import DataDescription
+from fedmpi.errors import RanksDisagree, UserError
+from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
+from fedmpi.models.flat import FlatModel
+from fedmpi.plan import Ints, Plan
+from fedmpi.refusal import on_server
+
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Of splitmix64 (Steele, Lea & Flood 2014)."""
+FINGERPRINT_BITS = 40
+"""Sums of so many bits over up to 4096 ranks are exact in float64."""
+
+
+def refuse_mixed_devices(cluster: Cluster, device: torch.device) -> None:
+    """All ranks compute on one kind of device; collective.
+
+    Every rank takes the server's step for itself, and must come to the same bits. Processors and GPUs do not round all
+    operations alike: a division by a number is one on the former and a product with its reciprocal on the latter.
+
+    Raises
+    ------
+    UserError
+        On all ranks alike.
+    """
+    gathered = cluster.gather(np.frombuffer(device.type.encode(), np.uint8))
+
+    def refuse() -> None:
+        kinds = Counter(kind.tobytes().decode() for kind in gathered or [])
+        if len(kinds) > 1:
+            found = ", ".join(f"{count} on {kind}" for kind, count in sorted(kinds.items()))
+            raise UserError(
+                f"the ranks of this job have different kinds of devices ({found}), whose results differ in their last "
+                'bits: set cluster.device = "cpu", or start all ranks on nodes with GPUs'
+            )
+
+    on_server(cluster, refuse)
+
+
+def places_on_node(cluster: Cluster, device: torch.device) -> int:
+    """How many ranks the node with the fewest has cores for, or GPUs, the same on all ranks; collective."""
+    if device.type == "cpu":
+        return cluster.fewest_cores
+    return -cluster.maximum(-torch.cuda.device_count())
+
+
+def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
+    """What one rank found out about the model by trying it counts for all; collective."""
+    own = forward_traits(model, description)
+    draws, couples = cluster.maximum(int(own.draws)), cluster.maximum(int(own.couples))
+    adopt_traits(model, ForwardTraits(bool(draws), bool(couples)))
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Which of the plan's participants a rank took for its own in a round; summed over the ranks.
+
+    Attributes
+    ----------
+    places : int
+        How many it took.
+    fingerprint : int
+        The sum of their keyed hashes; on rank 0 less that of the plan's, so that the ranks' add up to 0.
+    due : int
+        Those of them with rows to train on.
+    """
+
+    places: int = 0
+    fingerprint: int = 0
+    due: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, members: Ints, due: int, server: bool) -> Attendance:
+        """That of a rank which took the participants at the places `members`, `due` of them with rows."""
+        mark = fingerprint(plan.round, plan.clients[members])
+        if server:
+            mark -= fingerprint(plan.round, plan.clients)
+        return cls(len(members), mark % 2**FINGERPRINT_BITS, due)
+
+
+def fingerprint(round: int, clients: Ints) -> int:
+    """The sum of 40-bit hashes (splitmix64) of round and client, modulo 2**40: whoever is missing or twice shows."""
+    mixed = clients.astype(np.uint64) + np.array([(round + 1) * GOLDEN % 2**64], np.uint64)
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return int((mixed >> np.uint64(64 - FINGERPRINT_BITS)).sum()) % 2**FINGERPRINT_BITS
+
+
+def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_each: int | None) -> None:
+    """Compare the work that all ranks did in a round with the plan; every rank has the same sums and raises alike.
+
+    Parameters
+    ----------
+    plan : Plan
+    sums : dict
+        The round's metric sums: `places`, `fingerprint`, `due`, `clients`, `visits`.
+    expected : int or None
+        Participants with rows to train on; None where only who draws the rows knows.
+    visits_each : int or None
+        How often mediators visit each of them; None in a star.
+
+    Raises
+    ------
+    RanksDisagree
+        Somebody was trained twice, or not at all.
+    """
+    places, due, trained, planned = (round(sums[name]) for name in ("places", "due", "clients", "fingerprint"))
+    participants = len(plan.clients)
+    if places != participants:
+        _disagree(plan, f"{participants} participants are planned, but the ranks took {places} for theirs")
+    if planned % 2**FINGERPRINT_BITS:
+        _disagree(plan, f"the ranks took {places} participants for theirs, but some of them twice and others not")
+    if trained != due or (expected is not None and trained != expected):
+        due = due if expected is None else expected
+        _disagree(plan, f"{due} participants have samples to train on, but {trained} were trained")
+    if visits_each is not None and (visits := round(sums["visits"])) != visits_each * due:
+        _disagree(plan, f"{visits_each * due} visits of mediators are planned, but there were {visits}")
+
+
+def _disagree(plan: Plan, what: str) -> None:
+    raise RanksDisagree(
+        f"round {plan.round}: {what}: the ranks do not work on the same plan with the same data, and the run is ended"
+    )
+
+
+def check_models(cluster: Cluster, model: Tensor, round: int) -> None:
+    """All ranks must hold the same model after a round; collective.
+
+    Raises
+    ------
+    RanksDisagree
+        On all ranks alike, naming those whose model is another than rank 0's.
+    """
+    own = np.array([zlib.crc32(model.cpu().numpy().tobytes())], np.int64)
+    gathered = cluster.gather(own)
+    checksums = cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
+    others = np.flatnonzero(checksums != checksums[0]).tolist()
+    if others:
+        raise RanksDisagree(
+            f"the ranks hold different models after round {round}: not that of rank 0 have ranks {others}; "
+            "are the nodes' processors, or torch versions, unlike?"
+        )
