@@ -72,7 +72,8 @@ class ParticipationPart(Part):
     xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """OPTICS: steepness that bounds a cluster."""
     noise: Literal["singletons", "stratum", "drop"] = "stratum"
-    """OPTICS: clients in no cluster become strata of their own, one common stratum, or are left out."""
+    """OPTICS: clients in no cluster become strata of their own, one common stratum, or are left out (β and the
+    mean are then those of the others)."""
     projection_above: Count = 20_000_000
     """Feature values (clients × model values) above which a Johnson–Lindenstrauss projection is clustered instead."""
     allocation: Literal["proportional", "neyman", "equal"] = "neyman"

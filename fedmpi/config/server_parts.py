@@ -68,7 +68,8 @@ class AggregationPart(Part):
         "samples"
     )
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K; stratified: N_h/N · mean (FedSTaS);
-    normalised: n_k/π_k, normalised (FedSSO); unbiased: Horvitz–Thompson; literal: (N/K) ρ_k (FedSSO, Eq 3)."""
+    normalised: n_k/π_k, normalised, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
+    model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
     population: Literal["samples", "clients"] = "samples"
     """What normalised, unbiased and literal weights estimate: the mean over all samples, or over all clients."""
     optimizer: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "sgd"
@@ -102,7 +103,8 @@ class SystemPart(Part):
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a participant's update is lost after training."""
     over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    """Ask this many times the participants wanted and take the first to arrive (on the virtual clock)."""
+    """Ask this many times the participants wanted and take the first to arrive (on the virtual clock; any of those that
+    arrive together)."""
     clock: bool = False
     """Keep a virtual clock: `virtual_seconds` of a round is when its last update taken arrived."""
     speed: Literal["constant", "lognormal", "classes"] = "constant"
