@@ -6,6 +6,7 @@ import numpy as np
 
 from data_prep.partitions.common import Int64Array
 from fedmpi.data.assignment import offsets_of
+from fedmpi.errors import UserError
 
 
 def hold_out(
@@ -40,15 +41,28 @@ def hold_out(
     return rows[~chosen], offsets_of(sizes - given), rows[chosen]
 
 
-def balanced_rows(labels: Int64Array, classes: int) -> Int64Array:
-    """Rows (sorted) of a part with equal class totals: of every class the first m, m the smallest class's size.
+def balanced_rows(labels: Int64Array, classes: int, total: int = 0) -> Int64Array:
+    """Rows (sorted) of a part with equal class totals: of every class the first m.
 
-    Classes without any sample are not counted.
+    Classes without any sample are not counted. m is the smallest class's size, or, with a total, its share of it.
+
+    Raises
+    ------
+    UserError
+        The total is no multiple of the number of classes, or more than they hold.
     """
     counts = np.bincount(labels, minlength=classes)
     if not counts.any():
         return np.arange(len(labels))
+    present = int(np.count_nonzero(counts))
     keep = counts[counts > 0].min()
+    if total:
+        if total % present or total // present > keep:
+            raise UserError(
+                f"--test-total {total} cannot be had: ask for a multiple of the {present} classes of the test part, "
+                f"at most {keep * present}"
+            )
+        keep = total // present
     order = np.argsort(labels, kind="stable")
     rank = np.arange(len(labels)) - np.repeat(offsets_of(counts)[:-1], counts)
     return np.sort(order[rank < keep])

@@ -94,7 +94,9 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     raw = chosen.read(folder, options, tally)
     _report_rows(tally, console)
     generator = Streams(job.seed).generator(Purpose.PARTITION)
-    parts = partition(job.law, raw.labels, raw.classes, job.clients, generator, raw.users, **job.law_options)
+    parts = partition(
+        job.law, raw.labels, raw.classes, job.clients, generator, raw.users, raw.class_names, **job.law_options
+    )
     console.print(f"partition {job.law}: {PARTITIONS[job.law].sentence}; seed {job.seed}", markup=False)
     for note in parts.notes:
         console.print(f"note: {note}", markup=False)

@@ -94,6 +94,9 @@ def write_shards(
     if not 0.0 <= val_fraction < 1.0:
         raise UserError(f"--val {val_fraction} is impossible: give a fraction of at least 0 and below 1")
     _check(raw)
+    test = np.arange(len(raw.test_y))
+    if partition.balanced_test:
+        test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     team = cluster or alone()
     folder = Path(out)
     if team.is_server:
@@ -105,7 +108,7 @@ def write_shards(
     try:
         train, val = _write_samples(plan, held, folder, progress, team)
         if team.is_server:
-            _write_rest(plan, partition, train, val, folder, seed, command)
+            _write_rest(plan, partition, test, train, val, folder, seed, command)
             release(folder)
     except OSError as error:
         raise UserError(
@@ -133,6 +136,7 @@ def _write_samples(
 def _write_rest(
     plan: Plan,
     partition: Partition,
+    test: Int64Array,
     train: list[ShardFile],
     val: ShardFile | None,
     folder: Path,
@@ -141,7 +145,6 @@ def _write_rest(
 ) -> None:
     """The test part, what belongs to the whole data set, and last the manifest."""
     raw = plan.raw
-    test = balanced_rows(raw.test_y, raw.classes) if partition.balanced_test else np.arange(len(raw.test_y))
     manifest = Manifest(
         dataset=raw.name,
         partition=partition.law,

@@ -1,6 +1,8 @@
-"""EMNIST: handwritten letters and digits of NIST SD 19, 28 x 28 (Cohen et al. 2017): balanced, byclass and letters.
+"""EMNIST: handwritten letters and digits of NIST SD 19, 28 x 28 (Cohen et al. 2017), in its six splits.
 
-The published idx files hold every image transposed; the readers give them upright.
+byclass has 62 classes; bymerge 47, both cases of 15 letters in one; balanced equally many of these 47; letters 26, both
+cases in one; digits and mnist the ten digits. The published idx files hold every image transposed; the readers give
+them upright.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
     raw : Path
         Folder that holds the files, at any depth.
     split : str
-        "balanced", "byclass" or "letters".
+        One of `SPLITS`.
     classes : int
         Number of classes of the split.
     tally : Tally
@@ -151,8 +153,12 @@ def _data_set(split: str, samples: str, classes: int) -> DataSet:
 
 LICENCE = "no formal licence (from NIST Special Database 19, a US government work); cite the paper"
 CITATION = "G. Cohen, S. Afshar, J. Tapson, A. van Schaik, EMNIST: an extension of MNIST to handwritten letters, 2017"
-EMNIST = (
-    _data_set("balanced", "112,800 + 18,800", 47),
-    _data_set("byclass", "697,932 + 116,323", 62),
-    _data_set("letters", "124,800 + 20,800", 26),
-)
+SPLITS = {
+    "balanced": ("112,800 + 18,800", 47),
+    "byclass": ("697,932 + 116,323", 62),
+    "bymerge": ("697,932 + 116,323", 47),
+    "letters": ("124,800 + 20,800", 26),
+    "digits": ("240,000 + 40,000", 10),
+    "mnist": ("60,000 + 10,000", 10),
+}
+EMNIST = tuple(_data_set(split, samples, classes) for split, (samples, classes) in SPLITS.items())

@@ -23,6 +23,7 @@ def partition(
     clients: int | None,
     generator: np.random.Generator,
     users: Int64Array | None = None,
+    class_names: tuple[str, ...] = (),
     **options: OptionValue | None,
 ) -> Partition:
     """Draw a partition.
@@ -41,6 +42,8 @@ def partition(
         The stream, e.g. ``Streams(seed).generator(Purpose.PARTITION)``.
     users : int64 (n,) or None
         Natural client of every row.
+    class_names : tuple of str
+        Names of the classes; none where they are not known. Letter frequencies go by them.
     **options
         Options of the law; those left out or None take their defaults.
 
@@ -69,8 +72,10 @@ def partition(
     if len(labels) == 0:
         raise UserError("the data set has no training sample to partition: check the files given by --raw")
     complete = _complete(name, law, options)
-    draw = law.draw(Request(np.asarray(labels, np.int64), classes, clients, generator, users, complete))
-    return Partition(draw.rows, draw.offsets, name, complete, draw.users, draw.balanced_test, draw.notes)
+    draw = law.draw(Request(np.asarray(labels, np.int64), classes, clients, generator, users, complete, class_names))
+    return Partition(
+        draw.rows, draw.offsets, name, complete, draw.users, draw.balanced_test, draw.notes, draw.test_total
+    )
 
 
 def _complete(name: str, law: Law, given: dict[str, OptionValue | None]) -> dict[str, OptionValue]:

@@ -7,6 +7,7 @@ with it; the laws that stand in for them are stated below.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ LETTER_FREQUENCIES = np.array(
     [8.167, 1.492, 2.782, 4.253, 12.702, 2.228, 2.015, 6.094, 6.966, 0.153, 0.772, 4.025, 2.406]
     + [6.749, 7.507, 1.929, 0.095, 5.987, 6.327, 9.056, 2.758, 0.978, 2.360, 0.150, 1.974, 0.074]
 )
+DIGIT_FREQUENCY = 100 / 26  # per cent: a digit counts as a letter of mean frequency
+LETTERS, DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
 LTRF1_SHARE = 117_500 / 230_752  # of LTRF2's samples, Table I
 NORMAL_RANGE = 3.0  # standard deviations spanned by the classes
 
@@ -45,44 +48,86 @@ VARIANTS = {
 }
 
 
-def class_shares(totals: str, classes: int) -> FloatArray:
+def class_shares(totals: str, classes: int, names: Sequence[str] = (), stock: Int64Array | None = None) -> FloatArray:
     """Shares of the classes in the pooled data, float64 (C,), summing to one.
 
     Parameters
     ----------
     totals : {"balanced", "letters", "normal"}
-        balanced: 1 / C. letters: for C = 26 the frequency of the letter of class 0 = A ... 25 = Z; for another C <= 26
-        the C highest frequencies, in falling order; above 26 the ranked curve of the 26 letters (log frequency against
-        rank) interpolated linearly at C points. normal: the mass of the standard normal law in C equal intervals of
-        [-3, 3], so the middle classes are the largest.
+        balanced: 1 / C. letters: `letter_shares` where the classes are named after letters; else the ranked curve of
+        the 26 letters (log frequency against rank) interpolated linearly at C points from the first rank to the last,
+        in falling order: the largest class has 172 times the samples of the smallest for every C > 1. normal: the mass
+        of the standard normal law in C equal intervals of [-3, 3], so the middle classes are the largest.
+    names : sequence of str
+        Names of the classes, C of them or none.
+    stock : int64 (C,) or None
+        Samples of every class, for `letter_shares`; None means equally many.
     """
     if totals == "balanced":
         shares = np.ones(classes)
     elif totals == "normal":
         edges = np.linspace(-NORMAL_RANGE, NORMAL_RANGE, classes + 1)
         shares = np.diff([math.erf(edge / math.sqrt(2)) for edge in edges])
-    elif classes == len(LETTER_FREQUENCIES):
-        shares = LETTER_FREQUENCIES
+    elif (named := letters_of(names)) is not None:
+        shares = letter_shares(named, np.ones(classes) if stock is None else stock.astype(np.float64))
     else:
         ranked = np.sort(LETTER_FREQUENCIES)[::-1]
         ranks = np.arange(len(ranked))
-        at = ranks[:classes] if classes < len(ranked) else np.linspace(0, len(ranked) - 1, classes)
-        shares = np.exp(np.interp(at, ranks, np.log(ranked)))
+        shares = np.exp(np.interp(np.linspace(0, len(ranked) - 1, classes), ranks, np.log(ranked)))
     return np.asarray(shares / shares.sum(), np.float64)
+
+
+def letters_of(names: Sequence[str]) -> list[str] | None:
+    """The letter (upper case) or digit that every class is named after; None where one is not, or none is a letter.
+
+    "a", "A" and "Aa" (both cases in one class, as in EMNIST letters) are all the letter A.
+    """
+    characters = [name.upper()[:1] for name in names]
+    known = all(
+        character in LETTERS + DIGITS and set(name.upper()) == {character}
+        for character, name in zip(characters, names, strict=True)
+    )
+    return characters if known and set(characters) & set(LETTERS) else None
+
+
+def letter_shares(named: Sequence[str], stock: FloatArray) -> FloatArray:
+    """Relative shares of classes named after letters and digits, float64 (C,).
+
+    A letter's frequency belongs to all classes named after it, in proportion to their stock: English text says how
+    often E occurs, the data set how often as E and how often as e. Digits have no place in a table of letters: each
+    has the mean frequency of a letter, as do several classes of one digit together.
+
+    Parameters
+    ----------
+    named : sequence of str (C,)
+        Upper-case letter or digit of every class.
+    stock : float64 (C,)
+        Samples of every class.
+    """
+    characters = np.array(named)
+    frequency = {letter: float(share) for letter, share in zip(LETTERS, LETTER_FREQUENCIES, strict=True)}
+    shares = np.zeros(len(named))
+    for character in set(named):
+        members = characters == character
+        held = stock[members]
+        within = held / held.sum() if held.any() else np.full(len(held), 1 / len(held))
+        shares[members] = frequency.get(character, DIGIT_FREQUENCY) * within
+    return shares
 
 
 def class_totals(stock: Int64Array, shares: FloatArray, total: int) -> Int64Array:
     """Samples of every class to use (C,), in the given shares, `total` in all (0: the most that the stock allows)."""
-    most = int(np.floor((stock / shares).min() + 1e-9))
+    allowed = np.where(shares > 0, stock / np.where(shares > 0, shares, 1.0), np.inf)
+    most = int(np.floor(allowed.min() + 1e-9))
     if most == 0:
-        raise UserError(f"class {int((stock / shares).argmin())} has too few samples for these class totals: add some")
+        raise UserError(f"class {int(allowed.argmin())} has too few samples for these class totals: add some")
     if total > most:
         raise UserError(f"--total {total} is more than the {most} samples that these class totals allow: lower it")
     return np.minimum(largest_remainders(shares, total or most), stock)
 
 
 def draw_astraea(request: Request) -> Draw:
-    """A variant of Table I; no row in two clients; the test part is cut to equal class totals.
+    """A variant of Table I; no row in two clients; the test part is cut to equal class totals, or to ``--test-total``.
 
     Sizes: even, or proportional to a heavy-tailed law (`size_law`, `shape`; default Pareto with tail index 1.5 in place
     of the uploads of Instagram users), at least one sample. Class totals: `class_shares` of the largest total that the
@@ -92,8 +137,8 @@ def draw_astraea(request: Request) -> Draw:
     samples from it while the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
     """
     variant = VARIANTS[str(request.options["variant"])]
-    shares = class_shares(variant.totals, request.classes)
     stock = np.bincount(request.labels, minlength=request.classes)
+    shares = class_shares(variant.totals, request.classes, request.class_names, stock)
     given = request.integer("total")
     used = class_totals(stock, shares, given)
     if not given and variant.share < 1:
@@ -117,7 +162,7 @@ def draw_astraea(request: Request) -> Draw:
         mixes = np.where(mass > 0, weights / np.where(mass > 0, mass, 1), shares)
         counts = fill_by_mix(sizes, used, mixes, request.generator)
         rows, offsets = take_counts(request.labels, counts, request.generator)
-    return Draw(rows, offsets, balanced_test=True)
+    return Draw(rows, offsets, balanced_test=True, test_total=request.integer("test_total"))
 
 
 def _deal_evenly(labels: Int64Array, used: Int64Array, sizes: Int64Array, generator: np.random.Generator) -> Rows:
@@ -140,6 +185,9 @@ ASTRAEA = Law(
         Option("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
         Option("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
         Option("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
+        Option(
+            "test_total", int, 0, "test samples, equally many a class; 0 is the most that the test part allows", low=0
+        ),
     ),
     drops=True,
 )

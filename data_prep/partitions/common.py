@@ -30,6 +30,8 @@ class Partition:
         The data set's user behind every client, where clients are users.
     balanced_test : bool
         The law asks for a test part with equal class totals.
+    test_total : int
+        Samples of that test part; 0 takes as many as there are.
     notes : tuple of str
         What the user ought to know about this draw, e.g. how many clients were filled up.
     """
@@ -41,6 +43,7 @@ class Partition:
     users: Int64Array | None = None
     balanced_test: bool = False
     notes: tuple[str, ...] = ()
+    test_total: int = 0
 
     @property
     def clients(self) -> int:
@@ -99,6 +102,8 @@ class Request:
         Natural client of every row.
     options : mapping
         The law's options, checked and complete.
+    class_names : tuple of str
+        Names of the classes, C of them; none where they are not known.
     """
 
     labels: Int64Array
@@ -107,6 +112,7 @@ class Request:
     generator: np.random.Generator
     users: Int64Array | None
     options: Mapping[str, OptionValue]
+    class_names: tuple[str, ...] = ()
 
     def number(self, name: str) -> float:
         """A float option."""
@@ -126,6 +132,7 @@ class Draw:
     users: Int64Array | None = None
     balanced_test: bool = False
     notes: tuple[str, ...] = ()
+    test_total: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.partitions.astraea_laws import class_shares
 from data_prep.sizes import largest_remainders, lognormal_sizes, whole_sizes
 from fedmpi.data.assignment import fill_by_mix, level_down
 from fedmpi.errors import UserError
@@ -59,14 +58,6 @@ def test_ltrf1_has_table_ones_share_of_ltrf2_or_the_total_asked_for() -> None:
     assert len(draw("astraea", labels, 10, 50, variant="LTRF1", total=1000).rows) == 1000
     with pytest.raises(UserError, match="--total"):
         draw("astraea", labels, 10, 50, variant="LTRF1", total=19_999)
-
-
-def test_letters_name_their_own_frequency_when_there_are_26_classes() -> None:
-    shares = class_shares("letters", 26)
-    assert shares.argmax() == 4 and shares.argmin() == 25  # E and Z
-    for classes in (1, 2, 10, 25, 27, 47, 100):
-        assert class_shares("letters", classes).sum() == pytest.approx(1)
-        assert (np.diff(class_shares("letters", classes)) < 0).all()
 
 
 @settings(deadline=None)
