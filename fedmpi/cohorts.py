@@ -104,7 +104,7 @@ class CohortDraw:
 
     def _check_arrival(self) -> None:
         """Refuse what must know π_k where some clients arrive before others whoever is asked."""
-        seconds = self._seconds(np.arange(len(self.sizes)), opening=False)
+        seconds = self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False)
         if (seconds == seconds[0]).all():
             return
         reason = (
@@ -130,7 +130,7 @@ class CohortDraw:
         if not self.config.system.clock:
             return Turnout(arrived, asked.clients, present)
         opening = self.opens(t)
-        seconds = self._seconds(arrived.clients, asked.clients, present, opening)
+        seconds = self._seconds(arrived.clients, self._pool(arrived, asked, present), opening)
         if self.config.system.over_selection > 1 and not opening:
             taken, _ = first_to_arrive(self.streams, t, arrived, seconds, self._wanted())
             return Turnout(taken, asked.clients, present, seconds[np.isin(arrived.clients, taken.clients)])
@@ -187,13 +187,16 @@ class CohortDraw:
             return importance(generator, strata.norms, present, count, part.design)
         return uniform(generator, present, count)
 
-    def _seconds(self, clients: Ints, asked: Ints, present: Ints | int, opening: bool) -> Floats:
-        """Virtual seconds of each participant: rows passed through the model, and the model's way down and up."""
+    def _seconds(self, clients: Ints, pool: Ints, opening: bool) -> Floats:
+        """Virtual seconds of each participant: rows passed through the model, and the model's way down and up.
+
+        `pool` are the sizes of the clients among whose samples K is shared, where rows are sampled.
+        """
         local = self.config.local
         if opening:
             probed = {"full": np.inf, "batch": local.batch_size, "sample": 1}[self.config.participation.probe]
             return self._arrivals(clients, np.minimum(self.sizes[clients], np.inf if probed == "all" else probed))
-        rows = self._used(clients, asked, present)
+        rows = self._used(clients, pool)
         if local.steps is not None:
             batch = rows if local.batch_size == "all" else np.minimum(rows, local.batch_size)
             passed = local.steps * batch
@@ -204,21 +207,21 @@ class CohortDraw:
     def _arrivals(self, clients: Ints, passed: Floats) -> Floats:
         return participant_seconds(self._devices, clients, passed, self.bytes_down, self.bytes_up)
 
-    def _used(self, clients: Ints, asked: Ints, present: Ints | int) -> Floats:
-        """Rows that each participant is expected to use: where rows are sampled, its share of those wanted.
+    def _pool(self, arrived: Cohort, asked: Cohort, present: Ints | int) -> Ints:
+        """Sizes of the clients among whose samples K is shared: those who answer the size query, as if their total were
+        known; where exactly K rows are drawn, the participants themselves."""
+        part = self.config.samples
+        if part.rule == "exact":
+            return self.sizes[arrived.clients]
+        if part.asked == "participants":
+            return self.sizes[asked.clients]
+        return self.sizes if isinstance(present, int) else self.sizes[present]
 
-        K is shared among the samples of those who answer the size query, as if the total were known; exactly K rows are
-        drawn from the samples of the participants themselves.
-        """
+    def _used(self, clients: Ints, pool: Ints) -> Floats:
+        """Rows that each participant is expected to use: where rows are sampled, its share of those wanted."""
         part, sizes = self.config.samples, self.sizes[clients].astype(np.float64)
         if part.rule == "ratio":
             return sizes * (part.ratio or 1.0)
         if part.rule == "all" or part.wanted is None:
             return sizes
-        if part.rule == "exact":
-            pool = sizes
-        elif part.asked == "participants":
-            pool = self.sizes[asked]
-        else:
-            pool = self.sizes if isinstance(present, int) else self.sizes[present]
         return sizes * min(1.0, part.wanted / max(1, int(pool.sum())))
