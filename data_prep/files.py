@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from data_prep.partitions.common import Int64Array
 from data_prep.raw import AnyArray
 from fedmpi.data.schema import PARTIAL, ShardFile
+from fedmpi.files import sync_folder
 
 _ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as its dtype
 
@@ -64,16 +65,6 @@ def write_text(path: Path, text: str) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable, where the file system allows."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def reserve(h5: h5py.File, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:

@@ -6,9 +6,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from data_prep.files import sync_folder
 from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY
 from fedmpi.errors import UserError
+from fedmpi.files import sync_folder
 
 _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")

@@ -1,25 +1,31 @@
-"""Checkpoints: one file a checkpoint, complete or absent, the newest few kept.
+"""Checkpoints: one file a checkpoint, complete or absent, every bit of it under a checksum, the newest few kept.
 
 A checkpoint is a safetensors file: the global model, the state of the server optimizer and of the planner as tensors,
-and a JSON header with the next round and the record that still waits for its evaluation.
+and a JSON header with the next round and the record that still waits for its evaluation. The checksum is the SHA-256 of
+the whole file, taken with zeros in the place of the checksum itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedmpi.errors import UserError
+from fedmpi.files import make_folder, sync_folder, write_whole
 
 log = logging.getLogger("fedmpi")
+
+DIGITS = 64  # of a SHA-256
+LENGTH_BYTES = 8  # of the safetensors header's length, at the start of the file
+SET_ASIDE = ".damaged"
 
 
 @dataclass(frozen=True)
@@ -33,44 +39,93 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint atomically and delete all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"round-{checkpoint.next_round:08d}.safetensors"
-    header = {"fedmpi": json.dumps({"next_round": checkpoint.next_round, **checkpoint.header})}
+    header = {
+        "fedmpi": json.dumps({"next_round": checkpoint.next_round, **checkpoint.header}),
+        "checksum": "0" * DIGITS,
+    }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    write_whole(path, save(tensors, header))
+    content = memoryview(save(tensors, header))
+    place = _header_text(content).index(_entry("0" * DIGITS)) + LENGTH_BYTES + len(_entry("")) - 1
+    digest = hashlib.sha256(content).hexdigest().encode()
+    write_whole(path, content[:place], digest, content[place + DIGITS :])
     for old in sorted(folder.glob("round-*.safetensors"))[:-keep]:
         old.unlink()
     return path
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest readable checkpoint of a folder, or None when there is none.
+    """The newest whole checkpoint of a folder, or None when there is none.
+
+    Damaged ones that are newer are renamed to NAME.damaged, with a warning each, so that the run that goes on from an
+    older one neither counts nor meets them again.
 
     Raises
     ------
     UserError
-        When checkpoints exist but none of them can be read.
+        When checkpoints exist but none of them is whole.
     """
     paths = sorted(folder.glob("round-*.safetensors"), reverse=True)
+    damaged = []
     for path in paths:
         try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads(file.metadata()["fedmpi"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-            log.warning("checkpoint %s cannot be read (%s): trying an older one", path, error)
+            checkpoint = read_checkpoint(path)
+        except (OSError, ValueError) as error:
+            log.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
+            damaged.append(path)
             continue
-        return Checkpoint(header.pop("next_round"), tensors, header)
+        for other in damaged:
+            other.rename(other.with_name(other.name + SET_ASIDE))
+        if damaged:
+            sync_folder(folder)
+            log.warning("going on from %s instead, at round %d", path, checkpoint.next_round)
+        return checkpoint
     if paths:
-        raise UserError(f"no checkpoint in {folder} can be read: remove the folder to start the run anew")
+        raise UserError(f"no checkpoint in {folder} is whole: choose another --out to start the run anew")
     return None
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, sync it and rename it: readers see all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The content of one checkpoint file.
+
+    Raises
+    ------
+    ValueError
+        When any bit of the file differs from what was written, or it is no checkpoint of ours.
+    OSError
+        When it cannot be read.
+    """
+    whole = path.read_bytes()
+    content = memoryview(whole)
+    text = _header_text(content)
+    try:
+        header = json.loads(text)["__metadata__"]
+        digest, ours = header["checksum"], header["fedmpi"]
+        place = text.index(_entry(digest)) + LENGTH_BYTES + len(_entry("")) - 1
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"its header cannot be read: {error!r}") from None
+    if len(digest) != DIGITS or _digest_without(content, place) != digest:
+        raise ValueError("its checksum differs from its content")
+    try:
+        facts = json.loads(ours)
+        return Checkpoint(facts.pop("next_round"), load(whole), facts)
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"it was not written by this version: {error!r}") from None
+
+
+def _header_text(content: memoryview) -> bytes:
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    return bytes(content[LENGTH_BYTES : LENGTH_BYTES + length])
+
+
+def _entry(digest: str) -> bytes:
+    return f'"checksum":"{digest}"'.encode()
+
+
+def _digest_without(content: memoryview, place: int) -> str:
+    """The SHA-256 of a file with zeros for the checksum at `place`."""
+    summed = hashlib.sha256(content[:place])
+    summed.update(b"0" * DIGITS)
+    summed.update(content[place + DIGITS :])
+    return summed.hexdigest()

@@ -67,7 +67,7 @@ def train(
 
     experiment = Experiment.connect(loaded)
     folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    recorder = open_recorder(experiment.cluster, folder, loaded, resume)
+    recorder = open_recorder(experiment.cluster, folder, loaded, resume, experiment.model.module)
     if experiment.cluster.mpi == "none":
         print("one process: no MPI is installed (pip install 'fedmpi[mpi]' brings one)", flush=True)
     experiment.announce()

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.checkpoint import write_whole
 from fedmpi.cluster import Cluster
+from fedmpi.files import write_whole, writing
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.work import LocalRule, Task
 
@@ -115,7 +115,8 @@ class EngineTrial:
         if self._path is None:
             return
         content = {"engine": name, "trial_clients": clients, "milliseconds_per_client": milliseconds}
-        write_whole(self._path, (json.dumps(content, indent=2) + "\n").encode())
+        with writing(self._path.parent):
+            write_whole(self._path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _bytes(text: str) -> np.ndarray:

@@ -37,6 +37,7 @@ from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundTotals
+from fedmpi.run_facts import agree
 from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
 from fedmpi.training import Trainer
@@ -97,9 +98,9 @@ class Experiment:
             When the data, the model or the launcher do not fit.
         """
         cluster = Cluster.connect(reduction=config.cluster.reduction)
+        store = agree(cluster, config)
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
-        store = open_store(config.data.shards)
         if config.data.verify:
             on_server(cluster, lambda: open_store(config.data.shards, verify=True))
         samples = client_samples(config, store, streams, device)

@@ -1,6 +1,7 @@
 """The folder of a run, written by rank 0 alone: configuration, records, summary, log, TensorBoard events, model.
 
-Records are appended as one JSON line a round; every other file is written whole or not at all.
+Records are appended as one JSON line a round; every other file is written whole or not at all. What the folder is, its
+config.toml says: only `--resume` goes on with a run, and only with the one that stands there.
 """
 
 from __future__ import annotations
@@ -9,24 +10,39 @@ import json
 import logging
 import math
 import os
+import sys
+import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint, write_whole
+from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config, config_toml
+from fedmpi.config.loading import differences
 from fedmpi.errors import UserError
+from fedmpi.files import make_folder, sync_folder, write_whole, writing
+from fedmpi.model_file import model_file
 from fedmpi.progress import TerminalWarnings
 from fedmpi.refusal import on_server
 from fedmpi.traffic import cost_to_target
 
 log = logging.getLogger("fedmpi")
 Record = dict[str, Any]
+OF_A_RUN = (
+    "config.toml",
+    "checkpoints",
+    "metrics.jsonl",
+    "model.safetensors",
+    "summary.json",
+    "engine.json",
+    "run.log",
+)
+"""What a run leaves in its folder, besides TensorBoard's events."""
 
 
 class Recorder:
@@ -44,14 +60,15 @@ class Recorder:
     Raises
     ------
     UserError
-        When the folder cannot be written, holds another run (without `resume`) or a run of another configuration.
+        When the folder cannot be written; holds anything of a run and `resume` is not wished, or nothing says which run
+        it is; or holds a run of another configuration.
     """
 
     def __init__(self, folder: Path, config: Config, resume: bool):
         self.folder = folder
         self.config = config
         self._claim(resume)
-        self._handler = logging.FileHandler(folder / "run.log")
+        self._handler = RunLog(folder / "run.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._warnings = TerminalWarnings()
         log.addHandler(self._handler)
@@ -70,62 +87,108 @@ class Recorder:
         text = config_toml(self.config)
         path = self.folder / "config.toml"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not resume:
+            make_folder(self.folder)
+            found = [name for name in OF_A_RUN if (self.folder / name).exists()]
+            found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
+            if found and not path.exists():
                 raise UserError(
-                    f"{self.folder} holds a run already: add --resume to continue it, or choose another --out"
+                    f"{self.folder} holds {found[0]} of a run but no config.toml that says which: choose another --out"
                 )
-            if path.exists() and path.read_text() != text:
+            if found and not resume:
                 raise UserError(
-                    f"{path} differs from the configuration given: resume with the same one, or choose another --out"
+                    f"{self.folder} holds a run already ({', '.join(found)}): add --resume to continue it, or choose "
+                    "another --out"
                 )
+            if found:
+                self._compare(path)
             write_whole(path, text.encode())
         except OSError as error:
             raise UserError(
                 f"cannot write the run folder {self.folder} ({error.strerror}): choose another --out"
             ) from error
 
+    def _compare(self, path: Path) -> None:
+        try:
+            differing = differences(tomllib.loads(path.read_text(encoding="utf-8")), self.config)
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UserError(f"{path} is damaged ({error}): choose another --out") from None
+        if differing:
+            key, there, here = differing[0]
+            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+            raise UserError(
+                f"{path} differs from the configuration given ({key}: {there} there, {here} here{more}): resume with "
+                "the same one, or choose another --out"
+            )
+
     def resume(self) -> Checkpoint | None:
         """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
 
         Called once, before the first record is written.
+
+        Raises
+        ------
+        UserError
+            When no checkpoint is whole, the records that it counts on are gone, or the folder cannot be written.
         """
-        checkpoint = newest_checkpoint(self.folder / "checkpoints")
-        settled = checkpoint.header["settled"] if checkpoint else 0
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines[:settled] if line.endswith(b"\n")]
-        write_whole(path, b"".join(kept))
-        for line in kept:
-            self._remember(json.loads(line))
-        if self.config.logging.tensorboard:
-            self._events = SummaryWriter(str(self.folder), purge_step=len(kept))
+        with writing(self.folder):
+            checkpoint = newest_checkpoint(self.folder / "checkpoints")
+            kept = self._records(checkpoint.header["settled"] if checkpoint else 0)
+            write_whole(self.folder / "metrics.jsonl", *kept)
+            for line in kept:
+                self._remember(json.loads(line))
+            if self.config.logging.tensorboard:
+                threading.excepthook = _leave_to_the_writer
+                self._events = SummaryWriter(str(self.folder), purge_step=len(kept))
         if checkpoint:
             self._seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
         return checkpoint
 
+    def _records(self, settled: int) -> list[bytes]:
+        """The first `settled` lines of metrics.jsonl, each one record."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines[:settled] if line.endswith(b"\n")]
+        for number, line in enumerate(kept):
+            try:
+                whole = json.loads(line)["round"] == number
+            except (ValueError, TypeError, KeyError):
+                whole = False
+            if not whole:
+                raise UserError(f"{path}, line {number + 1}, is not the record of round {number}: choose another --out")
+        if len(kept) < settled:
+            raise UserError(
+                f"{path} holds {len(kept)} records where the checkpoint counts on {settled}: put the file back, or "
+                "choose another --out"
+            )
+        return kept
+
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
-        self._remember(record)
-        if self._events is not None:
-            for key, value in record.items():
-                if isinstance(value, (int, float)) and key != "round":
-                    self._events.add_scalar(key, value, record["round"])
+        with writing(self.folder):
+            with open(self.folder / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            self._remember(record)
+            if self._events is not None:
+                for key, value in record.items():
+                    if isinstance(value, (int, float)) and key != "round":
+                        self._events.add_scalar(key, value, record["round"])
 
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
         """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on."""
-        self._sync()
         seconds = self._seconds_before + time.perf_counter() - self._started
         checkpoint = Checkpoint(next_round, tensors, {**header, "seconds": seconds})
-        save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.checkpoint.keep)
+        with writing(self.folder):
+            self._sync()
+            save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.checkpoint.keep)
 
-    def finish(self, model: dict[str, Tensor], facts: Record) -> Record:
+    def finish(self, model: nn.Module, facts: Record) -> Record:
         """Write the final model and the summary; returns the summary."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.items()}
-        write_whole(self.folder / "model.safetensors", save(tensors))
+        with writing(self.folder):
+            write_whole(self.folder / "model.safetensors", model_file(model))
+            return self._summarise(facts)
+
+    def _summarise(self, facts: Record) -> Record:
         summary: Record = {
             "final": {k: v for k, v in self._last.items() if k.startswith("test_") or k in ("round", "train_loss")},
             "best_test_accuracy": self._best.get("test_accuracy"),
@@ -144,14 +207,18 @@ class Recorder:
     def close(self) -> None:
         """Flush and close the log and the events."""
         if self._events is not None:
-            self._events.close()
+            with writing(self.folder):
+                self._events.close()
+            threading.excepthook = threading.__excepthook__
         log.removeHandler(self._warnings)
         log.removeHandler(self._handler)
         self._handler.close()
 
     def _sync(self) -> None:
+        """Bring the records to the disk: a checkpoint counts on them."""
         with open(self.folder / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
+        sync_folder(self.folder)
         if self._events is not None:
             self._events.flush()
 
@@ -177,9 +244,38 @@ class Recorder:
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 
-def open_recorder(cluster: Cluster, folder: Path, config: Config, resume: bool) -> Recorder | None:
-    """The recorder on rank 0, None on the others; a folder that cannot be used is refused by all ranks together."""
-    return on_server(cluster, lambda: Recorder(folder, config, resume))
+class RunLog(logging.FileHandler):
+    """RUN/run.log; where it cannot be written, the terminal is told once and the run goes on."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say it once, without a traceback."""
+        if not self._failed:
+            self._failed = True
+            print(f"warning: {self.baseFilename} cannot be written", file=sys.stderr, flush=True)
+
+
+def _leave_to_the_writer(args: threading.ExceptHookArgs) -> None:
+    """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
+    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
+        threading.__excepthook__(args)
+
+
+def open_recorder(
+    cluster: Cluster, folder: Path, config: Config, resume: bool, model: nn.Module | None = None
+) -> Recorder | None:
+    """The recorder on rank 0, None on the others.
+
+    A folder that cannot be used, and a `model` that could not be saved in the end, are refused by all ranks together.
+    """
+
+    def opened() -> Recorder:
+        if model is not None:
+            model_file(model)
+        return Recorder(folder, config, resume)
+
+    return on_server(cluster, opened)
 
 
 def finite(value: Any) -> Any:

@@ -21,6 +21,7 @@ from fedmpi.metrics import evaluate
 from fedmpi.plan import Plan
 from fedmpi.progress import open_display, show_summary
 from fedmpi.recorder import Recorder
+from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundSum, RoundTotals
 
 
@@ -150,7 +151,7 @@ class Simulation:
 
     def _resume(self) -> int:
         """The first round to run; on a resumed run every rank receives the saved state from rank 0."""
-        checkpoint = self.recorder.resume() if self.recorder else None
+        checkpoint = on_server(self.cluster, lambda: self.recorder.resume() if self.recorder else None)
         if checkpoint is not None:
             self.settled, self.unsettled = checkpoint.header["settled"], checkpoint.header["unsettled"]
         first, model = self.experiment.share_checkpoint(checkpoint)
@@ -172,9 +173,7 @@ class Simulation:
             print(f"stopped after saving: continue with --resume --out {self.recorder.folder}", flush=True)
         else:
             self.experiment.model.bind(self.model)
-            summary = self.recorder.finish(
-                self.experiment.model.module.state_dict(), self.experiment.facts() | moved.facts()
-            )
+            summary = self.recorder.finish(self.experiment.model.module, self.experiment.facts() | moved.facts())
             show_summary(summary, str(self.recorder.folder))
         self.recorder.close()
 

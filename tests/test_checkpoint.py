@@ -1,11 +1,14 @@
 """Checkpoints are complete or absent, the newest readable one counts, and only a few are kept."""
 
+import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint, write_whole
+from fedmpi.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, save_checkpoint
 from fedmpi.errors import UserError
 
 
@@ -54,14 +57,93 @@ def test_a_folder_without_checkpoints_has_none(tmp_path: Path):
     assert newest_checkpoint(tmp_path / "nowhere") is None
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "file"
-    write_whole(path, b"old")
+FLIPS = 120
+RICH = {"round": 6, "lr": 0.1, "said": 'a name with "checksum":"' + "0" * 64 + '" and é'}
 
-    def broken(source: object, target: object) -> None:
-        raise OSError("disk full")
 
-    monkeypatch.setattr("os.replace", broken)
-    with pytest.raises(OSError, match="disk full"):
-        write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
+def rich(folder: Path, next_round: int) -> Path:
+    """A checkpoint with tensors of several types and sizes, and a header that could mislead a search for the digest."""
+    generator = torch.Generator().manual_seed(next_round)
+    tensors = {
+        "model": torch.randn(700, generator=generator),
+        "server.m": torch.randn(700, generator=generator),
+        "strata": torch.arange(40),
+        "balance": torch.rand(3, generator=generator, dtype=torch.float64),
+        "empty": torch.empty(0),
+    }
+    return save_checkpoint(folder, Checkpoint(next_round, tensors, {"settled": 6, "unsettled": RICH}), keep=3)
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_no_bit_of_a_checkpoint_can_flip_unnoticed(tmp_path: Path):
+    """120 places drawn with a fixed seed, all of the length of the header, every 101st of the header."""
+    rich(tmp_path, 5)
+    newest = rich(tmp_path, 10)
+    whole = newest.read_bytes()
+    drawn = np.random.default_rng(12).choice(8 * len(whole), FLIPS, replace=False).tolist()
+    header = 8 * (8 + int.from_bytes(whole[:8], "little"))
+    for bit in [*drawn, *range(64), *range(64, header, 101)]:
+        newest.write_bytes(whole)
+        flip(newest, bit)
+        with pytest.raises(ValueError, match=r"checksum|header|version"):
+            read_checkpoint(newest)
+    newest.write_bytes(whole)
+    assert read_checkpoint(newest).header["unsettled"] == RICH
+
+
+@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda content: b""])
+def test_a_checkpoint_that_is_shorter_or_longer_is_damaged(tmp_path: Path, change):
+    newest = rich(tmp_path, 10)
+    newest.write_bytes(change(newest.read_bytes()))
+    with pytest.raises(ValueError, match=r"checksum|header"):
+        read_checkpoint(newest)
+
+
+def test_tensors_exchanged_between_two_checkpoints_are_noticed(tmp_path: Path):
+    one, other = rich(tmp_path, 5), rich(tmp_path, 10)
+    one.write_bytes(one.read_bytes()[:-800] + other.read_bytes()[-800:])
+    with pytest.raises(ValueError, match="checksum"):
+        read_checkpoint(one)
+
+
+def test_a_safetensors_file_of_somebody_else_is_no_checkpoint(tmp_path: Path):
+    path = tmp_path / "round-00000005.safetensors"
+    save_file({"model": torch.ones(3)}, path)
+    with pytest.raises(ValueError, match="header"):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_stays_a_safetensors_file_that_other_tools_read(tmp_path: Path):
+    path = rich(tmp_path, 5)
+    assert torch.equal(load_file(path)["model"], read_checkpoint(path).tensors["model"])
+
+
+def test_damaged_checkpoints_are_set_aside_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rich(tmp_path, 5)
+    for next_round in (10, 15):
+        flip(rich(tmp_path, next_round), 9000)
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        found = newest_checkpoint(tmp_path)
+    assert found is not None and found.next_round == 5
+    for next_round in (10, 15):
+        assert f"round-{next_round:08d}.safetensors is damaged" in caplog.text
+    assert f"going on from {tmp_path / 'round-00000005.safetensors'} instead, at round 5" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "round-00000005.safetensors",
+        "round-00000010.safetensors.damaged",
+        "round-00000015.safetensors.damaged",
+    ]
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one(tmp_path: Path):
+    saved(tmp_path, 5, keep=2)
+    saved(tmp_path, 10, keep=2)
+    flip(tmp_path / "round-00000010.safetensors", 1000)
+    newest_checkpoint(tmp_path)
+    saved(tmp_path, 7, keep=1)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["round-00000007.safetensors"]

@@ -79,6 +79,30 @@ def config_toml(config: Config) -> str:
     return tomli_w.dumps(config_table(config))
 
 
+def flat_table(config: Config) -> Table:
+    """`config_table` as {"part.key": value}."""
+    return _dotted(config_table(config))
+
+
+def differences(table: Table, config: Config) -> list[tuple[str, str, str]]:
+    """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ."""
+    there, here = _dotted(table), _dotted(tomllib.loads(config_toml(config)))
+    keys = [*here, *(key for key in there if key not in here)]
+    shown = [(key, _value(there, key), _value(here, key)) for key in keys]
+    return [(key, old, new) for key, old, new in shown if old != new]
+
+
+def _value(flat: Table, key: str) -> str:
+    return repr(flat[key]) if key in flat else "unset"
+
+
+def _dotted(table: Table, prefix: str = "") -> Table:
+    flat: Table = {}
+    for name, value in table.items():
+        flat |= _dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
 def key_descriptions() -> list[tuple[str, str, str]]:
     """(key, default, description) of every key of the configuration, in order."""
     rows: list[tuple[str, str, str]] = []

@@ -62,7 +62,7 @@ def build(name: str, options: Mapping[str, Any], description: DataDescription, s
     UserError
         Unknown name, failing import, an option the model does not have, or anything its function raises.
     """
-    builder = _find(name)
+    builder = builder_of(name)
     _check_options(name, builder, options, description)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
@@ -79,7 +79,8 @@ def build(name: str, options: Mapping[str, Any], description: DataDescription, s
     return model
 
 
-def _find(name: str) -> Builder:
+def builder_of(name: str) -> Builder:
+    """The function behind a name; raises UserError where there is none."""
     if name in REGISTRY:
         return _load(name, REGISTRY[name])
     if ":" in name:

@@ -1,0 +1,78 @@
+"""Files that are whole or absent, also after the power fails: written under a temporary name, synced, renamed, and the
+folder synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedmpi.errors import UserError
+
+WITHOUT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
+"""What file systems answer that cannot sync a folder."""
+
+
+def write_whole(path: Path, *parts: bytes | memoryview) -> None:
+    """Write the parts, one behind the other, as one file: readers see all of it or what was there before.
+
+    The content reaches the disk before the name does, and the name before this returns.
+
+    Raises
+    ------
+    OSError
+        The disk is full or the folder cannot be written; the file is as it was, and no temporary one is left.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; their names are on the disk when this returns."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where its file system can do that."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in WITHOUT_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(run: Path) -> Iterator[None]:
+    """Within: a run folder that can no longer be written, such as on a full disk, is said in one sentence.
+
+    Raises
+    ------
+    UserError
+        Instead of the OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"writing to the run folder {run} failed ({error.strerror or error}): make room there, then go on with "
+            f"--resume --out {run}"
+        ) from error

@@ -1,0 +1,41 @@
+"""The final model as a safetensors file: every name of the module's state dict, tied values under each of their names.
+
+Loaded into a freshly built module with `load_state_dict`, tied parameters are tied again, since the module ties them.
+"""
+
+from __future__ import annotations
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedmpi.errors import UserError
+
+
+def model_file(module: nn.Module) -> bytes:
+    """The bytes of model.safetensors.
+
+    Raises
+    ------
+    UserError
+        When the state dict holds what such a file cannot: anything but dense tensors of a plain type.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
+            kind = f"a tensor of layout {value.layout}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise UserError(
+                f"the model cannot be saved: {name} of its state dict is {kind}, not a dense tensor; leave it out of "
+                "the state dict, or make it one"
+            )
+        dense = value.detach().cpu().contiguous()
+        tensors[name] = dense.clone() if any(_overlap(dense, other) for other in tensors.values()) else dense
+    try:
+        return save(tensors)
+    except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the model cannot be saved ({error}): change what its state_dict holds") from error
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() < other.data_ptr() + other.nbytes and other.data_ptr() < one.data_ptr() + one.nbytes

@@ -1,0 +1,127 @@
+"""All ranks run the same: configuration, data, versions and the user's own sources are compared before anything else.
+
+Each rank lists what it runs as facts, key and value. The digests of the lists are exchanged; only where they differ
+do the lists travel, and the first facts that differ are named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+
+import fedmpi
+from fedmpi.cluster import Cluster
+from fedmpi.config import Config
+from fedmpi.config.loading import flat_table
+from fedmpi.data.schema import Manifest
+from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.errors import UserError
+from fedmpi.plugin_files import plugin_files
+from fedmpi.provenance import versions
+
+Facts = dict[str, str]
+NAMED = 3
+"""Facts named in the refusal."""
+
+
+def agree(cluster: Cluster, config: Config) -> ShardStore:
+    """Refuse ranks that do not run the same; collective, and before any other exchange.
+
+    Returns
+    -------
+    ShardStore
+        The data of the configuration, opened on the way.
+
+    Raises
+    ------
+    UserError
+        On all ranks alike, when any fact differs; or when the data cannot be opened.
+    """
+    store, refusal = None, ""
+    try:
+        store = open_store(config.data.shards)
+    except UserError as error:
+        refusal = str(error)
+    compare(cluster, facts_of_run(config, store.manifest if store else None, refusal))
+    if store is None:
+        raise UserError(refusal)
+    return store
+
+
+def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -> Facts:
+    """What this rank is about to run.
+
+    Parameters
+    ----------
+    config : Config
+    manifest : Manifest or None
+        Of the data; None where they cannot be opened.
+    refusal : str
+        Why not.
+    """
+    facts = {key: repr(value) for key, value in flat_table(config).items()}
+    facts |= {f"{name} (version)": found for name, found in versions("").items() if name != "mpi"}
+    facts["fedmpi's own sources (sha256)"] = _sources(Path(fedmpi.__file__).parent)
+    facts |= {f"{path} (sha256)": digest for path, digest in plugin_files(config.model.name).items()}
+    facts["the data"] = refusal or "readable"
+    return facts | (facts_of_data(manifest) if manifest else {})
+
+
+def facts_of_data(manifest: Manifest) -> Facts:
+    """What identifies the data: every entry of the manifest but the command that made it and the words about it."""
+    entries = manifest.as_dict()
+    for words in ("command", "notes", "licence", "citation"):
+        del entries[words]
+    for part in ("train", "test", "val", "extras", "words", "vectors"):
+        del entries[part]
+    facts = {f"manifest.json, {file.name} (sha256)": file.sha256 for file in manifest.files()}
+    return {f"manifest.json, {key}": json.dumps(value) for key, value in entries.items()} | facts
+
+
+def compare(cluster: Cluster, facts: Facts) -> None:
+    """Compare the ranks' facts; collective.
+
+    Raises
+    ------
+    UserError
+        On all ranks alike, naming the first facts that differ, with ranks and hosts.
+    """
+    text = json.dumps(facts).encode()
+    digests = cluster.gather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
+    (table,) = cluster.broadcast([np.stack(digests)] if digests is not None else None)
+    speakers = np.unique(table, axis=0, return_index=True)[1]  # the first rank with each of the lists
+    if len(speakers) == 1:
+        return
+    mine = json.dumps([socket.gethostname(), facts]).encode() if cluster.rank in speakers else b""
+    lists = cluster.gather(np.frombuffer(mine, np.uint8))
+    told = None
+    if lists is not None:
+        told = [np.frombuffer(_difference(sorted(speakers.tolist()), lists).encode(), np.uint8)]
+    raise UserError(cluster.broadcast(told)[0].tobytes().decode())
+
+
+def _difference(speakers: list[int], lists: list[np.ndarray]) -> str:
+    first, other = speakers[:2]
+    (host, here), (other_host, there) = (json.loads(lists[rank].tobytes()) for rank in (first, other))
+    both = [key for key in here if key in there and here[key] != there[key]]
+    keys = both or [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    named = [
+        f"{key} is {here.get(key, 'unset')} on rank {first} ({host}) and {there.get(key, 'unset')} on rank {other} "
+        f"({other_host})"
+        for key in keys[:NAMED]
+    ]
+    more = f"; {len(keys) - NAMED} more differ" if len(keys) > NAMED else ""
+    return f"the ranks do not run the same: {'; '.join(named)}{more}: give all ranks the same files and options"
+
+
+def _sources(package: Path) -> str:
+    """The SHA-256 of a package's sources and tables, names included."""
+    summed = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
+        summed.update(f"{path.relative_to(package)}\0".encode())
+        summed.update(hashlib.sha256(path.read_bytes()).digest())
+    return summed.hexdigest()

@@ -1,0 +1,106 @@
+"""Files are whole or absent: their content reaches the disk before their name, the name before anybody counts on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedmpi.checkpoint import Checkpoint, save_checkpoint
+from fedmpi.files import make_folder, sync_folder, write_whole
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """What is synced, renamed, made and deleted, in order; files are named as they are called at that moment."""
+    seen: list[tuple[str, Path]] = []
+    fsync, replace, mkdir = os.fsync, os.replace, os.mkdir
+
+    def synced(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        seen.append(("sync", path))
+        fsync(handle)
+
+    def replaced(source: Path, target: Path) -> None:
+        assert Path(source).stat().st_size, "renamed before anything was written"
+        seen.append(("rename", Path(target)))
+        replace(source, target)
+
+    def made(path: Path, *more: int) -> None:
+        mkdir(path, *more)
+        seen.append(("make", Path(path)))
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("os.replace", replaced)
+    monkeypatch.setattr("os.mkdir", made)
+    return seen
+
+
+def test_the_content_is_synced_before_the_name_and_the_folder_after_it(tmp_path: Path, order: list):
+    write_whole(tmp_path / "file", b"some", memoryview(b" words"))
+    assert order == [
+        ("sync", tmp_path / ".file.partial"),
+        ("rename", tmp_path / "file"),
+        ("sync", tmp_path),
+    ]
+    assert (tmp_path / "file").read_bytes() == b"some words"
+
+
+def test_all_is_written_when_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr("os.fsync", lambda handle: (sizes.append(os.fstat(handle).st_size), fsync(handle)))
+    write_whole(tmp_path / "file", b"x" * 100)
+    assert sizes[0] == 100
+
+
+def test_folders_that_are_made_are_synced_in_the_one_above(tmp_path: Path, order: list):
+    make_folder(tmp_path / "runs" / "mine")
+    synced = [path for what, path in order if what == "sync"]
+    assert set(synced) == {tmp_path, tmp_path / "runs"}
+    assert order.index(("make", tmp_path / "runs" / "mine")) < order.index(("sync", tmp_path / "runs"))
+
+
+def test_the_folder_of_the_checkpoints_is_on_the_disk_with_the_first_of_them(tmp_path: Path, order: list):
+    path = save_checkpoint(tmp_path / "checkpoints", Checkpoint(5, {"model": torch.ones(3)}, {}), keep=2)
+    assert order[-3:] == [
+        ("sync", path.with_name(f".{path.name}.partial")),
+        ("rename", path),
+        ("sync", path.parent),
+    ]
+    assert ("sync", tmp_path) in order
+
+
+@pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def broken(*where: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(call, broken)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.EINVAL, False), (errno.EIO, True), (errno.ENOSPC, True)])
+def test_a_file_system_that_cannot_sync_folders_is_no_error_but_a_failing_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, told: bool
+):
+    def broken(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", broken)
+    if told:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)

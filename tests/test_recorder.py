@@ -1,0 +1,297 @@
+"""The folder of a run: whose it is, what its records say in the end, and what happens when its disk is full."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedmpi.checkpoint import newest_checkpoint
+from fedmpi.cli import train
+from fedmpi.config import load_config
+from fedmpi.data.shards import open_store
+from fedmpi.errors import UserError
+from fedmpi.model_file import model_file
+from fedmpi.recorder import OF_A_RUN, Recorder
+from tests.end_to_end.in_process import run_into
+from tests.end_to_end.runs import curve
+from tests.end_to_end.user_models import tied
+
+ADAM = ("aggregation.optimizer=adam", "aggregation.lr=0.01")
+SETTINGS = ("preset=fedavg", "rounds=4", "checkpoint.every=1", "local.engine=sequential", *ADAM)
+CONFIG = load_config(None, ["logging.tensorboard=false", *SETTINGS])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of four rounds, a checkpoint after each, the last two kept."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "RUN"
+    assert run_into(folder, *SETTINGS) == 0
+    return folder
+
+
+def copy_of(run: Path, folder: Path) -> Path:
+    shutil.copytree(run, folder / "RUN")
+    return folder / "RUN"
+
+
+def content(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+# Whose folder it is
+
+
+@pytest.mark.parametrize("name", OF_A_RUN[1:])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_anything_of_a_run_but_no_configuration_is_refused(tmp_path: Path, name: str, resume: bool):
+    path = tmp_path / name / "round-00000001.safetensors" if name == "checkpoints" else tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("of a run")
+    before = content(tmp_path)
+    with pytest.raises(UserError, match=rf"holds {name} of a run but no config\.toml that says which: choose another"):
+        Recorder(tmp_path, CONFIG, resume)
+    assert content(tmp_path) == before
+
+
+def test_a_run_is_not_continued_without_resume(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    before = content(run)
+    with pytest.raises(UserError, match=r"holds a run already \(config\.toml, checkpoints, .*\): add --resume"):
+        run_into(run, *SETTINGS)
+    assert content(run) == before
+
+
+def test_events_alone_are_of_a_run(tmp_path: Path):
+    (tmp_path / "events.out.tfevents.1.host.2.0").touch()
+    with pytest.raises(UserError, match=r"holds events\.out\.tfevents\.1"):
+        Recorder(tmp_path, CONFIG, resume=False)
+
+
+def test_files_of_somebody_else_do_not_matter(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("seen")
+    Recorder(tmp_path, CONFIG, resume=False).close()
+
+
+def test_resume_in_an_empty_folder_starts_from_scratch(undisturbed: Path, tmp_path: Path):
+    assert run_into(tmp_path / "RUN", *SETTINGS, resume=True) == 0
+    assert curve(tmp_path / "RUN") == curve(undisturbed)
+
+
+def test_the_keys_that_differ_on_resume_are_named(undisturbed: Path):
+    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "local.lr=0.5", "rounds=9"])
+    with pytest.raises(UserError, match=r"\(rounds: 4 there, 9 here and \d more\): resume with the same one"):
+        Recorder(undisturbed, other, resume=True)
+
+
+def test_records_that_a_checkpoint_counts_on_must_be_there(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(lines[0])
+    with pytest.raises(UserError, match="holds 1 records where the checkpoint counts on 3"):
+        run_into(run, *SETTINGS, resume=True)
+    for garbled in (lines[1], b"[]\n", b'{"round": nothing}\n'):
+        (run / "metrics.jsonl").write_bytes(lines[0] + garbled.replace(b'"round": 1', b'"round": 7') + lines[2])
+        with pytest.raises(UserError, match="line 2, is not the record of round 1"):
+            run_into(run, *SETTINGS, resume=True)
+
+
+# Damaged checkpoints
+
+
+@pytest.mark.parametrize("place", [3, 300, -1, -8000], ids=["length", "header", "last tensor", "tensors"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits(
+    undisturbed: Path, tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
+):
+    run = copy_of(undisturbed, tmp_path)
+    newest = max((run / "checkpoints").iterdir())
+    damaged = bytearray(newest.read_bytes())
+    damaged[place] ^= 16
+    newest.write_bytes(damaged)
+    assert run_into(run, *SETTINGS, resume=True) == 0
+    assert curve(run) == curve(undisturbed)
+    assert (run / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+    for told in (capsys.readouterr().err, (run / "run.log").read_text()):
+        assert f"{newest} is damaged" in told
+        assert "instead, at round 3" in told
+
+
+def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    for path in (run / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="is whole: choose another --out"):
+        run_into(run, *SETTINGS, resume=True)
+
+
+# What the records say in the end
+
+
+def recorded(folder: Path, accuracies: list[float | None]) -> dict[str, Any]:
+    """The summary after rounds with these accuracies; None where there was no evaluation."""
+    recorder = Recorder(folder, CONFIG, resume=False)
+    for t, accuracy in enumerate(accuracies):
+        recorder.write({"round": t} | ({} if accuracy is None else {"test_accuracy": accuracy}))
+    summary = recorder.finish(nn.Linear(2, 2), {})
+    recorder.close()
+    return summary
+
+
+def test_the_best_of_equal_rounds_is_the_first(tmp_path: Path):
+    summary = recorded(tmp_path, [0.2, 0.7, None, 0.5, 0.7])
+    assert (summary["best_round"], summary["best_test_accuracy"]) == (1, 0.7)
+
+
+def test_the_best_of_equal_rounds_is_the_first_of_a_resumed_run_too(tmp_path: Path):
+    recorded(tmp_path, [0.7, 0.5])
+    recorder = Recorder(tmp_path, CONFIG, resume=True)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        recorder._remember(json.loads(line))
+    recorder.write({"round": 2, "test_accuracy": 0.7})
+    assert recorder.finish(nn.Linear(2, 2), {})["best_round"] == 0
+    recorder.close()
+
+
+def test_a_round_without_any_right_answer_can_be_the_best(tmp_path: Path):
+    assert recorded(tmp_path, [None, 0.0, 0.0])["best_round"] == 1
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(3, [2, 4]), (5, [4]), (100, [4]), (1, [0, 1, 2, 3, 4])])
+def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path: Path, every: int, evaluated: list[int]):
+    settings = ("preset=fedavg", "rounds=5", f"evaluation.every={every}")
+    assert run_into(tmp_path / "RUN", *settings) == 0
+    assert [record["round"] for record in curve(tmp_path / "RUN") if "test_accuracy" in record] == evaluated
+
+
+# Models that can and cannot be saved
+
+
+def test_tied_weights_are_saved_and_tied_again_when_loaded(tmp_path: Path):
+    settings = ("preset=fedavg", "rounds=2", "model.name=tests.end_to_end.user_models:tied")
+    assert run_into(tmp_path / "RUN", *settings) == 0
+    stored = load_file(tmp_path / "RUN" / "model.safetensors")
+    fresh = tied(open_store("digits").description)
+    fresh.load_state_dict(stored)
+    assert fresh.encode.weight is fresh.again.weight
+    assert torch.equal(stored["encode.weight"], stored["again.weight"])
+    assert set(stored) == set(fresh.state_dict())
+    untrained = tied(open_store("digits").description)
+    assert not torch.equal(stored["encode.weight"], untrained.encode.weight)
+
+
+def test_views_that_overlap_are_saved_under_each_name():
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = nn.Parameter(torch.arange(6.0))
+            self.register_buffer("tail", self.all.detach()[4:])
+            self.register_buffer("head", self.all.detach()[:2])
+            self.register_buffer("nothing", torch.empty(0))
+
+    from safetensors.torch import load
+
+    stored = load(model_file(Sliced()))
+    assert {name: value.tolist() for name, value in stored.items()} == {
+        "all": [0, 1, 2, 3, 4, 5], "tail": [4, 5], "head": [0, 1], "nothing": []
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["talkative", "sparse"])
+def test_a_model_that_cannot_be_saved_is_refused_before_the_folder_is_made(tmp_path: Path, kind: str):
+    model = f"model.name=tests.end_to_end.user_models:{kind}"
+    with pytest.raises(UserError, match=r"the model cannot be saved: .* not a dense tensor; leave it out"):
+        train(None, ["preset=fedavg", model], tmp_path / "RUN")
+    assert not (tmp_path / "RUN").exists()
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes; what a failed run leaves open on it is closed."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    log = logging.getLogger("fedmpi")
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        with suppress(OSError):
+            handler.close()
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """Take what is free in a folder but so many bytes."""
+    room = os.statvfs(folder)
+    path = folder / "filler"
+    path.write_bytes(b"x" * max(0, room.f_bavail * room.f_frsize - leave))
+    return path
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2, 4, 8, 16])
+def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    undisturbed: Path, small_disk: Path, pages: int
+):
+    run = small_disk / "RUN"
+    assert run_into(run, *SETTINGS, stop_after=2) == 75
+    whole = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
+    filler = fill(small_disk, pages * 4096)
+    with pytest.raises(UserError, match=rf"run folder {run} .*No space left on device"):
+        run_into(run, *SETTINGS, resume=True)
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert not list(run.rglob("*.partial"))
+    filler.unlink()
+    assert run_into(run, *SETTINGS, resume=True) == 0
+    assert curve(run) == curve(undisturbed)
+
+
+def test_events_on_a_full_disk_are_one_sentence_too(small_disk: Path, capsys: pytest.CaptureFixture[str]):
+    config = load_config(None, SETTINGS)
+    recorder = Recorder(small_disk / "RUN", config, resume=False)
+    recorder.resume()
+    fill(small_disk, 0)
+    recorder._events.add_scalar("much", 1.0)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="No space left on device"):
+        for t in range(10_000):
+            recorder.checkpoint(t, {}, {})
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", ["write", "checkpoint", "finish"])
+def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: str, caplog: pytest.LogCaptureFixture):
+    """A limit on the length of files stands for the full disk: it needs no rights."""
+    recorder = Recorder(tmp_path, CONFIG, resume=False)
+    recorder.resume()
+    recorder.checkpoint(1, {"model": torch.ones(10)}, {"settled": 0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"writing to the run folder .* failed \(File too large\): make room there"):
+            if call == "write":
+                recorder.write({"round": 0, "long": "x" * 5000})
+            elif call == "checkpoint":
+                recorder.checkpoint(2, {"model": torch.ones(5000)}, {"settled": 0})
+            else:
+                recorder.finish(nn.Linear(100, 100), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    logging.getLogger("fedmpi").warning("the end")
+    recorder.close()
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None and found.next_round == 1
+    assert not list(tmp_path.rglob("*.partial"))
