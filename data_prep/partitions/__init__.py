@@ -73,8 +73,9 @@ def partition(
         raise UserError("the data set has no training sample to partition: check the files given by --raw")
     complete = _complete(name, law, options)
     draw = law.draw(Request(np.asarray(labels, np.int64), classes, clients, generator, users, complete, class_names))
+    found: dict[str, OptionValue] = {**complete, **draw.facts}
     return Partition(
-        draw.rows, draw.offsets, name, complete, draw.users, draw.balanced_test, draw.notes, draw.test_total
+        draw.rows, draw.offsets, name, found, draw.users, draw.balanced_test, draw.notes, draw.test_total
     )
 
 

@@ -25,7 +25,7 @@ class Partition:
     law : str
         Name of the law that drew it.
     options : dict
-        The law's options as used, defaults included.
+        The law's options as used, defaults included, and what the law found (`Draw.facts`).
     users : int64 (N,) or None
         The data set's user behind every client, where clients are users.
     balanced_test : bool
@@ -133,6 +133,7 @@ class Draw:
     balanced_test: bool = False
     notes: tuple[str, ...] = ()
     test_total: int = 0
+    facts: Mapping[str, OptionValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

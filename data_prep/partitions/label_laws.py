@@ -41,8 +41,9 @@ def draw_dirichlet(request: Request) -> Draw:
     """Dirichlet(alpha) label skew, `by` class or client.
 
     by = class: for every class c independently, the shares of the clients (p_c1 ... p_cN) ~ Dir(alpha, ..., alpha), and
-    the class's rows are cut in these shares; sizes vary. A draw that leaves a client empty is repeated up to `redraws`
-    times; then (`empty` = fill) every empty client gets one random row of the largest clients.
+    the class's rows are cut in these shares, rounded at random without bias; sizes vary. A draw that leaves a client
+    empty is repeated up to `redraws` times; then (`empty` = fill) every empty client gets one random row of the largest
+    clients.
 
     by = client: every client's class mix ~ Dir(alpha, ..., alpha) and sizes differ by at most one. Clients draw from
     their mixes; where a class runs out the requests that are left over are redrawn from the client's mix over the
@@ -82,7 +83,8 @@ def draw_label_shards(request: Request) -> Draw:
     np.put_along_axis(holds, table, 1, axis=1)
     if request.options["surplus"] == "drop":
         return Draw(*take_counts(request.labels, holds * size, request.generator))
-    return Draw(*take_counts(request.labels, _share_out(holds, present, slots), request.generator))
+    counts = _share_out(holds, present, slots, request.generator)
+    return Draw(*take_counts(request.labels, counts, request.generator))
 
 
 def _shards_per_class(present: Int64Array, clients: int, per_client: int) -> tuple[Int64Array, int]:
@@ -119,11 +121,12 @@ def _class_table(slots: Int64Array, clients: int, per_client: int, generator: np
     return table
 
 
-def _share_out(holds: Int64Array, present: Int64Array, slots: Int64Array) -> Int64Array:
-    """Class counts (N, C) that share all rows of a class evenly among its holders."""
+def _share_out(holds: Int64Array, present: Int64Array, slots: Int64Array, generator: np.random.Generator) -> Int64Array:
+    """Class counts (N, C) that share all rows of a class evenly among its holders; who gets the odd ones is random."""
     counts = holds * (present // np.maximum(slots, 1))
-    order = np.cumsum(holds, axis=0) <= present % np.maximum(slots, 1)
-    return counts + (holds & order)
+    for label, odd in enumerate(present % np.maximum(slots, 1)):
+        counts[generator.permutation(np.flatnonzero(holds[:, label]))[:odd], label] += 1
+    return counts
 
 
 def draw_label_sorted(request: Request) -> Draw:

@@ -8,22 +8,27 @@ from data_prep.sizes import SIZE_LAWS, capped_sizes, lognormal_sizes, relative_s
 from fedmpi.data.assignment import iid
 from fedmpi.errors import UserError
 
+MEANT = "the mean before sizes are rounded and raised to at least one"
+
 
 def draw_lognormal(request: Request) -> Draw:
     """Log-normal sizes (`data_prep.sizes.lognormal_sizes`), rows uniformly at random.
 
     Where the sizes ask for more rows than there are they are scaled down in proportion, none below one, to use all
     rows; where they ask for fewer the other rows are dropped. FedSampling section 4.1 and its Figure 4 (sigma).
+    `mean` is that of the law before sizes are rounded and raised to one; what came out is told as `realised_mean`.
     """
     clients, available = enough(request), len(request.labels)
     wanted = lognormal_sizes(
         clients, request.number("mean"), request.number("sigma"), str(request.options["law"]), request.generator
     )
     sizes = capped_sizes(wanted, available)
-    notes: tuple[str, ...] = ()
+    realised = round(float(sizes.mean()), 4)
+    notes = [f"clients hold {realised:g} samples on average; --mean {request.number('mean'):g} is {MEANT}"]
     if wanted.sum() > available:
-        notes = (f"the sizes asked for {wanted.sum()} samples and were scaled to the {available} there are",)
-    return Draw(*iid(available, sizes, request.generator), notes=notes)
+        notes.append(f"the sizes asked for {wanted.sum()} samples and were scaled to the {available} there are")
+    rows, offsets = iid(available, sizes, request.generator)
+    return Draw(rows, offsets, notes=tuple(notes), facts={"realised_mean": realised})
 
 
 def draw_sizes(request: Request) -> Draw:
@@ -47,7 +52,7 @@ LOGNORMAL = Law(
     draw_lognormal,
     "sizes ~ LogNormal scaled to a mean, at least one; rows at random; scaled down where the data set is too small",
     (
-        Option("mean", float, 2.0, "mean number of samples of a client", low=0.01),
+        Option("mean", float, 2.0, f"samples of a client, {MEANT}; the partition sizes keeps its mean", low=0.01),
         Option("sigma", float, 1.0, "standard deviation of the logarithm of the sizes", low=0.0),
         Option(
             "law",

@@ -5,6 +5,8 @@ Pure functions over arrays; no loop over clients. Every function returns rows, c
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -86,7 +88,9 @@ def fill_empty(owner: npt.NDArray[np.int32], clients: int, generator: np.random.
     empty = np.flatnonzero(sizes == 0)
     if len(empty) == 0:
         return 0
-    given = level_down(sizes, len(empty), floor=1)
+    order = generator.permutation(clients)  # of equally large clients none gives rather than another
+    given = np.empty_like(sizes)
+    given[order] = level_down(sizes[order], len(empty), floor=1)
     rows, offsets = group_by_owner(owner, clients, generator)
     donors = np.flatnonzero(given)
     counts = given[donors]
@@ -106,8 +110,9 @@ def dirichlet_by_class(
 ) -> tuple[Int64Array, Int64Array, int]:
     """For every class, the shares of the clients ~ Dir(alpha, ..., alpha), independently (Yurochkin et al. 2019).
 
-    A draw that leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client
-    gets one random sample of the largest clients.
+    Shares become whole samples by `systematic_counts`: each client's expected count is exactly its share. A draw that
+    leaves clients without samples is repeated up to `redraws` times; then, with `fill`, each empty client gets one
+    random sample of the largest clients.
 
     Returns
     -------
@@ -124,9 +129,10 @@ def dirichlet_by_class(
         _enough(len(labels), clients)
     # Below this many samples a client, repeating the whole draw has no chance worth its time.
     attempts = 1 + redraws if fill and len(labels) >= 2 * clients else 1
+    rounding = _rounding_stream(generator)
     owner = np.zeros(len(labels), np.int32)
     for _ in range(attempts):
-        owner = _dirichlet_owner(labels, classes, clients, alpha, generator)
+        owner = _dirichlet_owner(labels, classes, clients, alpha, generator, rounding)
         if len(np.unique(owner)) == clients:
             break
     filled = fill_empty(owner, clients, generator) if fill else 0
@@ -134,17 +140,52 @@ def dirichlet_by_class(
 
 
 def _dirichlet_owner(
-    labels: Int64Array, classes: int, clients: int, alpha: float, generator: np.random.Generator
+    labels: Int64Array,
+    classes: int,
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    rounding: np.random.Generator,
 ) -> npt.NDArray[np.int32]:
     owner = np.zeros(len(labels), np.int32)
     by_class = np.argsort(labels, kind="stable")
     bounds = offsets_of(np.bincount(labels, minlength=classes))
     for label in range(classes):
         members = generator.permutation(by_class[bounds[label] : bounds[label + 1]])
-        shares = np.cumsum(generator.dirichlet(np.full(clients, alpha)))
-        cuts = np.floor(shares / shares[-1] * len(members)).astype(np.int64)
-        owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+        counts = systematic_counts(generator.dirichlet(np.full(clients, alpha)), len(members), rounding)
+        owner[members] = np.repeat(np.arange(clients, dtype=np.int32), counts)
     return owner
+
+
+def _rounding_stream(generator: np.random.Generator) -> np.random.Generator:
+    """A stream beside that of the shares, so that these do not depend on their rounding."""
+    bits: Any = generator.bit_generator  # NumPy's own ones can jump far ahead
+    return np.random.Generator(bits.jumped())
+
+
+def systematic_counts(shares: FloatArray, total: int, generator: np.random.Generator) -> Int64Array:
+    """Whole counts that sum to `total`, each within one of shares * total and equal to it on average.
+
+    Systematic rounding (Madow 1949): the shares are laid end to end on a line of length `total` in random order, and a
+    client counts the points u, u + 1, u + 2, ... on its stretch, u ~ U(0, 1).
+
+    Parameters
+    ----------
+    shares : float64 (N,)
+        Non-negative, not all zero; proportions are what counts.
+    total : int
+
+    Returns
+    -------
+    int64 (N,)
+    """
+    order = generator.permutation(len(shares))
+    ends = np.cumsum(shares[order])
+    passed = np.floor(ends / ends[-1] * total + generator.random()).astype(np.int64)
+    passed[-1] = total  # as it is but for rounding in the last bit
+    counts = np.empty(len(shares), np.int64)
+    counts[order] = np.diff(np.minimum(passed, total), prepend=0)
+    return counts
 
 
 def dirichlet_by_client(

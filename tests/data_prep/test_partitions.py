@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.partitions import PARTITIONS, partition
+from fedmpi.data.assignment import fill_empty, systematic_counts
 from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
 from tests.data_prep.partition_draws import counts_of, draw
@@ -81,14 +82,71 @@ def test_the_same_seed_draws_the_same_partition_and_another_seed_another(name, o
     assert not np.array_equal(first.rows, other.rows)
 
 
-def test_dirichlet_by_class_has_the_moments_of_its_law() -> None:
-    """Share of client 0 of 4 in 800 independent classes: Beta(a, 3a), a = 0.5. False-alarm rate below 1e-4 (z = 4)."""
+@pytest.mark.parametrize("client", [0, 3])
+def test_dirichlet_by_class_has_the_moments_of_its_law(client: int) -> None:
+    """Share of a client of 4 in 800 independent classes: Beta(a, 3a), a = 0.5. False-alarm rate below 1e-4 (z = 4)."""
     classes, alpha = 800, 0.5
     labels = np.repeat(np.arange(classes), 500)
-    share = counts_of(draw("dirichlet", labels, classes, 4, alpha=alpha), labels, classes)[0] / 500
+    share = counts_of(draw("dirichlet", labels, classes, 4, alpha=alpha), labels, classes)[client] / 500
     variance = 0.25 * 0.75 / (4 * alpha + 1)
-    assert abs(share.mean() - 0.25) < 4 * np.sqrt(variance / classes) + 1 / 500  # floors shift a share by 1 / 500
+    assert abs(share.mean() - 0.25) < 4 * np.sqrt(variance / classes)
     assert abs(share.var() / variance - 1) < 4 * np.sqrt(2 / classes) * 1.5
+
+
+def test_every_client_of_dirichlet_by_class_expects_the_same_samples_whatever_its_index() -> None:
+    """100 classes of 500, 100 clients: 500 samples are right for each.
+
+    A count's variance is at most that of its share, 500^2 p (1 - p) / (100 a + 1) with p = 0.01, plus 1/4 of the
+    rounding; z = 5 for the first and the last client and z = 6 for all of them keep the false-alarm rate below 2e-6.
+    """
+    labels, alpha, seeds = np.repeat(np.arange(100), 500), 100.0, 20
+    sizes = np.stack([draw("dirichlet", labels, 100, 100, seed, alpha=alpha).sizes for seed in range(seeds)])
+    deviation = np.sqrt(100 * (500**2 * 0.01 * 0.99 / (100 * alpha + 1) + 0.25) / seeds)  # 1.6 samples
+    means = sizes.mean(axis=0)
+    assert abs(means[0] - 500) < 5 * deviation and abs(means[-1] - 500) < 5 * deviation
+    assert np.abs(means - 500).max() < 6 * deviation
+    halves = means[:50].mean() - means[50:].mean()
+    assert abs(halves) < 5 * deviation * np.sqrt(2 / 50)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30).filter(any), st.integers(0, 400), st.integers(0, 2**32))
+def test_rounding_a_share_misses_it_by_less_than_one_sample(shares, total, seed) -> None:
+    counts = systematic_counts(np.array(shares), total, np.random.default_rng(seed))
+    exact = np.array(shares) / sum(shares) * total
+    assert counts.sum() == total and (counts >= 0).all() and (np.abs(counts - exact) < 1 + 1e-9).all()
+
+
+def test_rounding_a_share_is_right_on_average_for_every_client() -> None:
+    """20,000 roundings; a count is one of two neighbours, variance f (1 - f). Largest |z| of 5: below 1e-5."""
+    shares, total, trials = np.array([0.05, 0.3, 1.7, 0.15, 0.8]), 11, 20_000
+    generator = np.random.default_rng(3)
+    mean = np.mean([systematic_counts(shares, total, generator) for _ in range(trials)], axis=0)
+    exact = shares / shares.sum() * total
+    fraction = exact % 1
+    assert (np.abs(mean - exact) < 5 * np.sqrt(fraction * (1 - fraction) / trials)).all()
+
+
+def test_no_two_clients_are_rounded_up_together_more_often_than_others() -> None:
+    """Two of four equal shares are rounded up: 6 pairs, 6,000 draws, chi-square of 5 degrees at 1e-6."""
+    generator, seen = np.random.default_rng(5), Counter()
+    for _ in range(6000):
+        seen[tuple(np.flatnonzero(systematic_counts(np.full(4, 0.25), 2, generator)))] += 1
+    assert len(seen) == 6 and sum((count - 1000) ** 2 for count in seen.values()) / 1000 < 35.9
+
+
+def test_who_gives_to_an_empty_client_and_who_gets_an_odd_sample_do_not_depend_on_the_index() -> None:
+    """Over 400 draws each of 20 like clients gives, or gets, with probability 1/4: z = 5 a client, 2e-5 in all."""
+    given, gained = np.zeros(20), np.zeros(20)
+    for seed in range(400):
+        owner = np.repeat(np.arange(25, dtype=np.int32), [8] * 20 + [0] * 5)
+        fill_empty(owner, 25, np.random.default_rng(seed))
+        given += 8 - np.bincount(owner)[:20]
+        made = draw("shards", np.zeros(105, np.int64), 1, 20, seed, classes_per_client=1, surplus="keep")
+        gained += made.sizes - 5
+    assert given.sum() == gained.sum() == 400 * 5
+    margin = 5 * np.sqrt(400 / 4 * 3 / 4)
+    assert np.abs(given - 100).max() < margin and np.abs(gained - 100).max() < margin
 
 
 def test_dirichlet_by_client_gives_equal_sizes_and_skewed_mixes() -> None:

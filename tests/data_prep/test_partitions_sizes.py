@@ -23,9 +23,24 @@ def test_lognormal_sizes_follow_the_paper_and_the_published_code() -> None:
     np.testing.assert_array_equal(code, np.ceil(2 * draws / np.ceil(draws).mean()))
 
 
+@pytest.mark.parametrize(("sigma", "mean"), [(0.5, 2.006), (1.0, 2.1746), (2.0, 2.559)])
+def test_the_mean_of_the_lognormal_law_is_before_rounding_and_the_realised_one_is_told(sigma, mean) -> None:
+    """E[max(1, round(2 L / E[L]))] = 1 + sum_j P(2 L / E[L] > j + 1/2); 100,000 clients, five standard errors."""
+    made = draw("lognormal", np.zeros(400_000, np.int64), 1, 100_000, mean=2.0, sigma=sigma)
+    error = made.sizes.std() / np.sqrt(100_000)
+    assert abs(made.sizes.mean() - mean) < 5 * error
+    assert made.options["realised_mean"] == pytest.approx(made.sizes.mean(), abs=1e-4)
+    assert f"{made.options['realised_mean']:g} samples on average" in made.notes[0]
+
+
+def test_the_realised_mean_is_that_of_the_sizes_after_scaling() -> None:
+    made = draw("lognormal", np.zeros(500, np.int64), 1, 400, mean=10.0)
+    assert made.options["realised_mean"] == 1.25 and made.options["mean"] == 10.0
+
+
 def test_lognormal_sizes_are_scaled_to_the_samples_there_are() -> None:
     made = draw("lognormal", np.zeros(500, np.int64), 1, 400, mean=10.0)
-    assert made.sizes.sum() == 500 and made.sizes.min() == 1 and "scaled" in made.notes[0]
+    assert made.sizes.sum() == 500 and made.sizes.min() == 1 and "scaled" in made.notes[1]
 
 
 @pytest.mark.parametrize("variant", ["BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL"])
