@@ -130,7 +130,24 @@ def prepare_command(
     vectors: Annotated[Path | None, typer.Option(metavar="FILE", help="texts: GloVe vectors to store.")] = None,
     label: Annotated[str | None, typer.Option(help="arrays: label column of a CSV file [label].")] = None,
     task: Annotated[str | None, typer.Option(help="arrays: image, text or vector.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="imagefolder: resize to this height and width.")] = None,
+    channels: Annotated[
+        str | None, typer.Option(metavar="first|last", help="arrays: which axis of an image holds its channels.")
+    ] = None,
+    skip_unlabelled: Annotated[
+        bool, typer.Option("--skip-unlabelled", help="arrays: leave out rows without a label.")
+    ] = False,
+    numbers_are_classes: Annotated[
+        bool, typer.Option("--numbers-are-classes", help="arrays: labels may be fractions, each a class.")
+    ] = False,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="WxH", help="imagefolder: resize to width x height, or N to N x N.")
+    ] = None,
+    skip_odd_sizes: Annotated[
+        bool, typer.Option("--skip-odd-sizes", help="imagefolder: leave out images of another size than most.")
+    ] = False,
+    keep_duplicates: Annotated[
+        bool, typer.Option("--keep-duplicates", help="amazon: keep reviews that repeat another.")
+    ] = False,
 ) -> None:
     """Replaced by HELP_PREPARE."""
     given: dict[str, Any] = {
@@ -140,7 +157,12 @@ def prepare_command(
         "vectors": vectors,
         "label": label,
         "task": _task(task),
-        "image_size": image_size,
+        "channels": _channels(channels),
+        "skip_unlabelled": skip_unlabelled or None,
+        "numbers_are_classes": numbers_are_classes or None,
+        "image_size": _size(image_size),
+        "skip_odd_sizes": skip_odd_sizes or None,
+        "keep_duplicates": keep_duplicates or None,
     }
     job = Job(
         name=dataset,
@@ -178,6 +200,26 @@ def _task(task: str | None) -> Task | None:
     if task not in TASKS:
         raise UserError(f"--task {task!r} is unknown; choose image, text or vector")
     return TASKS[task]
+
+
+def _channels(channels: str | None) -> str | None:
+    if channels not in (None, "first", "last"):
+        raise UserError(f"--channels {channels!r} is unknown; choose first (n, C, h, w) or last (n, h, w, C)")
+    return channels
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    """Width and height of --image-size 64x48 or --image-size 64."""
+    if text is None:
+        return None
+    width, _, height = text.lower().partition("x")
+    try:
+        size = int(width), int(height or width)
+    except ValueError:
+        raise UserError(f"--image-size {text!r} is no size; give pixels as WIDTHxHEIGHT or one number") from None
+    if min(size) < 1:
+        raise UserError(f"--image-size {text} is impossible; give at least 1 pixel")
+    return size
 
 
 if __name__ == "__main__":

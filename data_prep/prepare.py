@@ -166,7 +166,7 @@ def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
     options = ReadOptions(**given)
     for field in fields(options):
         value = getattr(options, field.name)
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise UserError(f"{flag(field.name)} {value} is impossible; give at least 1")
     return options
 

@@ -55,6 +55,11 @@ class RawDataset:
         Pretrained word vectors in the order of the vocabulary, stored once beside the shards.
     extras : dict of arrays
         Further arrays stored once beside the shards.
+    notes : tuple of str
+        What the user ought to know of the data, for the manifest.
+    refit : callable or None
+        ``refit(rows)`` is this data set with the normalisation or vocabulary that these training rows alone give; None
+        where neither depends on the rows.
     """
 
     name: str
@@ -77,3 +82,5 @@ class RawDataset:
     vocabulary: tuple[str, ...] = ()
     vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    refit: Callable[[Int64Array], RawDataset] | None = None

@@ -35,7 +35,7 @@ def tokens(text: str) -> list[str]:
 
 
 class TextRows:
-    """Collects texts in one pass and encodes them once the training part is known.
+    """Collects texts in one pass and encodes them when the training part is known, again when it has become smaller.
 
     The first `length` tokens of every text are kept under provisional ids in a temporary file, so memory holds the
     distinct words and one block of rows, not the texts.
@@ -94,10 +94,10 @@ class TextRows:
         final = np.full(len(counts), UNKNOWN, np.int32)
         final[PADDING] = PADDING
         final[kept] = np.arange(2, len(kept) + 2)
+        ids = Scratch((self._length,), np.int32)
         for start in range(0, len(provisional), BUFFER_ROWS):
-            block = provisional[start : start + BUFFER_ROWS]
-            block[...] = final[block]
-        return provisional, (*SPECIAL, *(words[word] for word in kept))
+            ids.append(final[provisional[start : start + BUFFER_ROWS]])
+        return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
 
     def _flush(self) -> None:
         if self._block:

@@ -5,6 +5,7 @@ Reads the 5-core files of 2014 and 2018 and, with its other key names, the 2023 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,19 @@ from fedmpi.errors import UserError
 PATTERNS = ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl")
 # Key names of 2014 and 2018, then of 2023.
 STARS, TEXT, REVIEWER = ("overall", "rating"), ("reviewText", "text"), ("reviewerID", "user_id")
+ITEM = ("asin",)
+DUPLICATES = "reviews that repeat one of the same reviewer, product and text (--keep-duplicates keeps them)"
 HINT = "a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.json.gz"
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """Reviews of one or more files: label = stars - 1; a fifth of the rows, the same for any seed, is the test part."""
     texts = LabelledTexts(options.length)
+    seen: set[bytes] | None = None if options.keep_duplicates else set()
     for path in choose(raw, options.files):
         for number, line in enumerate(lines(path), 1):
             if line.strip():
-                _add(line, f"{path}, line {number}", texts, tally)
+                _add(line, f"{path}, line {number}", texts, tally, seen)
     labels = np.array(texts.labels, np.int64)
     names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
     return text_data_set(AMAZON, texts, labels, names, hold_out(len(texts)), options, tally)
@@ -59,7 +63,8 @@ def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
     return [by_name[name] for name in names]
 
 
-def _add(line: str, where: str, texts: LabelledTexts, tally: Tally) -> None:
+def _add(line: str, where: str, texts: LabelledTexts, tally: Tally, seen: set[bytes] | None) -> None:
+    """Add one review; `seen` holds those there are already, None where duplicates are kept."""
     try:
         review = json.loads(line)
     except ValueError as error:
@@ -68,13 +73,26 @@ def _add(line: str, where: str, texts: LabelledTexts, tally: Tally) -> None:
     if not isinstance(review, dict):
         tally.bad(where, "not a JSON object")
         return
-    stars, text, reviewer = (_first(review, keys) for keys in (STARS, TEXT, REVIEWER))
-    if stars not in (1, 2, 3, 4, 5):
+    stars, text, reviewer, item = (_first(review, keys) for keys in (STARS, TEXT, REVIEWER, ITEM))
+    if isinstance(stars, bool) or stars not in (1, 2, 3, 4, 5):
         tally.bad(where, f"{STARS[0]!r} is {stars!r} instead of 1 to 5 stars")
     elif not isinstance(text, str) or not text.strip():
         tally.bad(where, f"no {TEXT[0]!r}")
+    elif seen is not None and _repeats(reviewer, item, text, seen):
+        tally.drop(DUPLICATES)
     else:
         texts.add(text, int(stars) - 1, None if reviewer is None else str(reviewer))
+
+
+def _repeats(reviewer: Any, item: Any, text: str, seen: set[bytes]) -> bool:
+    """Whether the same review was there before; nobody can tell where the reviewer or the product is not named."""
+    if reviewer is None or item is None:
+        return False
+    key = hashlib.blake2b(json.dumps([str(reviewer), str(item), text.strip()]).encode(), digest_size=16).digest()
+    if key in seen:
+        return True
+    seen.add(key)
+    return False
 
 
 def _first(review: dict[str, Any], keys: tuple[str, ...]) -> Any:
@@ -91,5 +109,5 @@ AMAZON = DataSet(
     page="https://jmcauley.ucsd.edu/data/amazon/",
     files=HINT,
     read=read,
-    options=TEXT_OPTIONS | {"files"},
+    options=TEXT_OPTIONS | {"files", "keep_duplicates"},
 )

@@ -9,13 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally, Task
-from data_prep.datasets.files import channel_statistics, hold_out
+from data_prep.datasets.files import hold_out
+from data_prep.datasets.labels import LabelRule, classes_of
+from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
 from fedmpi.errors import UserError
 
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
 CHANNELS = (1, 3, 4)
+TABLES = (".csv", ".csv.gz")
+INSTEAD = {
+    ".npy": "one array has no labels; write both with numpy.savez('mine.npz', x=x, y=y)",
+    ".parquet": "write it as a table with pandas.read_parquet(FILE).to_csv('mine.csv', index=False)",
+}
 Arrays = dict[str, NDArray[Any]]
 Kind = Literal["uint8", "float32", "int32"]
 
@@ -25,50 +32,65 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
     x (n, h, w), (n, C, h, w) or (n, h, w, C) are images, (n, d) vectors; uint8 stays uint8, any other number becomes
     float32. Whole numbers (n, L) wider than 8 bits need `task`: "text" makes them token ids, "vector" float32. Labels
-    may be any values: the classes are the sorted distinct ones. Without a test part a fifth of the rows is held out.
+    are whole numbers or texts: the classes are the sorted distinct ones. Without a test part a fifth of the rows is
+    held out.
     """
-    if not raw.is_file():
-        raise UserError(f"{raw} is not a file; --raw must name {HINT}")
-    content = read_npz(raw) if raw.suffix == ".npz" else read_table(raw, options.label, tally)
+    content = _content(raw, options, tally)
     _check_lengths(raw, content)
     task, kind = meaning(raw, content["x"], options.task)
-    x = channels_first(content["x"]) if task == "image" else content["x"]
     rest = content.get("x_test")
-    test_source = x if rest is None else channels_first(rest) if task == "image" else rest
-    if test_source.shape[1:] != x.shape[1:]:
-        raise UserError(f"{raw}: the rows of x are {x.shape[1:]} but those of x_test {test_source.shape[1:]}")
-    y, y_test, names = _classes(content)
+    if rest is not None and rest.shape[1:] != content["x"].shape[1:]:
+        raise UserError(f"{raw}: the rows of x are {content['x'].shape[1:]} but those of x_test {rest.shape[1:]}")
+    axis = channel_axis(raw, content["x"].shape, options.channels) if task == "image" else None
+    x = channels_first(content["x"], axis)
+    test_source = x if rest is None else channels_first(rest, axis)
+    y, y_test, names = _classes(raw, content, options, tally)
     train, test = hold_out(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
+    test_y = y if rest is None else y_test
+    train, test = train[y[train] >= 0], test[test_y[test] >= 0]
     train = _usable(f"{raw}, array x", x, train, kind, tally)
     test = _usable(f"{raw}, array {'x' if rest is None else 'x_test'}", test_source, test, kind, tally)
     if not len(train) or not len(test):
         raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row")
     users, user_names = _users(content, train)
-    mean, std = ((), ()) if task == "text" else channel_statistics(x, 255.0 if kind == "uint8" else 1.0, train)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
         return x[train[index]].astype(kind)
 
-    return RawDataset(
+    data = RawDataset(
         name=ARRAYS.name,
         task=task,
         classes=len(names),
         class_names=names,
         feature_shape=x.shape[1:],
         dtype=kind,
-        mean=mean,
-        std=std,
+        mean=(),
+        std=(),
         labels=y[train],
         users=users,
         user_names=user_names,
         read=rows,
         test_x=test_source[test].astype(kind),
-        test_y=(y if rest is None else y_test)[test],
+        test_y=test_y[test],
         skipped=tally.unreadable,
         licence=ARRAYS.licence,
         citation=ARRAYS.citation,
         vocabulary=tuple(map(str, range(_largest(x, test_source) + 1))) if task == "text" else (),
     )
+    return data if task == "text" else measured(data)
+
+
+def _content(raw: Path, options: ReadOptions, tally: Tally) -> Arrays:
+    """The arrays of a file, read by its kind; the kind is in its name."""
+    if not raw.is_file():
+        raise UserError(f"{raw} is not a file; --raw must name {HINT}")
+    name = raw.name.lower()
+    if name.endswith(".npz"):
+        return read_npz(raw)
+    if name.endswith(TABLES):
+        return read_table(raw, options.label, options.skip_unlabelled, tally)
+    kind = raw.suffix.lower()
+    raise UserError(f"{raw} is not read as it is: {INSTEAD.get(kind, f'--raw must name {HINT}')}")
 
 
 def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
@@ -94,13 +116,35 @@ def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
     return chosen, "uint8" if x.dtype == np.uint8 else "float32"
 
 
-def channels_first(x: NDArray[Any]) -> NDArray[Any]:
-    """Images as (n, C, H, W); the axis of 1, 3 or 4 values holds the channels, the second axis before the last."""
-    if x.ndim == 3:
-        return x[:, None]
-    if x.ndim != 4 or x.shape[1] in CHANNELS or x.shape[3] not in CHANNELS:
+def channel_axis(raw: Path, shape: tuple[int, ...], said: Literal["first", "last"] | None) -> int | None:
+    """The axis of images that holds the channels: the one of 1, 3 or 4 values, or as the user says; None: no axis does.
+
+    Raises
+    ------
+    UserError
+        When the shape fits both readings or none, and the user does not say.
+    """
+    if len(shape) == 3:
+        if said is not None:
+            raise UserError(f"{raw}: x is {shape}, images without an axis of channels; leave out --channels")
+        return None
+    axes = {"first": 1, "last": 3}
+    if said is not None:
+        return axes[said]
+    fitting = [axis for axis in axes.values() if shape[axis] in CHANNELS]
+    if len(fitting) != 1:
+        raise UserError(
+            f"{raw}: x is {shape}, and {'both the second and the last axis' if fitting else 'neither axis'} could hold "
+            f"the channels of an image; say --channels first for (n, C, h, w) or --channels last for (n, h, w, C)"
+        )
+    return fitting[0]
+
+
+def channels_first(x: NDArray[Any], axis: int | None) -> NDArray[Any]:
+    """Images as (n, C, H, W), from the axis of their channels; vectors, tokens (two axes) as they are."""
+    if x.ndim == 2:
         return x
-    return x.transpose(0, 3, 1, 2)
+    return x[:, None] if axis is None else np.moveaxis(x, axis, 1)
 
 
 def _check_lengths(raw: Path, content: Arrays) -> None:
@@ -115,10 +159,13 @@ def _check_lengths(raw: Path, content: Arrays) -> None:
                 )
 
 
-def _classes(content: Arrays) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-    y, y_test = content["y"], content.get("y_test", content["y"][:0])
-    distinct, labels = np.unique(np.concatenate([y, y_test]), return_inverse=True)
-    return labels[: len(y)].astype(np.int64), labels[len(y) :].astype(np.int64), tuple(map(str, distinct.tolist()))
+def _classes(
+    raw: Path, content: Arrays, options: ReadOptions, tally: Tally
+) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+    """Labels of the training and the test part, -1 where there is none, and the classes."""
+    parts = [(f"{raw}, array {name}", content[name]) for name in ("y", "y_test") if name in content]
+    labels, names = classes_of(parts, LabelRule(options.skip_unlabelled, options.numbers_are_classes), tally)
+    return labels[0], labels[-1], names
 
 
 def _users(content: Arrays, train: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
@@ -160,6 +207,6 @@ ARRAYS = DataSet(
     page="",
     files=HINT,
     read=read,
-    options=frozenset({"label", "task"}),
+    options=frozenset({"label", "task", "channels", "skip_unlabelled", "numbers_are_classes"}),
     raw="file",
 )

@@ -32,8 +32,18 @@ class ReadOptions:
         Column of a CSV file that holds the label.
     task : {"image", "text", "vector"} or None
         What the arrays mean, where their dtype does not say.
-    image_size : int or None
-        Images are resized to image_size x image_size; None keeps their size, which must then be the same for all.
+    channels : {"first", "last"} or None
+        Which axis of four-dimensional arrays holds the channels, where their shape does not say.
+    skip_unlabelled : bool
+        Rows of the user's own data without a label are left out, not refused.
+    numbers_are_classes : bool
+        Every distinct number among labels is a class, fractions too.
+    image_size : (int, int) or None
+        Width and height that images are resized to; None keeps their size, which must then be the same for all.
+    skip_odd_sizes : bool
+        Images of another size than most are left out, not refused.
+    keep_duplicates : bool
+        Reviews that say the same of the same thing by the same person are all kept.
     """
 
     length: int = 30
@@ -42,7 +52,12 @@ class ReadOptions:
     files: tuple[str, ...] = ()
     label: str = "label"
     task: Task | None = None
-    image_size: int | None = None
+    channels: Literal["first", "last"] | None = None
+    skip_unlabelled: bool = False
+    numbers_are_classes: bool = False
+    image_size: tuple[int, int] | None = None
+    skip_odd_sizes: bool = False
+    keep_duplicates: bool = False
 
 
 @dataclass
@@ -68,9 +83,9 @@ class Tally:
         self.unreadable += rows
         self.first = self.first or f"{where}: {why}"
 
-    def drop(self, rule: str) -> None:
-        """Count a row that the data set's rule leaves out; no fault of the file, so never refused."""
-        self.dropped[rule] = self.dropped.get(rule, 0) + 1
+    def drop(self, rule: str, rows: int = 1) -> None:
+        """Count rows that the data set's rule, or the user's, leaves out; no fault of the file, so never refused."""
+        self.dropped[rule] = self.dropped.get(rule, 0) + rows
 
     def note(self, text: str) -> None:
         """Keep a sentence for the report."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import channel_statistics
+from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from fedmpi.data.embedded import load_digits_split
 
@@ -17,20 +17,19 @@ from fedmpi.data.embedded import load_digits_split
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """The digits; features (1, 8, 8) uint8, pixel values 0 ... 16."""
     train_x, train_y, test_x, test_y = load_digits_split()
-    mean, std = channel_statistics(train_x, 255.0)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
         return train_x[index]
 
-    return RawDataset(
+    data = RawDataset(
         name=DIGITS.name,
         task="image",
         classes=10,
         class_names=tuple("0123456789"),
         feature_shape=(1, 8, 8),
         dtype="uint8",
-        mean=mean,
-        std=std,
+        mean=(),
+        std=(),
         labels=train_y,
         users=None,
         user_names=None,
@@ -41,6 +40,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         licence=DIGITS.licence,
         citation=DIGITS.citation,
     )
+    return measured(data)
 
 
 DIGITS = DataSet(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import io
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, channel_statistics, folder_of, open_bytes
+from data_prep.datasets.files import Names, Scratch, folder_of, open_bytes
+from data_prep.datasets.json_stream import members
+from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.errors import UserError
@@ -44,21 +47,20 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     if not train.labels or not test.labels:
         raise UserError(f"no readable image of {'training' if not train.labels else 'test'} writers in {raw}")
     train_x, labels, users = train.images.rows(), np.concatenate(train.labels), np.concatenate(train.users)
-    mean, std = channel_statistics(train_x, 255.0)
     used, users = np.unique(users, return_inverse=True)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
         return train_x[index]
 
-    return RawDataset(
+    data = RawDataset(
         name=FEMNIST.name,
         task="image",
         classes=len(CLASSES),
         class_names=CLASSES,
         feature_shape=SHAPE,
         dtype="uint8",
-        mean=mean,
-        std=std,
+        mean=(),
+        std=(),
         labels=labels,
         users=users.astype(np.int64),
         user_names=tuple(names.names[user] for user in used),
@@ -69,6 +71,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         licence=FEMNIST.licence,
         citation=FEMNIST.citation,
     )
+    return measured(data)
 
 
 def _files(folder: Path) -> tuple[list[Path], list[Path], Callable[[Path], Iterator[Writer]]]:
@@ -86,14 +89,20 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], Callable[[Path], Itera
 
 
 def _json_writers(path: Path) -> Iterator[Writer]:
-    name = "none yet"
+    """Writers of one of LEAF's files, in the order of their data; memory holds one writer."""
+    name, users, seen = "none yet", None, set()
     try:
-        with open_bytes(path) as stream:
-            content = json.load(stream)
-        for name in content["users"]:
-            data = content["user_data"][name]
-            yield name, np.asarray(data["x"], np.float64), np.asarray(data["y"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+            for key, value in members(text, "user_data"):
+                if key == ("users",):
+                    users = set(value)
+                elif key[0] == "user_data":
+                    name = key[1]
+                    seen.add(name)
+                    yield name, np.asarray(value["x"], np.float64), np.asarray(value["y"])
+        if users != seen:
+            raise ValueError(f"users names {len(users or ())} writers, user_data holds {len(seen)}, not the same")
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path}, writer {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it again"
         ) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
 
 BLOCK = 1 << 20
+STATISTICS_ROWS = 20_000
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
 HOLD_OUT = Streams(0)
 
@@ -70,10 +73,17 @@ def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Lines of a text file, unzipped when named .gz: UTF-8, or latin-1 where a line is not valid UTF-8."""
+    """Lines of a text file, unzipped when named .gz: UTF-8, or latin-1 where a line is not valid UTF-8.
+
+    A byte order mark before the first line is no part of it.
+    """
     with open_bytes(path) as stream:
         try:
-            for line in stream:
+            for number, line in enumerate(stream):
+                if number == 0:
+                    if line.startswith(UTF_16):
+                        raise UserError(f"{path} is UTF-16 text; save it as UTF-8")
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 try:
                     yield line.decode("utf-8")
                 except UnicodeDecodeError:
@@ -161,18 +171,33 @@ def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[
 
 
 def channel_statistics(
-    features: NDArray[Any], scale: float, among: NDArray[np.int64] | None = None, at_most: int = 20_000
+    features: NDArray[Any], scale: float, among: NDArray[np.int64] | None = None, at_most: int = STATISTICS_ROWS
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """`statistics` of an array (n, C, H, W), or (n, d), which counts as one channel; of some of its rows, or all."""
+    rows = np.arange(len(features)) if among is None else among
+    channels = features.shape[1] if features.ndim == 4 else 1
+    return statistics(lambda wanted: features[wanted], rows, channels, scale, at_most)
+
+
+def statistics(
+    read: Callable[[NDArray[np.int64]], NDArray[Any]],
+    rows: NDArray[np.int64],
+    channels: int,
+    scale: float,
+    at_most: int = STATISTICS_ROWS,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of x / scale over at most `at_most` evenly spaced rows.
 
     Parameters
     ----------
-    features : ndarray (n, C, H, W) or (n, d)
-        A matrix has one channel: its statistics are over all values.
+    read : callable
+        ``read(rows)`` gives features (r, C, ...), or (r, d) for one channel over all values.
+    rows : int64 array
+        The rows to take into account.
+    channels : int
+        C.
     scale : float
         255 for uint8, else 1.
-    among : int64 array or None
-        The rows to take into account; None takes all.
     at_most : int
         Rows read.
 
@@ -180,12 +205,10 @@ def channel_statistics(
     -------
     mean, std : tuples of C floats; a constant channel gets a standard deviation of 1.
     """
-    channels = features.shape[1] if features.ndim == 4 else 1
-    rows = np.arange(len(features)) if among is None else among
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), at_most)).astype(np.int64))]
     total, squares, count = np.zeros(channels), np.zeros(channels), 0
     for start in range(0, len(rows), 512):
-        block = np.asarray(features[rows[start : start + 512]], np.float64) / scale
+        block = np.asarray(read(rows[start : start + 512]), np.float64) / scale
         block = block.reshape(len(block), channels, -1)
         total += block.sum((0, 2))
         squares += (block**2).sum((0, 2))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch
@@ -99,30 +99,45 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def first_form(folder: Path, image_size: int | None) -> ImageForm:
-    """The form that the first readable image below a folder suggests: its channels and, without `image_size`, its size.
+@dataclass(frozen=True)
+class Found:
+    """Readable images of class folders, in path order.
 
-    Raises
-    ------
-    UserError
-        When no image can be read.
+    Parameters
+    ----------
+    paths : tuple of Path
+    labels : int64 array (n,)
+    sizes : tuple of (int, int)
+        Width and height.
+    grey : bool
+        Whether none has colours.
     """
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SUFFIXES:
-            try:
-                with Image.open(path) as image:
-                    channels = 1 if image.mode in GREY_MODES else 3
-                    width, height = (image_size, image_size) if image_size else image.size
-                    return ImageForm(channels, height, width, image_size is not None)
-            except (OSError, UnidentifiedImageError):
-                continue
-    raise UserError(
-        f"no readable image below {folder}; it must hold one folder a class with {', '.join(sorted(SUFFIXES))}"
-    )
+
+    paths: tuple[Path, ...]
+    labels: NDArray[np.int64]
+    sizes: tuple[tuple[int, int], ...]
+    grey: bool
+
+    def rows(self, form: ImageForm) -> ImageRows:
+        """The images in a form: all of them where it resizes, else those of its size."""
+        fits = np.array([form.resize or size == (form.width, form.height) for size in self.sizes], bool)
+        return ImageRows(tuple(self.paths[row] for row in np.flatnonzero(fits)), self.labels[fits], form)
 
 
 def survey(folders: list[Path], names: tuple[str, ...], form: ImageForm, tally: Tally) -> ImageRows:
-    """List the images of some folders of class folders, in path order, leaving out those that cannot be read.
+    """The images of some folders of class folders that have the size of a form; others count as unreadable.
+
+    Parameters and errors are those of `look`.
+    """
+    found = look(folders, names, tally)
+    for path, size in zip(found.paths, found.sizes, strict=True):
+        if size != (form.width, form.height):
+            tally.bad(str(path), f"{size[0]} x {size[1]} pixels instead of {form.width} x {form.height}")
+    return found.rows(form)
+
+
+def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
+    """Find the images of some folders of class folders, in path order, leaving out those that cannot be read.
 
     A PNG is checked by its checksums without decoding it, any other format is decoded once.
 
@@ -132,44 +147,47 @@ def survey(folders: list[Path], names: tuple[str, ...], form: ImageForm, tally: 
         Each holds class folders.
     names : tuple of str
         The classes, in label order.
-    form : ImageForm
-        The size that images must have, unless they are resized.
     tally : Tally
         Receives the images left out.
 
     Raises
     ------
     UserError
-        When a folder names an unknown class, or a class of `names` is missing.
+        When a folder names an unknown class, or no image can be read.
     """
     paths: list[Path] = []
     labels: list[int] = []
+    sizes: list[tuple[int, int]] = []
+    grey = True
     for folder in folders:
         found = class_folders(folder)
         if set(found) - set(names):
             raise UserError(f"{folder} holds the class folder {min(set(found) - set(names))!r}, which is no class here")
         for name in found:
             for path in sorted((folder / name).rglob("*")):
-                if path.suffix.lower() in SUFFIXES and _readable(path, form, tally):
+                if path.suffix.lower() in SUFFIXES and (facts := _facts(path, tally)) is not None:
                     paths.append(path)
                     labels.append(names.index(name))
+                    sizes.append(facts[0])
+                    grey = grey and facts[1] in GREY_MODES
     if not paths:
-        raise UserError(f"no readable image below {', '.join(map(str, folders))}")
-    return ImageRows(tuple(paths), np.array(labels, np.int64), form)
+        raise UserError(
+            f"no readable image below {', '.join(map(str, folders))}; each must hold one folder a class with "
+            f"{', '.join(sorted(SUFFIXES))}"
+        )
+    return Found(tuple(paths), np.array(labels, np.int64), tuple(sizes), grey)
 
 
-def _readable(path: Path, form: ImageForm, tally: Tally) -> bool:
+def _facts(path: Path, tally: Tally) -> tuple[tuple[int, int], str] | None:
+    """Width and height, and mode of an image that can be read."""
     try:
         with Image.open(path) as image:
-            size = image.size
+            size, mode = image.size, image.mode
             if image.format == "PNG":
                 image.verify()
             else:
                 image.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         tally.bad(str(path), f"not a readable image ({error})")
-        return False
-    if not form.resize and size != (form.width, form.height):
-        tally.bad(str(path), f"{size[0]} x {size[1]} pixels where the first image has {form.width} x {form.height}")
-        return False
-    return True
+        return None
+    return size, mode

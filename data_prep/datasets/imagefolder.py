@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import channel_statistics, folder_of, hold_out
-from data_prep.datasets.folders import ImageRows, class_folders, first_form, survey
+from data_prep.datasets.files import folder_of, hold_out
+from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
+from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
+from fedmpi.errors import UserError
 
 HINT = "DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, or DIR/CLASS/*.png (a fifth is then held out for testing)"
 STATISTICS_ROWS = 2000
+SIZES_TOLD = 4
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """An image folder; features (1 or 3, H, W) uint8, the form of the first image unless `image_size` is given."""
+    """An image folder; features (C, H, W) uint8: grey where no image has colours, of their size or `image_size`."""
     folder = folder_of(raw)
-    form = first_form(folder, options.image_size)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         names = class_folders(folder / "train")
-        train = survey([folder / "train"], names, form, tally)
-        test = survey([folder / "test"], names, form, tally)
+        parts = [look([folder / part], names, tally) for part in ("train", "test")]
+        form = common_form(folder, parts, options, tally)
+        train, test = (part.rows(form) for part in parts)
     else:
         names = class_folders(folder)
-        train, test = _split(survey([folder], names, form, tally))
-    mean, std = channel_statistics(_sample(train), 255.0)
-    return RawDataset(
+        everything = look([folder], names, tally)
+        train, test = _split(everything.rows(common_form(folder, [everything], options, tally)))
+    for part, images in (("training", train), ("test", test)):
+        if not len(images.paths):
+            raise UserError(f"{folder} holds no usable {part} image")
+    data = RawDataset(
         name=IMAGEFOLDER.name,
         task="image",
         classes=len(names),
         class_names=names,
-        feature_shape=form.shape,
+        feature_shape=train.form.shape,
         dtype="uint8",
-        mean=mean,
-        std=std,
+        mean=(),
+        std=(),
         labels=train.labels,
         users=None,
         user_names=None,
@@ -48,6 +51,35 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         licence=IMAGEFOLDER.licence,
         citation=IMAGEFOLDER.citation,
     )
+    return measured(data, at_most=STATISTICS_ROWS)
+
+
+def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: Tally) -> ImageForm:
+    """The form that all images share, are resized to, or, where the user says so, that most have.
+
+    Raises
+    ------
+    UserError
+        When sizes differ and the user does not say what to do.
+    """
+    channels = 1 if all(part.grey for part in parts) else 3
+    if options.image_size is not None:
+        if options.skip_odd_sizes:
+            raise UserError("--image-size makes all images one size, so none is odd; leave out --skip-odd-sizes")
+        return ImageForm(channels, options.image_size[1], options.image_size[0], resize=True)
+    sizes = Counter(size for part in parts for size in part.sizes)
+    (width, height), most = sizes.most_common(1)[0]
+    others = sizes.total() - most
+    if others and not options.skip_odd_sizes:
+        told = ", ".join(f"{count:,} of {w} x {h}" for (w, h), count in sizes.most_common(SIZES_TOLD))
+        more = f", {len(sizes) - SIZES_TOLD} more sizes" if len(sizes) > SIZES_TOLD else ""
+        raise UserError(
+            f"{folder} holds images of {len(sizes)} sizes ({told}{more}); resize all, e.g. with --image-size "
+            f"{width}x{height}, or leave out the {others:,} that are not {width} x {height} with --skip-odd-sizes"
+        )
+    if others:
+        tally.drop(f"images of another size than {width} x {height}", others)
+    return ImageForm(channels, height, width)
 
 
 def _split(images: ImageRows) -> tuple[ImageRows, ImageRows]:
@@ -56,11 +88,6 @@ def _split(images: ImageRows) -> tuple[ImageRows, ImageRows]:
         ImageRows(tuple(images.paths[row] for row in rows), images.labels[rows], images.form) for rows in (train, test)
     ]
     return parts[0], parts[1]
-
-
-def _sample(images: ImageRows) -> NDArray[Any]:
-    count = len(images.paths)
-    return images(np.unique(np.linspace(0, count - 1, min(count, STATISTICS_ROWS)).astype(np.int64)))
 
 
 IMAGEFOLDER = DataSet(
@@ -72,5 +99,5 @@ IMAGEFOLDER = DataSet(
     page="",
     files=HINT,
     read=read,
-    options=frozenset({"image_size"}),
+    options=frozenset({"image_size", "skip_odd_sizes"}),
 )

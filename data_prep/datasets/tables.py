@@ -14,11 +14,14 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import BLOCK, Scratch, lines
+from data_prep.datasets.files import BLOCK, UTF_16, Scratch, lines, open_bytes
+from data_prep.datasets.labels import UNLABELLED, is_missing
 from fedmpi.errors import UserError
 
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 USER_COLUMN = "user"
+# How files that are no tables begin, whatever their name says.
+FOREIGN = {b"PAR1": "Parquet", b"\x93NUMPY": ".npy", b"PK\x03\x04": "zip (.npz, .xlsx)", b"\x89HDF": "HDF5"}
 BLOCK_ROWS = 1024
 
 
@@ -67,7 +70,7 @@ def _stream_array(stream: IO[bytes], where: str) -> NDArray[Any]:
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def read_table(path: Path, label: str, tally: Tally) -> dict[str, NDArray[Any]]:
+def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> dict[str, NDArray[Any]]:
     """A CSV file with a header: the column `label`, optionally a column "user", all others numbers.
 
     Parameters
@@ -76,6 +79,8 @@ def read_table(path: Path, label: str, tally: Tally) -> dict[str, NDArray[Any]]:
         The file, plain or .gz.
     label : str
         Name of the label column.
+    skip_unlabelled : bool
+        Leave out rows whose label is empty or nan, instead of refusing them.
     tally : Tally
         Receives the lines that cannot be read.
 
@@ -83,7 +88,13 @@ def read_table(path: Path, label: str, tally: Tally) -> dict[str, NDArray[Any]]:
     -------
     dict
         x float32 (n, d), y str (n,) and, with that column, user str (n,).
+
+    Raises
+    ------
+    UserError
+        The file is no text, lacks the label column, or a row has no label.
     """
+    _refuse_foreign(path)
     reader = csv.reader(lines(path))
     header = next(reader, [])
     if label not in header:
@@ -100,6 +111,14 @@ def read_table(path: Path, label: str, tally: Tally) -> dict[str, NDArray[Any]]:
         if len(row) != len(header):
             tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
             continue
+        if is_missing(row[header.index(label)]):
+            if not skip_unlabelled:
+                raise UserError(
+                    f"{where}: the label ({label}) is missing; label or remove such rows, or add --skip-unlabelled to "
+                    "leave them out"
+                )
+            tally.drop(UNLABELLED)
+            continue
         try:
             block.append([float(row[column]) for column in columns])
         except ValueError as error:
@@ -115,6 +134,19 @@ def read_table(path: Path, label: str, tally: Tally) -> dict[str, NDArray[Any]]:
     if USER_COLUMN in texts:
         table["user"] = np.array(texts[USER_COLUMN])
     return table
+
+
+def _refuse_foreign(path: Path) -> None:
+    with open_bytes(path) as stream:
+        try:
+            begin = stream.read(BLOCK)
+        except (OSError, EOFError, zlib.error):
+            return  # told with its line by whoever reads on
+    kind = next((name for magic, name in FOREIGN.items() if begin.startswith(magic)), None)
+    if kind is None and b"\0" in begin and not begin.startswith(UTF_16):
+        kind = "some binary kind of"
+    if kind is not None:
+        raise UserError(f"{path} is a {kind} file, not a CSV table; give it its own ending, or write it as CSV")
 
 
 def _rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:

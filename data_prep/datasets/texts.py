@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class LabelledTexts:
     labels: list[int] = field(default_factory=list)
     users: list[int] = field(default_factory=list)
     user_names: Names = field(default_factory=Names)
+    hashes: array[int] = field(default_factory=lambda: array("q"))
 
     def __post_init__(self) -> None:
         self.rows = TextRows(self.length)
@@ -37,11 +39,17 @@ class LabelledTexts:
     def add(self, text: str, label: int, user: str | None = None) -> None:
         """Append one row; `user` None: nobody known."""
         self.rows.add(text)
+        self.hashes.append(hash(text.strip()))  # 64 bits, enough to count equal texts
         self.labels.append(label)
         self.users.append(-1 if user is None else self.user_names.code(user))
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def known(self, train: NDArray[np.int64], test: NDArray[np.int64]) -> int:
+        """How many of the test rows have a text that a training row has too."""
+        hashes = np.frombuffer(self.hashes, np.int64)
+        return int(np.isin(hashes[test], hashes[train]).sum())
 
 
 def text_data_set(
@@ -78,34 +86,47 @@ def text_data_set(
     for part, rows in (("training", train), ("test", test)):
         if not len(rows):
             raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
-    ids, vocabulary = texts.rows.encode(train, options.vocabulary)
     users, user_names = _users(texts, train, tally)
-    vectors = None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally)
+    if shared := texts.known(train, test):
+        tally.note(
+            f"{shared:,} of {len(test):,} test texts also occur in the training part, word for word: what a model gets "
+            "right there may be memory"
+        )
+    notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
 
-    def read(index: NDArray[np.int64]) -> NDArray[Any]:
-        return ids[train[index]]
+    def encoded(known: NDArray[np.int64], tally: Tally) -> RawDataset:
+        """The data set with the vocabulary of these rows of `train`."""
+        ids, vocabulary = texts.rows.encode(train[known], options.vocabulary)
 
-    return RawDataset(
-        name=data_set.name,
-        task="text",
-        classes=len(class_names),
-        class_names=class_names,
-        feature_shape=(options.length,),
-        dtype="int32",
-        mean=(),
-        std=(),
-        labels=labels[train],
-        users=users,
-        user_names=user_names,
-        read=read,
-        test_x=ids[test],
-        test_y=labels[test],
-        skipped=tally.unreadable,
-        licence=data_set.licence,
-        citation=data_set.citation,
-        vocabulary=vocabulary,
-        vectors=vectors,
-    )
+        def read(index: NDArray[np.int64]) -> NDArray[Any]:
+            return ids[train[index]]
+
+        return RawDataset(
+            name=data_set.name,
+            task="text",
+            classes=len(class_names),
+            class_names=class_names,
+            feature_shape=(options.length,),
+            dtype="int32",
+            mean=(),
+            std=(),
+            labels=labels[train],
+            users=users,
+            user_names=user_names,
+            read=read,
+            test_x=ids[test],
+            test_y=labels[test],
+            skipped=skipped,
+            licence=data_set.licence,
+            citation=data_set.citation,
+            vocabulary=vocabulary,
+            vectors=None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally),
+            notes=notes,
+            refit=lambda rows: encoded(rows, Tally()),
+        )
+
+    skipped = tally.unreadable
+    return encoded(np.arange(len(train)), tally)
 
 
 def _users(

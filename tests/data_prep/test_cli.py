@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from data_prep.datasets.registry import DATASETS
 from data_prep.listing import flag
@@ -86,6 +87,11 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         ("mind --raw . --length 0 --partition iid --clients 3 --out o", "--length 0 is impossible"),
         ("arrays --raw . --partition iid --clients 3 --out o", ". is not a file"),
         ("arrays --raw . --task sound --partition iid --clients 3 --out o", "--task 'sound' is unknown"),
+        ("arrays --raw . --channels middle --partition iid --clients 3 --out o", "--channels 'middle' is unknown"),
+        ("imagefolder --raw . --image-size 3by4 --partition iid --clients 3 --out o", "--image-size '3by4' is no size"),
+        ("imagefolder --raw . --image-size 3x0 --partition iid --clients 3 --out o", "--image-size 3x0 is impossible"),
+        ("mnist --skip-odd-sizes --partition iid --clients 3 --out o", "mnist takes no --skip-odd-sizes"),
+        ("mind --keep-duplicates --partition iid --clients 3 --out o", "mind takes no --keep-duplicates"),
         ("--seed 3 digits", "the data set comes first"),
         ("lst", "no data set 'lst'; there are mnist"),
         ("digits", "Missing option '--partition'"),
@@ -103,6 +109,51 @@ def test_wrong_input_is_refused_with_one_sentence(
     assert message in error
     assert error.startswith("error: ") and error.count("\n") == 1
     assert not (tmp_path / "o").exists()
+
+
+def test_options_of_the_users_own_data_reach_their_readers(capsys: Output, tmp_path: Path) -> None:
+    y = np.array([0.5, np.nan, 1.5, 0.5, 0.5, 1.5])
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 2, 5, 6)), y=y, x_test=np.zeros((6, 2, 5, 6)), y_test=y)
+    words = [
+        "arrays",
+        "--raw",
+        str(tmp_path / "a.npz"),
+        "--partition",
+        "iid",
+        "--clients",
+        "2",
+        "--out",
+        str(tmp_path / "s"),
+    ]
+    assert main(words) == 2 and "--channels" in capsys.readouterr().err
+    words += ["--channels", "last"]
+    assert main(words) == 2 and "--skip-unlabelled" in capsys.readouterr().err
+    words += ["--skip-unlabelled"]
+    assert main(words) == 2 and "--numbers-are-classes" in capsys.readouterr().err
+    assert main([*words, "--numbers-are-classes"]) == 0
+    assert "left out: 2 rows without a label" in capsys.readouterr().out
+    store = open_store(tmp_path / "s")
+    assert store.description.feature_shape == (6, 2, 5) and store.samples == 5 and store.description.classes == 2
+
+
+@pytest.mark.parametrize(("size", "shape"), [("6x4", (1, 4, 6)), ("5", (1, 5, 5))])
+def test_images_are_resized_to_the_width_and_height_given(tmp_path: Path, size: str, shape: tuple[int, ...]) -> None:
+    for number in range(5):
+        (tmp_path / "raw" / "a").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((3 + number, 7), np.uint8)).save(tmp_path / "raw" / "a" / f"{number}.png")
+    words = [
+        "imagefolder",
+        "--raw",
+        str(tmp_path / "raw"),
+        "--partition",
+        "iid",
+        "--clients",
+        "2",
+        "--out",
+        str(tmp_path / "s"),
+    ]
+    assert main(words) == 2 and main([*words, "--image-size", size]) == 0
+    assert open_store(tmp_path / "s").description.feature_shape == shape
 
 
 def test_the_program_refuses_in_the_same_words(tmp_path: Path) -> None:

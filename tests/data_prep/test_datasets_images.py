@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_prep.datasets import femnist, json_stream
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.cinic10 import CLASSES as CINIC_CLASSES
 from data_prep.datasets.registry import DATASETS
@@ -79,10 +82,34 @@ def test_images_of_an_imagefolder_can_be_resized(tmp_path: Path) -> None:
     for part in ("train", "test"):
         _write_image(tmp_path / part / "a" / "1.png", np.full((6, 5, 3), 100, np.uint8))
         _write_image(tmp_path / part / "a" / "2.jpg", np.full((9, 9, 3), 100, np.uint8))
-    assert _read("imagefolder", tmp_path).skipped == 2
-    raw = _read("imagefolder", tmp_path, ReadOptions(image_size=8))
-    assert raw.feature_shape == (3, 8, 8) and raw.skipped == 0
+    raw = _read("imagefolder", tmp_path, ReadOptions(image_size=(8, 7)))
+    assert raw.feature_shape == (3, 7, 8) and raw.skipped == 0
     assert np.abs(raw.read(np.arange(2)).astype(int) - 100).max() <= 2
+
+
+def test_images_of_mixed_sizes_are_refused_with_their_counts_unless_told_to_leave_odd_ones_out(tmp_path: Path) -> None:
+    for part, wide in (("train", 3), ("test", 2)):
+        for number in range(wide):
+            _write_image(tmp_path / part / "a" / f"{number}.png", np.full((6, 5), 10, np.uint8))
+        _write_image(tmp_path / part / "a" / "0-odd.png", np.full((9, 8), 10, np.uint8))
+    message = r"images of 2 sizes \(5 of 5 x 6, 2 of 8 x 9\).*--image-size 5x6.*2 that .*--skip-odd-sizes"
+    with pytest.raises(UserError, match=message):
+        _read("imagefolder", tmp_path)
+    tally = Tally(strict=True)
+    raw = _read("imagefolder", tmp_path, ReadOptions(skip_odd_sizes=True), tally)
+    assert raw.feature_shape == (1, 6, 5) and (len(raw.labels), len(raw.test_y)) == (3, 2)
+    assert tally.dropped == {"images of another size than 5 x 6": 2}
+    with pytest.raises(UserError, match="leave out --skip-odd-sizes"):
+        _read("imagefolder", tmp_path, ReadOptions(skip_odd_sizes=True, image_size=(4, 4)))
+
+
+def test_one_picture_in_colour_makes_an_imagefolder_colourful(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        _write_image(tmp_path / part / "a" / "1.png", np.full((2, 2), 100, np.uint8))
+    red = np.zeros((2, 2, 3), np.uint8) + np.array([200, 0, 0], np.uint8)
+    _write_image(tmp_path / "train" / "a" / "2.png", red)
+    raw = _read("imagefolder", tmp_path)
+    assert raw.feature_shape == (3, 2, 2) and raw.read(np.array([1]))[0, :, 0, 0].tolist() == [200, 0, 0]
 
 
 def test_femnist_is_read_from_leaf_json(tmp_path: Path) -> None:
@@ -115,6 +142,49 @@ def test_a_cut_leaf_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "train" / "a.json"
     path.write_text(path.read_text()[:100])
     with pytest.raises(UserError, match=r"train/a.json, writer none yet: not LEAF's format"):
+        _read("femnist", tmp_path)
+
+
+def test_a_leaf_file_is_read_writer_by_writer(tmp_path: Path) -> None:
+    """40 writers take less memory than half of their file (a quarter as measured), its content twice it."""
+    path = tmp_path / "train" / "all.json"
+    _leaf(path, {f"w{number}": _writer(12) for number in range(40)})
+    size = path.stat().st_size
+    tracemalloc.start()
+    rows = sum(len(labels) for _, _, labels in femnist._json_writers(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows == 480 and size > 4_000_000 and peak < size / 2
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_a_json_object_is_read_alike_whatever_the_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {
+        "a": [1, 2.5],
+        "big": {"x": {"y": [1]}, "é": 12345, "": None, "t": '\\"}'},
+        "n": 1234,
+        "e": {},
+        "z": True,
+    }
+    monkeypatch.setattr(json_stream, "BLOCK", block)
+    for text in (json.dumps(content), json.dumps(content, indent=3, ensure_ascii=False) + " \n"):
+        found = list(json_stream.members(io.StringIO(text), "big"))
+        expected = [(("a",), [1, 2.5])] + [(("big", key), value) for key, value in content["big"].items()]  # type: ignore
+        assert found == [*expected, *(((key,), content[key]) for key in ("n", "e", "z"))]
+    assert list(json_stream.members(io.StringIO(' {"big": {}}'), "big")) == []
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a" 1}', '{"a": 1', '{"a": 1} 2', "{1: 2}", '{"big": [1]}', '{"a": 1,}'])
+def test_what_is_no_json_object_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        list(json_stream.members(io.StringIO(text), "big"))
+
+
+def test_a_leaf_file_must_hold_the_writers_it_names(tmp_path: Path) -> None:
+    _leaf(tmp_path / "test" / "a.json", {"w1": _writer(1)})
+    content = _leaf(tmp_path / "train" / "a.json", {"w1": _writer(1)})
+    (tmp_path / "train" / "a.json").write_text(json.dumps(content | {"users": ["w1", "w2"]}))
+    with pytest.raises(UserError, match="users names 2 writers, user_data holds 1"):
         _read("femnist", tmp_path)
 
 

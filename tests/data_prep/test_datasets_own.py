@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from pathlib import Path
@@ -108,6 +109,115 @@ def test_a_csv_table_is_read_with_its_label_and_user_columns(tmp_path: Path) -> 
     assert "t.csv, line 12: 2 columns where the header names 4" in tally.first
 
 
+def test_numbers_to_be_predicted_are_no_classes_unless_the_user_says_so(tmp_path: Path) -> None:
+    target = RNG.random(200)
+    np.savez(tmp_path / "a.npz", x=RNG.random((200, 3)), y=target)
+    (tmp_path / "t.csv").write_text("a,label\n" + "".join(f"1,{value}\n" for value in target))
+    for name, where in (("a.npz", "array y, row 0"), ("t.csv", "array y, row 0")):
+        with pytest.raises(UserError, match=f"{where}: .* is a number to be predicted, not a class.*--numbers-are"):
+            _read("arrays", tmp_path / name)
+        assert _read("arrays", tmp_path / name, ReadOptions(numbers_are_classes=True)).classes == 200
+
+
+@pytest.mark.parametrize("bad", [np.inf, 1e300, 0.5])
+def test_the_first_label_that_is_no_class_is_named_by_its_row(tmp_path: Path, bad: float) -> None:
+    y_test = np.array([0, 1, bad])
+    np.savez(tmp_path / "a.npz", x=RNG.random((9, 3)), y=np.arange(9) % 2, x_test=RNG.random((3, 3)), y_test=y_test)
+    with pytest.raises(UserError, match="array y_test, row 2"):
+        _read("arrays", tmp_path / "a.npz")
+
+
+def test_whole_numbers_are_classes_in_the_order_of_numbers_however_they_are_written(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=RNG.random((24, 3)), y=np.arange(24.0) % 12)
+    (tmp_path / "t.csv").write_text("a,label\n" + "".join(f"1,{row % 12}\n" for row in range(24)))
+    (tmp_path / "m.csv").write_text("a,label\n" + "".join(f"1,{['10', '9a'][row % 2]}\n" for row in range(10)))
+    for name in ("a.npz", "t.csv"):
+        raw = _read("arrays", tmp_path / name)
+        assert raw.class_names == tuple(map(str, range(12)))
+        assert raw.labels.tolist() == (hold_out(24)[0] % 12).tolist()
+    assert _read("arrays", tmp_path / "m.csv").class_names == ("10", "9a")
+
+
+def test_rows_without_a_label_are_refused_or_left_out_by_name(tmp_path: Path) -> None:
+    y = np.arange(20.0) % 2
+    y[[3, 11]] = np.nan
+    x = np.arange(20.0)[:, None]
+    np.savez(tmp_path / "a.npz", x=x, y=y, x_test=x, y_test=y)
+    np.savez(tmp_path / "s.npz", x=x, y=np.where(np.isnan(y), " ", "b"))
+    lines = [f"{row},{'' if row == 3 else 'NaN' if row == 11 else row % 2}" for row in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,label", *lines]) + "\n")
+    said = {"a.npz": "2 of 20 rows have no label, the first is row 3", "s.npz": "2 of 20", "t.csv": "line 5: the label"}
+    for name, words in said.items():
+        with pytest.raises(UserError, match=f"{words}.*--skip-unlabelled"):
+            _read("arrays", tmp_path / name)
+    tally = Tally(strict=True)
+    raw = _read("arrays", tmp_path / "a.npz", ReadOptions(skip_unlabelled=True), tally)
+    assert raw.classes == 2 and tally.dropped == {"rows without a label": 4}
+    assert raw.read(np.arange(18)).ravel().tolist() == [row for row in range(20) if row not in (3, 11)]
+    assert raw.labels.tolist() == [row % 2 for row in range(20) if row not in (3, 11)] and len(raw.test_y) == 18
+    assert _read("arrays", tmp_path / "s.npz", ReadOptions(skip_unlabelled=True)).class_names == ("b",)
+    tally = Tally(strict=True)
+    raw = _read("arrays", tmp_path / "t.csv", ReadOptions(skip_unlabelled=True), tally)
+    assert raw.class_names == ("0", "1") and tally.dropped == {"rows without a label": 2}
+    assert [*raw.labels, *raw.test_y].count(0) == 10
+
+
+def test_labels_that_are_neither_numbers_nor_texts_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=RNG.random((4, 3)), y=np.zeros(4, "datetime64[s]"))
+    with pytest.raises(UserError, match="labels must be whole numbers or texts"):
+        _read("arrays", tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", x=RNG.random((10, 3)), y=np.arange(10) % 2 == 0)
+    assert _read("arrays", tmp_path / "b.npz").class_names == ("False", "True")
+
+
+@pytest.mark.parametrize("shape", [(10, 16, 16, 13), (10, 3, 16, 3)])
+def test_images_whose_channels_may_be_either_axis_are_refused_or_read_as_told(tmp_path: Path, shape) -> None:
+    x = RNG.random(shape).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x, y_test=np.arange(10) % 2)
+    with pytest.raises(UserError, match=r"--channels first for .* or --channels last"):
+        _read("arrays", tmp_path / "a.npz")
+    last = _read("arrays", tmp_path / "a.npz", ReadOptions(channels="last"))
+    assert last.feature_shape == (shape[3], shape[1], shape[2]) and len(last.mean) == shape[3]
+    assert np.array_equal(last.read(np.arange(10)), x.transpose(0, 3, 1, 2))
+    assert np.array_equal(last.test_x, x.transpose(0, 3, 1, 2))
+    first = _read("arrays", tmp_path / "a.npz", ReadOptions(channels="first"))
+    assert first.feature_shape == shape[1:] and np.array_equal(first.test_x, x)
+
+
+def test_images_without_channels_take_no_word_on_them(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((10, 4, 5)), y=np.arange(10) % 2)
+    with pytest.raises(UserError, match="leave out --channels"):
+        _read("arrays", tmp_path / "a.npz", ReadOptions(channels="last"))
+
+
+def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path) -> None:
+    rows = "label,a\n" + "".join(f"c{row % 2},{row}\n" for row in range(10))
+    (tmp_path / "t.csv").write_bytes(codecs.BOM_UTF8 + rows.encode())
+    assert _read("arrays", tmp_path / "t.csv").class_names == ("c0", "c1")
+    (tmp_path / "w.csv").write_bytes(rows.encode("utf-16"))
+    with pytest.raises(UserError, match="w.csv is UTF-16 text; save it as UTF-8"):
+        _read("arrays", tmp_path / "w.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.npy", "not read as it is: one array has no labels.*numpy.savez"),
+        ("a.parquet", "not read as it is: .*read_parquet"),
+        ("a.xlsx", "not read as it is: --raw must name an .npz file"),
+        ("npy.csv", "is a .npy file, not a CSV table"),
+        ("parquet.csv", "is a Parquet file, not a CSV table"),
+        ("zip.csv", "is a zip .* file, not a CSV table"),
+        ("other.csv", "is a some binary kind of file, not a CSV table"),
+    ],
+)
+def test_files_that_are_no_tables_are_not_read_as_tables(tmp_path: Path, name: str, words: str) -> None:
+    begin = {"npy": b"\x93NUMPY\x01", "parquet": b"PAR1", "zip": b"PK\x03\x04", "other": b"a,label\n\0\0"}
+    (tmp_path / name).write_bytes(begin.get(name.split(".")[0], b"label,a\n") + b"1,2\n" * 9)
+    with pytest.raises(UserError, match=words):
+        _read("arrays", tmp_path / name)
+
+
 def test_a_csv_without_the_label_column_names_its_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match=r"no column 'label' \(a, b\); name the label column with --label"):
@@ -151,12 +261,56 @@ def test_amazon_reads_2014_and_2023_keys_from_several_files(tmp_path: Path) -> N
     assert sorted([*raw.labels, *raw.test_y]) == [0] * 5 + [4] * 5
 
 
+def test_a_truth_value_is_no_number_of_stars(tmp_path: Path) -> None:
+    good = {"reviewerID": "A", "overall": 5.0}
+    rows = [good | {"reviewText": f"fine thing {row}"} for row in range(5)] + [
+        good | {"overall": True, "reviewText": "x"}
+    ]
+    _json_lines(tmp_path / "r.json.gz", rows)
+    tally = Tally()
+    raw = _read("amazon", tmp_path, tally=tally)
+    assert raw.skipped == 1 and [*raw.labels, *raw.test_y] == [4] * 5
+    assert "line 6: 'overall' is True instead of 1 to 5 stars" in tally.first
+
+
+def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: Path) -> None:
+    review = {"reviewerID": "A", "asin": "1", "overall": 5.0, "reviewText": "fine thing"}
+    others = [{"reviewerID": "B"}, {"asin": "2"}, {"reviewText": "bad thing"}]
+    unnamed = {key: value for key, value in review.items() if key != "asin"}
+    repeated = [review, review | {"overall": 4.0}, review | {"reviewText": " fine thing\n"}]
+    _json_lines(tmp_path / "r.json.gz", repeated + [review | other for other in others] + [unnamed] * 4)
+    tally = Tally(strict=True)
+    raw = _read("amazon", tmp_path, tally=tally)
+    assert len(raw.labels) + len(raw.test_y) == 8
+    assert list(tally.dropped.values()) == [2] and "--keep-duplicates" in next(iter(tally.dropped))
+    assert any("left out: 2 reviews that repeat" in note for note in raw.notes)
+    tally = Tally(strict=True)
+    raw = _read("amazon", tmp_path, ReadOptions(keep_duplicates=True), tally)
+    assert len(raw.labels) + len(raw.test_y) == 10 and not tally.dropped
+
+
+def test_texts_in_both_parts_are_counted_and_told_for_every_text_set(tmp_path: Path) -> None:
+    row = '"{}","1","date","NO_QUERY","anna","{}"\n'
+    train = [row.format(0, "sad"), row.format(4, "glad"), row.format(4, "mad")]
+    (tmp_path / "training.csv").write_text("".join(train))
+    (tmp_path / "testdata.csv").write_text(
+        "".join(row.format(0, text) for text in ("glad", "new", "sad ", "sad", "Sad"))
+    )
+    tally = Tally()
+    raw = _read("sentiment140", tmp_path, tally=tally)
+    assert tally.notes[0].startswith("3 of 5 test texts also occur in the training part")
+    assert raw.notes == tuple(tally.notes)
+    (tmp_path / "testdata.csv").write_text(row.format(0, "new"))
+    tally = Tally()
+    assert _read("sentiment140", tmp_path, tally=tally).notes == () and not tally.notes
+
+
 def test_users_are_kept_only_when_every_training_row_has_one(tmp_path: Path) -> None:
     review = {"overall": 5.0, "reviewText": "fine thing"}
     _json_lines(tmp_path / "r.json.gz", [review | {"reviewerID": "A"}] * 5 + [review] * 5)
     tally = Tally()
     assert _read("amazon", tmp_path, tally=tally).users is None
-    assert "training rows name no user" in tally.notes[0]
+    assert any("training rows name no user" in note for note in tally.notes)
 
 
 def test_the_held_out_rows_are_a_fifth_and_always_the_same() -> None:

@@ -29,7 +29,7 @@ CASES = {
     "cifar100": ("cifar100", "cifar100", "--partition iid --clients 50", (6000, 1500, 100)),
     "sentiment140": ("sentiment140", "sentiment140", "--partition user", (36_309, 359, 2)),
     "mind": ("mind", "mind/MINDsmall_train", "--partition lognormal --sigma 1 --clients 2000", (None, 10_257, 17)),
-    "beauty": ("amazon", "amazon_beauty", "--partition user", (4212, 1052, 5)),
+    "beauty": ("amazon", "amazon_beauty", "--partition user", (3370, 842, 5)),
     "toys": (
         "amazon",
         "amazon_toys",
@@ -153,9 +153,22 @@ def test_reviews_without_text_are_counted_or_refused(data_folder: Path) -> None:
     tally = Tally()
     raw = DATASETS["amazon"].read(data_folder / "amazon_beauty", ReadOptions(), tally)
     assert raw.skipped == 5 and "line 360" in tally.first
-    assert len(raw.labels) + len(raw.test_y) == 5269 - 5
+    assert len(raw.labels) + len(raw.test_y) == 5269 - 5 - 1052
     with pytest.raises(Exception, match=r"line 360: no 'reviewText'; .*--strict"):
         DATASETS["amazon"].read(data_folder / "amazon_beauty", ReadOptions(), Tally(strict=True))
+
+
+@pytest.mark.parametrize(
+    ("keep", "rows", "shared"), [(False, (3370, 842), "752 of 842"), (True, (4212, 1052), "963 of 1,052")]
+)
+def test_repeated_reviews_are_left_out_and_texts_of_both_parts_counted(
+    data_folder: Path, keep: bool, rows: tuple[int, int], shared: str
+) -> None:
+    tally = Tally()
+    raw = DATASETS["amazon"].read(data_folder / "amazon_beauty", ReadOptions(keep_duplicates=keep), tally)
+    assert (len(raw.labels), len(raw.test_y)) == rows
+    assert sum(tally.dropped.values()) == 5269 - 5 - sum(rows)
+    assert any(note.startswith(f"{shared} test texts also occur in the training part") for note in raw.notes)
 
 
 def test_reviews_without_reviewers_have_no_users(data_folder: Path) -> None:

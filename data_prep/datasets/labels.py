@@ -1,0 +1,131 @@
+"""Labels of the user's own data: which rows have one, and the classes they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import Tally
+from fedmpi.errors import UserError
+
+MISSING = ("", "nan")
+WHOLE = 2.0**53  # beyond, a float cannot tell neighbouring whole numbers apart
+UNLABELLED = "rows without a label"
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """What the user said of labels.
+
+    Parameters
+    ----------
+    skip_unlabelled : bool
+        Leave out rows without a label instead of refusing them.
+    numbers_are_classes : bool
+        Every distinct number is a class, fractions too.
+    """
+
+    skip_unlabelled: bool = False
+    numbers_are_classes: bool = False
+
+
+def classes_of(
+    parts: list[tuple[str, NDArray[Any]]], rule: LabelRule, tally: Tally
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """Labels of some arrays by their common classes, which are the sorted distinct values; numbers sort as numbers.
+
+    Parameters
+    ----------
+    parts : list of (str, array (n,))
+        Where the values come from, for messages, and the values: whole numbers, texts or truth values.
+    rule : LabelRule
+        What is allowed.
+    tally : Tally
+        Receives rows without a label, where they are left out.
+
+    Returns
+    -------
+    labels : list of int64 arrays (n,)
+        0 ... C-1, or -1 for rows without a label.
+    names : tuple of str
+        The C classes.
+
+    Raises
+    ------
+    UserError
+        Rows without a label, fractions where classes belong, or values that are neither numbers nor texts.
+    """
+    present = [_present(where, values, rule, tally) for where, values in parts]
+    kept = [values[there] for (_, values), there in zip(parts, present, strict=True)]
+    numbers = [_as_numbers(values) for values in kept]
+    if all(values is not None for values in numbers):
+        for (where, _), values, there in zip(parts, numbers, present, strict=True):
+            if not rule.numbers_are_classes:
+                _refuse_fractions(where, values, there)
+        kept = [_whole(values) for values in numbers if values is not None]
+    distinct, codes = np.unique(np.concatenate(kept), return_inverse=True)
+    labels, start = [], 0
+    for there in present:
+        label = np.full(len(there), -1, np.int64)
+        label[there] = codes[start : start + int(there.sum())]
+        start += int(there.sum())
+        labels.append(label)
+    return labels, tuple(map(str, distinct.tolist()))
+
+
+def is_missing(text: str) -> bool:
+    """Whether a label's text says nothing."""
+    return text.strip().lower() in MISSING
+
+
+def _present(where: str, values: NDArray[Any], rule: LabelRule, tally: Tally) -> NDArray[np.bool_]:
+    if values.dtype.kind not in "biufUS":
+        raise UserError(f"{where} holds {values.dtype}; labels must be whole numbers or texts")
+    if values.dtype.kind == "f":
+        there = ~np.isnan(values)
+    elif values.dtype.kind in "US":
+        there = ~np.isin(np.char.lower(np.char.strip(values.astype(str))), MISSING)
+    else:
+        there = np.ones(len(values), bool)
+    absent = np.flatnonzero(~there)
+    if len(absent) and not rule.skip_unlabelled:
+        raise UserError(
+            f"{where}: {len(absent):,} of {len(values):,} rows have no label, the first is row {absent[0]}; "
+            "label or remove them, or add --skip-unlabelled to leave them out"
+        )
+    if len(absent):
+        tally.drop(UNLABELLED, len(absent))
+    return np.asarray(there)
+
+
+def _as_numbers(values: NDArray[Any]) -> NDArray[Any] | None:
+    """The values as numbers, None unless all are; truth values and texts like "3b" are no numbers."""
+    if values.dtype.kind in "iuf":
+        return values
+    if values.dtype.kind == "b":
+        return None
+    try:
+        return values.astype(np.float64)
+    except ValueError:
+        return None
+
+
+def _refuse_fractions(where: str, values: NDArray[Any] | None, there: NDArray[np.bool_]) -> None:
+    if values is None or values.dtype.kind != "f":
+        return
+    odd = np.flatnonzero(~(np.abs(values) <= WHOLE) | (values != np.rint(values)))
+    if len(odd):
+        raise UserError(
+            f"{where}, row {np.flatnonzero(there)[odd[0]]}: {values[odd[0]]:g} is a number to be predicted, not a "
+            "class; store whole numbers or texts (of a continuous target, bins), or add --numbers-are-classes"
+        )
+
+
+def _whole(values: NDArray[Any]) -> NDArray[Any]:
+    """Floats that are whole as int64, so that their classes are named 3 and not 3.0."""
+    if values.dtype.kind == "f" and (np.abs(values) <= WHOLE).all() and (values == np.rint(values)).all():
+        return values.astype(np.int64)
+    return values
