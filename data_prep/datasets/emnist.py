@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from data_prep.datasets import idx
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import channel_statistics, find, require
+from data_prep.datasets.files import find, require
+from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.errors import UserError
@@ -47,20 +48,19 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
     train_x, train_y = _part(raw, split, "train", classes, first_label)
     test_x, test_y = _part(raw, split, "test", classes, first_label)
     users, user_names = _writers(raw, split, len(train_y))
-    mean, std = channel_statistics(train_x[:, None], 255.0)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
         return upright(train_x[index])
 
-    return RawDataset(
+    data = RawDataset(
         name=f"emnist-{split}",
         task="image",
         classes=classes,
         class_names=names,
         feature_shape=(1, *train_x.shape[:0:-1]),
         dtype="uint8",
-        mean=mean,
-        std=std,
+        mean=(),
+        std=(),
         labels=train_y,
         users=users,
         user_names=user_names,
@@ -71,6 +71,7 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
         licence=LICENCE,
         citation=CITATION,
     )
+    return measured(data)
 
 
 def upright(images: NDArray[Any]) -> NDArray[Any]:

@@ -74,9 +74,7 @@ def partition(
     complete = _complete(name, law, options)
     draw = law.draw(Request(np.asarray(labels, np.int64), classes, clients, generator, users, complete, class_names))
     found: dict[str, OptionValue] = {**complete, **draw.facts}
-    return Partition(
-        draw.rows, draw.offsets, name, found, draw.users, draw.balanced_test, draw.notes, draw.test_total
-    )
+    return Partition(draw.rows, draw.offsets, name, found, draw.users, draw.balanced_test, draw.notes, draw.test_total)
 
 
 def _complete(name: str, law: Law, given: dict[str, OptionValue | None]) -> dict[str, OptionValue]:
