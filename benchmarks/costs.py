@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.repeat import spread
+from benchmarks.intervals import spread
+from benchmarks.repeat import finished, run_folder
 from fedmpi.recorder import LINKS
 from fedmpi.traffic import MEGABYTE, TargetCost, cost_to_target
 
@@ -73,9 +74,8 @@ def main() -> None:
     print(f"| | final accuracy, % | KL | MB a round | rounds to {asked.target} | MB to {asked.target} | reached |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in table["runs"]:
-        stem = name.lower().replace(" ", "-").replace(",", "")
-        folders = [asked.runs / f"{stem}-{seed}" for seed in table["seeds"]]
-        done = [read_records(folder) for folder in folders if (folder / "summary.json").exists()]
+        folders = [run_folder(asked.runs, name, seed) for seed in table["seeds"]]
+        done = [read_records(folder) for folder in folders if finished(folder)]
         if done:
             print(row(name, done, asked.target))
 

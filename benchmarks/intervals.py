@@ -1,0 +1,98 @@
+"""What few seeds say about a difference: spreads, paired t intervals, and the F test of two spreads.
+
+Systems that were run with the same seeds share partition and initial model, so their difference is taken seed by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of the differences per seed, with a t interval.
+
+    Attributes
+    ----------
+    n : int
+        Seeds.
+    mean, low, high : float
+        Mean difference and the ends of the interval, in the unit of the values.
+    """
+
+    n: int
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def supported(self) -> bool:
+        """The interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+def paired(values: Sequence[float], reference: Sequence[float], level: float = LEVEL) -> Difference:
+    """Student's interval of `values - reference`, seed by seed: mean ± t_{n - 1} s/√n.
+
+    Parameters
+    ----------
+    values, reference : sequence of float (n,)
+        What two systems reached, in the same order of seeds; n >= 2.
+
+    Raises
+    ------
+    ValueError
+        Unlike numbers of seeds, or fewer than two.
+    """
+    if len(values) != len(reference) or len(values) < 2:
+        raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
+    differences = np.asarray(values, float) - np.asarray(reference, float)
+    n, mean = len(differences), float(differences.mean())
+    half = float(stats.t.ppf((1 + level) / 2, n - 1) * differences.std(ddof=1) / np.sqrt(n))
+    return Difference(n, mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class SpreadRatio:
+    """Ratio of two variances and the two-sided p of F = 1."""
+
+    ratio: float
+    p: float
+
+
+def spread_ratio(values: Sequence[float], reference: Sequence[float]) -> SpreadRatio:
+    """F test of equal variances: var(values)/var(reference) against F with n - 1 and m - 1 degrees of freedom.
+
+    It takes both samples for normal and for independent of each other.
+
+    Raises
+    ------
+    ValueError
+        Fewer than two values on a side, or a reference without spread.
+    """
+    if min(len(values), len(reference)) < 2:
+        raise ValueError("a ratio of spreads needs two seeds or more on either side")
+    below = float(np.var(reference, ddof=1))
+    if below == 0:
+        raise ValueError("the reference has no spread: a ratio to it says nothing")
+    ratio = float(np.var(values, ddof=1)) / below
+    degrees = len(values) - 1, len(reference) - 1
+    return SpreadRatio(ratio, float(2 * min(stats.f.cdf(ratio, *degrees), stats.f.sf(ratio, *degrees))))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation, in per cent."""
+    if len(values) < 2:
+        return f"{100 * values[0]:.2f}"
+    return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}"
+
+
+def points(difference: Difference) -> str:
+    """A difference in percentage points with its interval."""
+    return f"{100 * difference.mean:+.2f} [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
