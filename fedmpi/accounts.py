@@ -15,6 +15,7 @@ from fedmpi.diagnostics import Usage, evenness
 from fedmpi.exposure import exposure
 from fedmpi.participation.clients import Cohort
 from fedmpi.plan import Ints
+from fedmpi.private_updates import adds_noise, draws_in_secret
 from fedmpi.sampling.ledger import PrivacyLedger
 
 
@@ -42,11 +43,9 @@ class Accounts:
         self.exposure = exposure(config) if private else None
         self._unclipped_from = samples.threshold if private and not samples.clip else None
         self.accountant = (
-            GaussianAccountant(privacy.noise_multiplier, privacy.delta)
-            if privacy.clip_norm is not None and privacy.noise_multiplier > 0
-            else None
+            GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
         )
-        self.secret_draw = config.participation.clients in ("uniform", "weighted")
+        self.draws_in_secret = draws_in_secret(config)
         counted = int(sizes.sum()) if samples.rule != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
@@ -70,8 +69,9 @@ class Accounts:
             facts["size_epsilon_round"] = entry.epsilon_round
             facts["size_epsilon_max"] = entry.epsilon_max
             facts["size_epsilon_mean"] = entry.epsilon_mean
-        if self.accountant is not None and cohort.inclusion.size:
-            self.accountant.spend(min(1.0, float(cohort.inclusion.max())) if self.secret_draw else 1.0)
+        if self.accountant is not None:
+            drawn = (len(turnout.asked), turnout.available) if self.draws_in_secret else (1, 1)
+            self.accountant.spend(*drawn)
             facts["update_epsilon"] = self.accountant.epsilon()
         if self.usage is not None:
             facts |= self._used(self.usage, cohort, positions)

@@ -32,6 +32,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
 from fedmpi.plan import Plan
 from fedmpi.planner import Planner
+from fedmpi.private_updates import adds_noise, check_buffers, planned_participants
 from fedmpi.probing import make_probe
 from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
@@ -106,6 +107,7 @@ class Experiment:
         samples = client_samples(config, store, streams, device)
         data = samples.data
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
+        check_buffers(config, model)
         shared = shares_data(config, cluster, data.sizes, data.description)
         with_server = server_trains(config, cluster, shared, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
@@ -183,9 +185,9 @@ class Experiment:
         update = totals.update / divisor
         if not plan.one_step and (more := surplus(self.config.aggregation.weights, plan.coefficients)):
             update.add_(model, alpha=more)
-        if privacy.clip_norm is not None and privacy.noise_multiplier > 0:
-            largest = float(plan.coefficients.max(initial=0.0)) / divisor
-            add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, largest)
+        if privacy.clip_norm is not None and adds_noise(self.config):
+            share = 1 / planned_participants(self.config, len(self.data.sizes))
+            add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
         return update
 
     def record(self, plan: Plan, totals: RoundTotals) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Handles each client's own update before it is summed: sends it (transport), clips and measures what has arrived."""
+"""Handles each client's own update before it is summed: sends it (transport), clips and then measures what arrived."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class UpdateObserver:
             self._gains.append(self.losses.gain(client, update))
         if self.transport is not None:
             update = self.transport.send(self._round, client, update)
-        if self.measures:
-            self._norms.append(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
-            self._factors.append(self._coefficients[client])
         if self.clip_norm is not None:
             update, clipped = clip(update, self.clip_norm)
             self.clipped += clipped
+        if self.measures:
+            self._norms.append(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
+            self._factors.append(self._coefficients[client])
         return update
 
     def moments(self) -> UpdateMoments:

@@ -20,6 +20,7 @@ from fedmpi.grouping import MediatorGroups
 from fedmpi.participation.clients import Cohort
 from fedmpi.participation.strata import Strata
 from fedmpi.plan import Floats, Ints, Plan, learning_rate
+from fedmpi.private_updates import planned_participants
 from fedmpi.sampling.samples import offsets_of, sampled_positions, used_counts
 from fedmpi.sampling.size_estimates import (
     SizeEstimate,
@@ -115,7 +116,7 @@ class Planner:
         return replace(draft.plan, coming=coming, facts=self._facts(draft) | draft.plan.facts)
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:
-        local = self.config.local
+        local, clips = self.config.local, self.config.privacy.clip_norm is not None
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
         opening = self.cohorts.opens(t)
@@ -130,9 +131,9 @@ class Planner:
                 local.lr_schedule, local.lr, t, self.config.rounds, every=local.lr_every, factor=local.lr_factor
             ),
             clients=cohort.clients,
-            coefficients=self._coefficients(kind, population, cohort),
+            coefficients=self._bounded(cohort, opening) if clips else self._coefficients(kind, population, cohort),
             per_sample=kind in PER_SAMPLE,
-            normalise=is_normalised(kind, cohort),
+            normalise=is_normalised(kind, cohort) and not clips,
             probability=sampling.probability,
             mediators=mediators,
             one_step=opening,
@@ -175,6 +176,11 @@ class Planner:
         used = np.ones_like(cohort.clients) if kind in PER_SAMPLE else None
         wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
         return coefficients(kind, cohort, self.weight_sizes, used, wanted, population)
+
+    def _bounded(self, cohort: Cohort, opening: bool) -> np.ndarray:
+        """Coefficients of clipped updates: 1/W, whoever returns (see `private_updates`)."""
+        clients = len(self.sizes)
+        return cohort.multiplicity / (clients if opening else planned_participants(self.config, clients))
 
     def _facts(self, draft: Draft) -> dict[str, Any]:
         plan, turnout, sampling = draft.plan, draft.turnout, draft.sampling

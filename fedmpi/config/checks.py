@@ -303,4 +303,42 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             c.privacy.clip_norm is not None and agg.weights != "uniform",
             'privacy.clip_norm bounds one client\'s share of the mean: set aggregation.weights = "uniform"',
         ),
+        *_unprotected(c),
+    ]
+
+
+_DRAWN_BY = {
+    "weighted": "their private sizes n_k",
+    "importance": "the norms of their gradients",
+    "stratified": "strata of their gradients or labels",
+}
+
+
+def _unprotected(c: Config) -> list[tuple[bool, str]]:
+    """Choices under which one client's data changes more than its own update, so that no ε would hold."""
+    p, s = c.participation, c.samples
+    noised = c.privacy.clip_norm is not None and c.privacy.noise_multiplier > 0
+    drawn_by = _DRAWN_BY.get(p.clients, "")
+    return [
+        (
+            noised and bool(drawn_by),
+            f'participation.clients = "{p.clients}" draws clients by {drawn_by}: one client changes who else takes '
+            'part, for which no ε holds. With privacy.noise_multiplier set it to "uniform" or "all"',
+        ),
+        (
+            noised and (s.rule == "exact" or (s.rule == "bernoulli" and s.size_estimate == "exact")),
+            f'samples.rule = "{s.rule}" makes the rows that one client uses depend on the exact sizes of the others, '
+            'for which no ε holds. With privacy.noise_multiplier set samples.rule = "all" or "ratio", or "bernoulli" '
+            "with a private samples.size_estimate",
+        ),
+        (
+            noised and s.rule == "bernoulli" and not s.clip,
+            "samples.clip = false lets one large client change the share of rows that all others use, for which no ε "
+            "holds. With privacy.noise_multiplier leave it true",
+        ),
+        (
+            noised and c.rebalance.enabled,
+            "rebalance.enabled copies samples by the class counts of all clients together, so that one client changes "
+            "the others' data, for which no ε holds: switch it off or set privacy.noise_multiplier = 0",
+        ),
     ]

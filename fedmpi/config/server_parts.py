@@ -141,9 +141,11 @@ class PrivacyPart(Part):
     """Client-level differential privacy of the updates."""
 
     clip_norm: Positive | None = None
-    """Clip every client's update to this Euclidean norm; unset = no differential privacy of updates."""
+    """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
+    (N with participation.clients = "all"), whoever is there and returns. Unset = no privacy of updates."""
     noise_multiplier: NonNegative = 0.0
-    """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates."""
+    """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
+    is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ at which the ε spent so far is reported."""
 

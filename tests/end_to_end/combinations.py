@@ -145,11 +145,22 @@ def _drawn(generator: np.random.Generator, shared: dict[str, str], seed: int) ->
         table["local"]["precision"] = "bfloat16"
     if "clip_norm" in table["privacy"]:
         table["aggregation"]["weights"] = "uniform"
+        if not _bounds_one_client(table):
+            table["privacy"].pop("noise_multiplier")
     try:
         pruned = config_table(Config.model_validate(table))  # without the keys that mean nothing beside the others
         return build_config([("drawn", pruned)])
     except (ValidationError, UserError):
         return None
+
+
+def _bounds_one_client(table: dict[str, Any]) -> bool:
+    """Whether noise goes with the other choices: no client's data changes more than its own update."""
+    sizes = table["samples"]
+    rows = sizes["rule"] in ("all", "ratio")
+    private = sizes["rule"] == "bernoulli" and sizes["size_estimate"] != "exact" and sizes["clip"]
+    drawn = table["participation"]["clients"] in ("all", "uniform")
+    return drawn and (rows or private) and not table["rebalance"]["enabled"]
 
 
 def traced(config: Config) -> dict[str, np.ndarray] | None:

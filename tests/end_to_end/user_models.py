@@ -29,6 +29,20 @@ def unhurried_mlp(description: DataDescription, width: int = 16) -> nn.Module:
     return Unhurried(*layers)
 
 
+def linear_from_zero(description: DataDescription) -> nn.Module:
+    """Softmax regression that starts at zero: with two classes the gradients of the two labels are opposite."""
+    layer = nn.Linear(math.prod(description.feature_shape), description.classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def batch_normalised(description: DataDescription) -> nn.Module:
+    """A model whose running statistics every client changes."""
+    features = math.prod(description.feature_shape)
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(features), nn.Linear(features, description.classes))
+
+
 class Choosy(nn.Sequential):
     """Fails on batches of a certain length."""
 
