@@ -1,0 +1,79 @@
+"""Where a run of the program and the plain loop's replay of it differ by more than rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedmpi.config import Config
+from tests.reference.plain_loop import PlainLoop, Round
+
+MODEL = 1e-5
+"""Largest ‖w − w_ref‖/‖w_ref‖ after a round: the program computes in float32."""
+CHANGE = 2e-3
+"""Largest ‖w − w_ref‖ as a share of how far the run has moved the model."""
+OF_THE_MODEL = {
+    "train_loss": 1e-5,
+    "test_loss": 1e-5,
+    "client_drift": 1e-3,
+    "update_norm": 1e-4,
+    "gradient_diversity": 1e-3,
+}
+"""Relative error of what is computed from models; everything else is arithmetic on float64."""
+SPREADS = 1e-5
+TWO_IMAGES = 2 / 355
+OF_LOSSES = 2e-6
+
+
+def differences(config: Config, trace: dict[str, np.ndarray]) -> list[str]:
+    """All that differs, in words; empty where program and plain loop agree."""
+    loop = PlainLoop(config)
+    start, rounds = loop.w.copy(), loop.run()
+    return [text for t, expected in enumerate(rounds) for text in _of_round(t, expected, start, trace)]
+
+
+def _of_round(t: int, expected: Round, start: np.ndarray, trace: dict[str, np.ndarray]) -> Iterator[str]:
+    marks = np.flatnonzero(trace["cohorts"] < 0)
+    cohort = np.split(trace["cohorts"], marks[1:])[t][1:].tolist()
+    if cohort != expected.clients:
+        yield f"round {t}: participants {cohort}, expected {expected.clients}"
+        return
+    rows: dict[int, list[int]] = {}
+    for _, k, row in trace["rows"][trace["rows"][:, 0] == t].tolist():
+        rows.setdefault(k, []).append(row)
+    if rows != expected.rows:
+        wrong = {k for k in rows.keys() | expected.rows.keys() if rows.get(k) != expected.rows.get(k)}
+        yield f"round {t}: other rows for clients {sorted(wrong)}"
+    factors = {int(k): c for _, k, c in trace["factors"][trace["factors"][:, 0] == t].tolist()}
+    divisor = sum(factors.values()) if trace["normalised"][t] and factors else 1.0
+    for k in sorted(factors.keys() | expected.shares.keys()):
+        share, wanted = factors.get(k, 0.0) / divisor, expected.shares.get(k, 0.0)
+        if abs(share - wanted) > 2e-7 * abs(wanted) + 1e-11:
+            yield f"round {t}: client {k} counts {share}, expected {wanted}"
+    model = trace["models"][t].astype(np.float64)
+    error = np.linalg.norm(model - expected.model)
+    if not error <= MODEL * np.linalg.norm(expected.model):
+        yield f"round {t}: models differ by {error / np.linalg.norm(expected.model):.2g} of the model"
+    elif not error <= CHANGE * np.linalg.norm(expected.model - start) + 1e-7 * np.linalg.norm(expected.model):
+        yield f"round {t}: models differ by {error / np.linalg.norm(expected.model - start):.2g} of the change"
+    record = json.loads(str(trace["records"]).splitlines()[t])
+    for key, wanted in expected.record.items():
+        if not same(key, record.get(key), wanted):
+            yield f"round {t}: {key} = {record.get(key)}, expected {wanted}"
+
+
+def same(key: str, found: Any, wanted: Any) -> bool:
+    """Whether a number of the record is the one wanted, up to rounding."""
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(same(key, a, b) for a, b in zip(found, wanted, strict=True))
+    if wanted is None or found is None:
+        return found is wanted
+    if isinstance(wanted, bool | int):
+        return bool(found == wanted)
+    slack = {"test_accuracy": TWO_IMAGES, "test_macro_f1": TWO_IMAGES, "gamma": OF_LOSSES}.get(key, 1e-12)
+    if key.startswith(("inclusion_", "stratum_spreads")):
+        return abs(found - wanted) <= SPREADS * abs(wanted)
+    return abs(found - wanted) <= OF_THE_MODEL.get(key, 1e-9) * abs(wanted) + slack

@@ -1,0 +1,85 @@
+"""Random stars over all parts, for the plain loop to replay: three rounds each, small enough to take a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedmpi.config import Config, build_config, config_table
+from fedmpi.errors import UserError
+from tests.end_to_end.combinations import CHOICES, Choices
+
+MODELS: list[dict[str, Any]] = [
+    {"name": "mlp", "hidden": [12]},
+    {"name": "mlp", "hidden": [10], "dropout": 0.25, "activation": "tanh"},
+    {"name": "mlp", "hidden": [10], "dropout": 0.3},
+    {"name": "tests.mpi.user_models:dropout_mlp", "width": 12},
+    {"name": "tests.reference.batch_norm:batch_norm_mlp", "width": 10},
+]
+ELSEWHERE: Choices = {
+    "participation": {"noise": ["singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
+    "samples": {"wanted": [60, 400], "threshold": [40, 121, 200]},
+    "local": {"optimizer": ["sgd", "sgd", "sgd", "adam"], "lr": [0.02], "lr_every": [1, 2], "epsilon": [1e-3]},
+    "topology": {"placement": ["owner", "auto", "shared"]},
+    "transport": {
+        "kind": ["float32", "float32", "float32", "topk", "float16"],
+        "fraction": [0.2],
+        "error_feedback": [False, True],
+    },
+    "evaluation": {"every": [1, 1, 2], "batch_size": [100, 2000]},
+    "rebalance": {
+        "enabled": [False, False, True],
+        "weights": ["augmented", "original"],
+        "alpha": [0.67, 1.0],
+        "copies": ["ratio", "ratio-minus-one"],
+    },
+    "system": {"over_selection": [1.0, 1.5], "clock": [False, True], "period": [2.0]},
+}
+FIXED = {
+    "logging.tensorboard": False,
+    "checkpoint.every": 0,
+    "cluster.threads": 1,
+    "topology.kind": "star",
+    "local.precision": "float32",
+}
+
+
+def drawn_stars(count: int, seed: int) -> list[Config]:
+    """`count` different stars that fedmpi accepts."""
+    generator, found = np.random.Generator(np.random.Philox(seed)), {}
+    while len(found) < count:
+        config = _drawn(generator, len(found))
+        if config is not None:
+            found[str(config_table(config))] = config
+    return list(found.values())
+
+
+def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
+    table: dict[str, Any] = {"seed": seed, "rounds": 3}
+    for part in sorted(CHOICES.keys() | ELSEWHERE.keys()):
+        keys = CHOICES.get(part, {}) | ELSEWHERE.get(part, {})
+        values = {key: choices[generator.integers(len(choices))] for key, choices in sorted(keys.items())}
+        table[part] = {key: value for key, value in values.items() if value is not None}
+    table["model"] = MODELS[generator.integers(len(MODELS))]
+    if table["local"]["engine"] == "merged":
+        table["local"] |= {"steps": 1, "optimizer": "sgd"}
+        table["local"].pop("epochs", None)
+    if table["aggregation"]["optimizer"] in ("adagrad", "adam", "yogi"):
+        table["aggregation"]["lr"] = 0.05
+    if table["transport"]["kind"] == "topk":
+        table["data"]["normalise"] = False  # else pixels that are always dark have gradients that are exactly alike
+    if table["model"]["name"].endswith("batch_norm_mlp"):  # which fails on a batch of one sample
+        table["data"] = {"shards": "digits:clients=9,partition=iid"}
+        table["samples"], table["local"]["batch_size"] = {"rule": "all"}, "all"
+        table["participation"]["probe"] = "full"
+    if "clip_norm" in table["privacy"]:
+        table["aggregation"]["weights"] = "uniform"
+    for key, value in FIXED.items():
+        part, name = key.split(".")
+        table.setdefault(part, {})[name] = value
+    try:
+        return build_config([("drawn", config_table(Config.model_validate(table)))])
+    except (ValidationError, UserError):
+        return None
