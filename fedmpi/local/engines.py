@@ -14,7 +14,7 @@ from fedmpi.errors import UserError
 from fedmpi.local.batched import BatchedEngine, why_not_batched
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
-from fedmpi.local.schedule import step_count
+from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.trial import Observed, time_engines
@@ -120,8 +120,9 @@ class CompositeEngine:
         return report
 
     def merges_rows(self, rule: LocalRule, largest: int, total: Accumulator) -> bool:
-        """Whether `train_rows` may be used when no client has more than `largest` sampled rows."""
-        return step_count(rule, max(largest, 1)) == 1 and self._merges(rule, total)
+        """Whether `train_rows` may be used for up to `largest` sampled rows a client: where one step sees them all."""
+        rows = max(largest, 1)
+        return step_count(rule, rows) == 1 and not needs_order(rule, rows) and self._merges(rule, total)
 
     def train_rows(
         self,

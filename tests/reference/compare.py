@@ -13,14 +13,14 @@ from tests.reference.plain_loop import PlainLoop, Round
 
 MODEL = 1e-5
 """Largest ‖w − w_ref‖/‖w_ref‖ after a round: the program computes in float32."""
-CHANGE = 2e-3
+CHANGE = 5e-3
 """Largest ‖w − w_ref‖ as a share of how far the run has moved the model."""
 OF_THE_MODEL = {
     "train_loss": 1e-5,
     "test_loss": 1e-5,
-    "client_drift": 1e-3,
-    "update_norm": 1e-4,
-    "gradient_diversity": 1e-3,
+    "update_norm": 2e-3,
+    "gradient_diversity": 5e-3,
+    "client_drift": 5e-3,
 }
 """Relative error of what is computed from models; everything else is arithmetic on float64."""
 SPREADS = 1e-5

@@ -38,6 +38,7 @@ def preset_config(name: str) -> Config:
     given = load_config(None, [*QUIET, *SMALL, f"preset={name}"])
     fitted = [*QUIET, *SMALL, f"preset={name}"]
     fitted += ["participation.count=5"] if given.participation.count else []
+    fitted += ["participation.fraction=0.4"] if given.participation.fraction else []
     fitted += ["samples.wanted=300"] if given.samples.wanted else []
     fitted += ["samples.threshold=80"] if given.samples.size_estimate != "exact" else []
     return load_config(None, fitted)
