@@ -1,12 +1,10 @@
 """CIFAR-10 and CIFAR-100: colour images, 32 x 32, in the official Python pickles (Krizhevsky 2009).
 
-A pickle can run any code when it is loaded, so only numpy arrays and plain containers are admitted.
+A pickle can run any code when it is loaded: `cifar_pickle` reads it as data, and takes what the official files hold.
 """
 
 from __future__ import annotations
 
-import importlib
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.cifar_pickle import read_pickle
 from data_prep.datasets.files import Scratch, require
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
@@ -22,27 +21,6 @@ from fedmpi.errors import UserError
 SHAPE = (3, 32, 32)
 HINT10 = "the unpacked folder cifar-10-batches-py (data_batch_1 ... 5, test_batch, batches.meta)"
 HINT100 = "the unpacked folder cifar-100-python (train, test, meta)"
-ADMITTED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),
-}
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Loads numpy arrays and plain containers; whatever else a pickle names is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The admitted global of that name."""
-        if (module, name) not in ADMITTED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not an array")
-        return getattr(importlib.import_module(module.replace("numpy.core", "numpy._core")), name)
 
 
 def load_batch(path: Path) -> dict[str, Any]:
@@ -51,12 +29,12 @@ def load_batch(path: Path) -> dict[str, Any]:
     Raises
     ------
     UserError
-        When the file is damaged or holds anything but arrays, numbers, texts and containers.
+        When the file is damaged or holds anything but images, numbers, texts and containers of them.
     """
     try:
         with path.open("rb") as stream:
-            content = ArrayUnpickler(stream, encoding="latin1").load()
-    except Exception as error:
+            content = read_pickle(stream)
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{path} is not a CIFAR batch ({error}); fetch it again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a CIFAR batch (it holds a {type(content).__name__}); fetch it again")
@@ -68,22 +46,27 @@ def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8]
     for key in ("data", label_key):
         if key not in batch:
             raise UserError(f"{path} has no {key!r}; it is not a batch of this data set")
-    data, labels = np.asarray(batch["data"]), np.asarray(batch[label_key])
-    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != np.prod(SHAPE):
-        raise UserError(f"{path}: 'data' is {data.dtype} {data.shape} instead of uint8 (n, 3072); fetch it again")
-    if labels.shape != (len(data),) or labels.dtype.kind not in "iu":
-        raise UserError(f"{path} holds {len(data)} images but {labels.size} labels; fetch it again")
+    data, listed = batch["data"], batch[label_key]
+    if not isinstance(data, np.ndarray):
+        raise UserError(f"{path}: 'data' is {type(data).__name__} instead of uint8 (n, 3072); fetch it again")
+    if type(listed) is not list or any(type(label) is not int for label in listed):
+        raise UserError(f"{path}: {label_key!r} is not a list of integers; fetch it again")
+    if len(listed) != len(data):
+        raise UserError(f"{path} holds {len(data)} images but {len(listed)} labels; fetch it again")
+    labels = np.array(listed, np.int64)
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise UserError(f"{path}, record {wrong[0]}: label {labels[wrong[0]]} is not one of the {classes} classes")
-    return data.reshape(-1, *SHAPE), labels.astype(np.int64)
+    return data.reshape(-1, *SHAPE), labels
 
 
 def _class_names(path: Path, key: str, classes: int) -> tuple[str, ...]:
     names = load_batch(path).get(key, [])
+    if type(names) is not list or any(type(name) is not str for name in names):
+        raise UserError(f"{path}: {key!r} is not a list of names; fetch it again")
     if len(names) != classes:
         raise UserError(f"{path} names {len(names)} classes under {key!r} instead of {classes}; fetch it again")
-    return tuple(str(name) for name in names)
+    return tuple(names)
 
 
 def _read(
