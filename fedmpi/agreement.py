@@ -91,7 +91,11 @@ class Attendance:
         mark = fingerprint(plan.round, plan.clients[members])
         if server:
             mark -= fingerprint(plan.round, plan.clients)
-        return cls(len(members), mark % 2**FINGERPRINT_BITS, due)
+        return cls(len(members), _modulo(mark), due)
+
+
+def _modulo(value: int) -> int:
+    return value & ((1 << FINGERPRINT_BITS) - 1)
 
 
 def fingerprint(round: int, clients: Ints) -> int:
@@ -101,7 +105,7 @@ def fingerprint(round: int, clients: Ints) -> int:
         mixed ^= mixed >> np.uint64(shift)
         mixed *= np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
-    return int((mixed >> np.uint64(64 - FINGERPRINT_BITS)).sum()) % 2**FINGERPRINT_BITS
+    return _modulo(int((mixed >> np.uint64(64 - FINGERPRINT_BITS)).sum()))
 
 
 def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_each: int | None) -> None:
@@ -126,7 +130,7 @@ def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_
     participants = len(plan.clients)
     if places != participants:
         _disagree(plan, f"{participants} participants are planned, but the ranks took {places} for theirs")
-    if planned % 2**FINGERPRINT_BITS:
+    if _modulo(planned):
         _disagree(plan, f"the ranks took {places} participants for theirs, but some of them twice and others not")
     if trained != due or (expected is not None and trained != expected):
         due = due if expected is None else expected

@@ -24,7 +24,7 @@ def repeat_results() -> None:
     """
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     _without_tf32()

@@ -7,6 +7,10 @@ class UserError(Exception):
     """The user's input is wrong: one clear sentence saying what, where and what to do. The commands exit with 2."""
 
 
+class RanksDisagree(Exception):
+    """The ranks of a job do not do the work of one run: a sentence that all of them raise. The commands exit with 1."""
+
+
 class ClientFailure(Exception):
     """An exception inside the work of one client; names the client and the rank.
 

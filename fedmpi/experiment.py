@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 import fedmpi
+from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.gaussian_dp import add_noise
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.weights import surplus
+from fedmpi.agreement import agree_on_traits
 from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
@@ -23,7 +25,7 @@ from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import open_store
 from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.grouping import mediator_groups
-from fedmpi.layout import lay_out, prepare_device, server_trains, shares_data
+from fedmpi.layout import agree_on_work, lay_out, prepare_device
 from fedmpi.links import paper_formula, round_links
 from fedmpi.local.engines import choose_engine
 from fedmpi.measures import LocalLosses, Reference
@@ -99,6 +101,7 @@ class Experiment:
             When the data, the model or the launcher do not fit.
         """
         cluster = Cluster.connect(reduction=config.cluster.reduction)
+        check_ranks(cluster.size)
         store = agree(cluster, config)
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
@@ -108,8 +111,7 @@ class Experiment:
         data = samples.data
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
         check_buffers(config, model)
-        shared = shares_data(config, cluster, data.sizes, data.description)
-        with_server = server_trains(config, cluster, shared, device)
+        shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         observer = UpdateObserver.wanted_by(config, streams)
         if observer is not None and config.logging.diagnostics:
@@ -117,6 +119,7 @@ class Experiment:
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.transport.error_feedback:
             check_residuals(store.clients, model.size)
+        agree_on_traits(cluster, model, data.description)
         engine = choose_engine(config, model, data, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(

@@ -14,7 +14,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
-from fedmpi.errors import ClientFailure, UserError
+from fedmpi.errors import ClientFailure, RanksDisagree, UserError
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED = 0, 1, 2, 75
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
@@ -33,8 +33,9 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
     Raises
     ------
     SystemExit
-        With the exit code, when this process may end in order: all ranks do, with the same code. A `UserError` that
-        all ranks raise alike is printed once. When the ranks differ, or one failed, the job is aborted instead.
+        With the exit code, when this process may end in order: all ranks do, with the same code. A `UserError` or
+        `RanksDisagree` that all ranks raise alike is printed once. When the ranks differ, or one failed, the job is
+        aborted instead.
     """
     try:
         launch = read_launch()
@@ -47,6 +48,8 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
         sys.exit(_mismatch(error))
     except UserError as error:
         code, why = USER_ERROR, f"error: {error}"
+    except RanksDisagree as error:
+        code, why = OUR_FAULT, f"error: {error}"
     except ClientFailure as failure:
         _tell(f"error: {failure}")
         abort_job(OUR_FAULT)

@@ -6,8 +6,11 @@ import logging
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from fedmpi.agreement import places_on_node, refuse_mixed_devices
+from fedmpi.arithmetic import repeat_results
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
@@ -74,12 +77,33 @@ def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: Data
     return kept_bytes * cluster.largest_node <= SHARED_BYTES
 
 
-def server_trains(config: Config, cluster: Cluster, shared: bool, device: torch.device) -> bool:
-    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise."""
+def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:
+    """Whether rank 0 of several trains (`server.trains`): by default if its core or GPU would idle otherwise.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    shared : bool
+        Whether any worker may train any client.
+    places : int
+        Ranks that the node with the fewest has cores, or GPUs, for.
+    """
     if config.server.trains != "auto":
         return config.server.trains == "always"
-    places = cluster.fewest_cores if device.type == "cpu" else torch.cuda.device_count()
     return shared and cluster.largest_node <= places
+
+
+def agree_on_work(
+    config: Config, cluster: Cluster, sizes: Ints, description: DataDescription, device: torch.device
+) -> tuple[bool, bool]:
+    """Whether data is shared, and whether the server trains, as rank 0 decides for all; collective."""
+    places, decided = places_on_node(cluster, device), None
+    if cluster.is_server:
+        shared = shares_data(config, cluster, sizes, description)
+        decided = [np.array([shared, server_trains(config, cluster, shared, places)])]
+    shared, with_server = cluster.broadcast(decided)[0].tolist()
+    return shared, with_server
 
 
 def lay_out(
@@ -111,10 +135,19 @@ def lay_out(
 
 
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
-    """This rank's device, its number of threads (exact sums need the same arithmetic everywhere: one), its memory."""
+    """This rank's device, its number of threads (exact sums need the same arithmetic everywhere: one), its memory.
+
+    Raises
+    ------
+    UserError
+        The ranks have different kinds of devices, or one has no such device.
+    """
     if config.aggregation.exact:
         torch.set_num_threads(1)
+        repeat_results()
     else:
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
     keep_freed_memory()
-    return cluster.device(config.cluster.device)
+    device = cluster.device(config.cluster.device)
+    refuse_mixed_devices(cluster, device)
+    return device

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FixedPointSum, FloatSum
 from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, metric_slots
+from fedmpi.agreement import Attendance
 from fedmpi.cluster import Cluster
 from fedmpi.diagnostics import UpdateMoments
 from fedmpi.local.work import WorkReport
@@ -20,6 +21,7 @@ from fedmpi.mediators.relay import RelayReport
 from fedmpi.observer import UpdateObserver
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
+ATTENDED = ("places", "fingerprint", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 PER_RANK = 5
 """Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
@@ -34,7 +36,7 @@ class RoundTotals:
     update : Tensor float32 (d,)
         Σ c_k Δ_k.
     sums : dict
-        The metric sums by name (`SUMS`, `OBSERVED`).
+        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`).
     busy, load, idle : float64 (ranks,)
         Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
     rows, steps : float64 (ranks,)
@@ -81,7 +83,7 @@ class RoundSum:
         self.cluster = cluster
         self.device = model.device
         self.values = model.numel()
-        self.metrics = len(SUMS + OBSERVED) + PER_RANK * cluster.size
+        self.metrics = len(SUMS + ATTENDED + OBSERVED) + PER_RANK * cluster.size
         dtype: np.dtype[np.int64] | np.dtype[np.float32] = np.dtype(np.int64) if exact else np.dtype(np.float32)
         kept = torch.device("cpu") if exact else self.device  # where the accumulator keeps its sum
         self.dtype = dtype
@@ -103,6 +105,7 @@ class RoundSum:
         observer: UpdateObserver | None,
         relayed: RelayReport | None,
         work: tuple[float, float],
+        attendance: Attendance,
     ) -> None:
         """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
@@ -116,6 +119,9 @@ class RoundSum:
             float(stop),
             relayed.visits if relayed else 0,
             relayed.hops if relayed else 0,
+            attendance.places,
+            attendance.fingerprint,
+            attendance.due,
         ]
         moments = observer.moments() if observer else UpdateMoments()
         observed = [
@@ -135,7 +141,7 @@ class RoundSum:
         """The sums over all ranks; every rank receives the same bits."""
         total = self.cluster.reduce_tensor()
         metrics = decode_metrics(total[self.values :].numpy(force=True), self.metrics)
-        names = SUMS + OBSERVED
+        names = SUMS + ATTENDED + OBSERVED
         ranks = metrics[len(names) :].reshape(PER_RANK, -1)
         update = self.updates.to_update(total[: self.values])
         return RoundTotals(update, dict(zip(names, metrics.tolist(), strict=False)), *ranks)

@@ -8,13 +8,11 @@ model of round t while the workers train round t + 1; the result lands in the re
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
+from fedmpi.agreement import check_models
 from fedmpi.experiment import Experiment
 from fedmpi.interrupt import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.metrics import evaluate
@@ -61,6 +59,7 @@ class Simulation:
             plan = self._plan(t)
             self._work(plan)
             totals = self._reduce()
+            self.experiment.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
             self._note(plan, totals, started)
             stopped = totals.stop and t + 1 < self.config.rounds
@@ -69,6 +68,7 @@ class Simulation:
             if stopped:
                 break
         if not stopped:
+            check_models(self.cluster, self.model, self.config.rounds - 1)
             self._settle()
         self._finish(stopped)
         return STOPPED_AFTER_SAVING if stopped else 0
@@ -92,7 +92,9 @@ class Simulation:
         self.phases["train"] = time.perf_counter() - started - report.load_seconds
         self.experiment.plan_ahead(plan.round + 1)
         busy = trainer.relayed.busy_seconds if trainer.relayed else time.perf_counter() - started
-        self.sums.close(report, busy, self.interrupt.requested, trainer.observer, trainer.relayed, trainer.work)
+        self.sums.close(
+            report, busy, self.interrupt.requested, trainer.observer, trainer.relayed, trainer.work, trainer.attendance
+        )
 
     def _reduce(self) -> RoundTotals:
         with self._phase("reduce"):
@@ -139,13 +141,10 @@ class Simulation:
 
     def _checkpoint(self, next_round: int) -> None:
         """Save what the run needs to go on; all ranks must hold the same model."""
-        checksum = zlib.crc32(self.model.cpu().numpy().tobytes())
-        checksums = self.cluster.gather(np.array([checksum], np.int64))
+        check_models(self.cluster, self.model, next_round - 1)
         tensors, header = self.experiment.state()
-        if self.recorder is None or checksums is None:
+        if self.recorder is None:
             return
-        if len({int(c[0]) for c in checksums}) > 1:
-            raise RuntimeError(f"the ranks hold different models after round {next_round - 1}: {checksums}")
         header.update(settled=self.settled, unsettled=self.unsettled)
         self.recorder.checkpoint(next_round, {"model": self.model, **tensors}, header)
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.agreement import Attendance, check_work
 from fedmpi.balance import Balance
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
@@ -60,6 +61,8 @@ class Trainer:
         What this rank did for mediators in the last round; None in a star and where nobody took part.
     work : (float, float)
         Gradients of one sample, and steps not merged, of this rank in the last round.
+    attendance : Attendance
+        Which participants this rank took for its own in the last round.
     steady : bool
         Whether the last round took as long as such rounds do: not the first one, and no trial of engines in it.
     """
@@ -91,6 +94,7 @@ class Trainer:
         self._all_offsets: np.ndarray | None = None
         self.relayed: RelayReport | None = None
         self.work = (0.0, 0.0)
+        self.attendance = Attendance()
         self.steady = False
         self._rounds = 0
         self._members: tuple[Plan, np.ndarray] | None = None
@@ -103,6 +107,11 @@ class Trainer:
         report = self._trained(plan, model, total)
         self.work = self._work(plan, report)
         return report
+
+    def check(self, plan: Plan, sums: dict[str, float]) -> None:
+        """Compare the round's work, summed over all ranks, with the plan; see `agreement.check_work`."""
+        expected = int(np.count_nonzero(self._sizes(plan))) if self._rows_of(plan) == "all" else None
+        check_work(plan, sums, expected, self.config.topology.mediator_epochs if len(plan.mediators) else None)
 
     def _expect(self, plan: Plan) -> None:
         """Have the system read samples of the round to come while this one's are trained on."""
@@ -128,10 +137,12 @@ class Trainer:
         if self._rows_of(plan) != "all" and isinstance(self.engine, CompositeEngine):
             rows = self._sampled(plan, self.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):
+                self._attend(plan, self.members(plan), len(rows.members))
                 return self._train_rows(rows, plan, model, rule, total)
         if len(plan.mediators):
             return self._relay(plan, model, rule, total)
         tasks = self.tasks(plan, self.members(plan))
+        self._attend(plan, self.members(plan), len(tasks))
         if self.observer is not None:
             self.observer.begin(tasks, plan.round, model)
         if not tasks:
@@ -150,10 +161,14 @@ class Trainer:
         mine = np.flatnonzero(owners == self.worker) if self.worker is not None else np.empty(0, np.int64)
         tasks = {task.client: task for task in self.tasks(plan, mine)}
         keeps = keeps_moments(self.config, plan.one_step)
+        self._attend(plan, mine, len(tasks))
         self.relayed = run_relay(
             self.cluster, self.engine.sequential, relay, tasks, model, rule, plan.round, total, keeps
         )
         return self.relayed.work
+
+    def _attend(self, plan: Plan, members: np.ndarray, due: int) -> None:
+        self.attendance = Attendance.of(plan, members, due, self.cluster.is_server)
 
     def _train_rows(
         self, sampled: SampledRows, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from fedmpi.local.work import LocalRule
 from fedmpi.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
 
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
-CPU = torch.device("cpu")
 
 
 @settings(max_examples=60, deadline=None)
@@ -130,7 +128,7 @@ def decide(*chosen: str, ranks: int = 2, cores: int = 2, samples: int = 1000) ->
     config = load_config(None, ["preset=fedavg", *chosen])
     description = DataDescription((1, 28, 28), "uint8", 10, "image", 0, (0.5,), (0.5,))
     shared = shares_data(config, cluster, np.array([samples], np.int64), description)  # type: ignore[arg-type]
-    return shared, server_trains(config, cluster, shared, CPU)  # type: ignore[arg-type]
+    return shared, server_trains(config, cluster, shared, cluster.fewest_cores)  # type: ignore[arg-type]
 
 
 def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():

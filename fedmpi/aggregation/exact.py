@@ -65,6 +65,7 @@ class FloatSum:
             self._staging = Staging(self._buffer.numel(), self._buffer.dtype, device)
             self.tensor = torch.empty_like(self._buffer, device=device)
         self._long: torch.Tensor | None = None
+        self._terms, self._carried = 0, False
         self.reset()
 
     def add(self, vector: torch.Tensor, coefficient: float) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.errors import UserError
+
 FRACTION_BITS = 40
 LIMB_BITS = 12
 WHOLE_LIMBS = 5
@@ -17,6 +19,21 @@ MOST_RANKS = 2 ** (24 - LIMB_BITS)
 LARGEST = 2.0**50
 
 Reducible = NDArray[np.float32] | NDArray[np.int64]
+
+
+def check_ranks(ranks: int) -> None:
+    """Refuse a job whose metrics could not be summed exactly.
+
+    Raises
+    ------
+    UserError
+        There are more than 4096 ranks.
+    """
+    if ranks > MOST_RANKS:
+        raise UserError(
+            f"this job has {ranks} ranks, and sums over more than {MOST_RANKS} of them would not be exact: "
+            f"start at most {MOST_RANKS}"
+        )
 
 
 def metric_slots(count: int, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.arithmetic import full_precision
 from fedmpi.data.schema import DataDescription
 from fedmpi.errors import UserError
 from fedmpi.models.dropout import NoMasks
@@ -56,6 +57,11 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     return _known[model]
 
 
+def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
+    """Take these for the model's traits from now on: what another rank found counts as well."""
+    _known[model] = traits
+
+
 def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = _made_up_samples(model, description)
     model.bind(model.initial.clone())
@@ -63,7 +69,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     model.module.train()
     previous, model.masks.source = model.masks.source, NoMasks()
     try:
-        with torch.no_grad(), kept_generator():
+        with torch.no_grad(), kept_generator(), full_precision():
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
             whole = _logits(model, x, description)

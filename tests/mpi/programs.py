@@ -121,6 +121,7 @@ def round_sums() -> None:
     """The update and metrics of rounds are the same whichever way their one buffer is summed, float or exact."""
     import torch
 
+    from fedmpi.agreement import Attendance
     from fedmpi.local.work import WorkReport
     from fedmpi.round_sum import RoundSum
 
@@ -135,7 +136,7 @@ def round_sums() -> None:
                 summed.open()
                 summed.updates.add(update(cluster.rank, t), 0.5)
                 report = WorkReport(clients=cluster.rank + 1, samples=10**9 + t, loss_sum=0.25)
-                summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0))
+                summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0), Attendance())
                 totals = summed.reduce()
                 expected = sum(update(rank, t).double() for rank in range(cluster.size)) / 2
                 assert totals.update.dtype == torch.float32

@@ -1,0 +1,105 @@
+"""Ranks on unlike nodes decide alike, and where they do not do one run's work the run ends with a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.mpi.launch import run_mpi
+
+PROGRAM = ("-m", "tests.mpi.unlike_ranks")
+SECONDS = 170
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What three ranks say of every scenario."""
+    out = tmp_path_factory.mktemp("unlike") / "found.json"
+    job = run_mpi(3, [*PROGRAM, out], timeout=SECONDS)
+    assert job.returncode == 0, job.stderr
+    return json.loads(out.read_text())
+
+
+def the_same(said: list[dict[str, Any]]) -> dict[str, Any]:
+    assert said[0] == said[1] == said[2]
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    "scenario, words",
+    [
+        ("another_opinion_of_the_server", "2 workers: each trains an equal part"),
+        ("another_opinion_of_sharing", "its own"),
+    ],
+)
+def test_rank_0_decides_for_all_who_trains_what(scenario: str, words: str, found: dict):
+    assert words in the_same(found[scenario])["layout"]
+
+
+def test_runs_of_ranks_that_agree_are_as_ever(found: dict):
+    assert "model" in the_same(found["alike"])
+
+
+def test_the_node_with_the_fewest_gpus_decides_whether_the_server_trains(found: dict):
+    assert the_same(found["unlike_numbers_of_gpus"])["decided"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "scenario, words",
+    [
+        ("coupling_found_by_one", "a sample's logits depend on the other samples"),
+        ("draws_found_by_one", "the model draws from torch's own generator"),
+    ],
+)
+def test_what_one_rank_finds_out_about_the_model_counts_for_all(scenario: str, words: str, found: dict):
+    assert f"nothing is merged: {words}" in the_same(found[scenario])["engine"]
+
+
+def test_processors_and_gpus_in_one_job_are_refused(found: dict):
+    refused = the_same(found["a_gpu_on_one"])
+    assert refused["error"] == "UserError"
+    assert "different kinds of devices (2 on cpu, 1 on cuda)" in refused["words"]
+    assert 'cluster.device = "cpu"' in refused["words"]
+
+
+@pytest.mark.parametrize(
+    "scenario, words",
+    [
+        ("another_layout", r"round 0: 7 participants are planned, but the ranks took \d+ for theirs"),
+        ("swapped", "round 1: the ranks took 7 participants for theirs, but some of them twice and others not"),
+        ("left_out", "round 0: 7 participants have samples to train on, but 6 were trained"),
+        ("no_samples", "round 0: 7 participants have samples to train on, but [56] were trained"),
+        ("visited_once_too_often", r"round 0: 12 visits of mediators are planned, but there were 1[3-9]"),
+    ],
+)
+def test_work_that_is_not_the_plans_ends_the_run_on_all_ranks(scenario: str, words: str, found: dict):
+    ended = the_same(found[scenario])
+    assert ended["error"] == "RanksDisagree"
+    assert re.match(words, ended["words"]), ended["words"]
+
+
+@pytest.mark.parametrize(
+    "scenario, round, ranks", [("another_model", 0, "[2]"), ("another_model_at_the_end", 1, "[1]")]
+)
+def test_a_rank_whose_model_is_another_is_named_and_ends_the_run(scenario: str, round: int, ranks: str, found: dict):
+    ended = the_same(found[scenario])
+    assert ended["error"] == "RanksDisagree"
+    assert f"different models after round {round}: not that of rank 0 have ranks {ranks}" in ended["words"]
+
+
+def test_more_ranks_than_sums_are_exact_for_are_refused(found: dict):
+    refused = the_same(found["too_many"])
+    assert refused["error"] == "UserError"
+    assert "this job has 3 ranks, and sums over more than 2" in refused["words"]
+
+
+def test_a_run_that_is_ended_says_so_once_and_exits_with_1():
+    job = run_mpi(3, [*PROGRAM, "another_model"], timeout=SECONDS)
+    assert job.returncode == 1
+    assert "error: the ranks hold different models after round 0" in job.stderr
+    assert "Traceback" not in job.stderr
