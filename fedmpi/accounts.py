@@ -79,13 +79,14 @@ class Accounts:
 
     def _exposed(self, cohort: Cohort, told: Ints | None) -> Ints | None:
         """Clients whose size this round tells as it is; None for nobody."""
-        everyone = np.arange(len(self.sizes), dtype=np.int64)
+        if self.exposure is not None and self.exposure.everyone:
+            return np.arange(len(self.sizes), dtype=np.int64)
         exposed = np.empty(0, np.int64)
         if self._unclipped_from is not None:
-            asked = everyone if told is None else told
+            asked = np.arange(len(self.sizes), dtype=np.int64) if told is None else told
             exposed = asked[self.sizes[asked] >= self._unclipped_from]
         if self.exposure is not None:
-            exposed = everyone if self.exposure.everyone else np.union1d(exposed, cohort.clients)
+            exposed = np.union1d(exposed, cohort.clients)
         return exposed if len(exposed) else None
 
     def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:

@@ -301,7 +301,8 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         ),
         (
             c.privacy.clip_norm is not None and agg.weights != "uniform",
-            'privacy.clip_norm bounds one client\'s share of the mean: set aggregation.weights = "uniform"',
+            "privacy.clip_norm bounds what one client sends, but aggregation.weights = "
+            f'"{agg.weights}" multiplies it by what depends on the clients\' data: set aggregation.weights = "uniform"',
         ),
         *_unprotected(c),
     ]

@@ -201,6 +201,12 @@ def test_choices_under_which_one_client_changes_others_are_refused_by_name(setti
     load_config(None, [*without_noise, *settings])
 
 
+@pytest.mark.parametrize("weights", ["samples", "gradient-sum", "normalised", "unbiased", "literal"])
+def test_weights_made_of_data_are_refused_beside_clipping(weights: str):
+    with pytest.raises(UserError, match=f'{weights}.*set aggregation.weights = "uniform"'):
+        load_config(None, [*NOISED, *ALL, "samples.rule=ratio", "samples.ratio=0.5", f"aggregation.weights={weights}"])
+
+
 def test_running_statistics_are_refused_where_there_is_noise(shards: dict[str, Path]):
     model = "model.name=tests.end_to_end.user_models:batch_normalised"
     with pytest.raises(UserError, match="batch norm"):
