@@ -66,6 +66,18 @@ def test_a_change_of_speed_is_followed():
     assert machine.run(learner, 80) == pytest.approx([0.25, 0.75], abs=0.04)
 
 
+def test_the_last_twenty_rounds_count_most_and_older_ones_are_forgotten():
+    """After 60 rounds at new speeds the 200 before them weigh 0.95 ** 60 = 5 %; unforgotten they would decide."""
+    learner, generator = BalanceLearner(2), np.random.default_rng(2)
+    for count, speeds in ((200, [1.0, 1.0]), (60, [1.0, 3.0])):
+        machine = Machine(8.0, speeds, seed=count)
+        for _ in range(count):
+            rows, steps = generator.uniform(500, 3000, 2), generator.uniform(10, 150, 2)
+            learner.observe(rows, steps, machine.seconds(rows, steps))
+    found = learner.balance()
+    assert found is not None and found.speeds == pytest.approx([0.5, 1.5], rel=0.12)
+
+
 def test_rounds_of_rows_alone_teach_speeds_and_leave_the_step_cost_alone():
     learner = BalanceLearner(2)
     for rows in (np.array([100.0, 300.0]), np.array([200.0, 50.0])):

@@ -55,3 +55,13 @@ def test_ten_shards_a_worker_balance_to_a_twentieth_and_a_shard() -> None:
     starts = ownership(sizes, np.array([0, len(sizes)]), 80)
     loads = np.add.reduceat(sizes, ownership(sizes, starts, 8)[:-1])
     assert loads.max() / loads.mean() < 1.06
+
+
+def test_a_border_is_the_shard_border_nearest_to_the_equal_part_on_either_side() -> None:
+    """Six shards of sizes 4, 3, 3, 2, 4, 4; the middle, 10, is a border; thirds, 6.67 and 13.33, lie between two."""
+    sizes, starts = np.array([4, 3, 3, 2, 4, 4]), np.arange(7)
+    assert ownership(sizes, starts, 2).tolist() == [0, 3, 6]
+    assert ownership(sizes, starts, 3).tolist() == [0, 2, 4, 6]  # 7 on the right of 6.67, 12 on the left of 13.33
+    assert ownership(np.array([9, 2, 9]), np.arange(4), 2).tolist() == [0, 1, 3]  # as near on either side: the left one
+    assert ownership(np.array([8, 3, 9]), np.arange(4), 2).tolist() == [0, 2, 3]  # 11 is nearer to 10 than 8
+    assert ownership(np.array([9, 3, 8]), np.arange(4), 2).tolist() == [0, 1, 3]  # 9 is nearer than 12

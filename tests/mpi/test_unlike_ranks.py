@@ -60,6 +60,11 @@ def test_what_one_rank_finds_out_about_the_model_counts_for_all(scenario: str, w
     assert f"nothing is merged: {words}" in the_same(found[scenario])["engine"]
 
 
+def test_the_engines_seconds_are_those_of_all_ranks_together(found: dict):
+    engine = the_same(found["engines_timed_unlike"])["engine"]
+    assert "the others sequential (trial: sequential 125, batched 275 ms a client)" in engine
+
+
 def test_processors_and_gpus_in_one_job_are_refused(found: dict):
     refused = the_same(found["a_gpu_on_one"])
     assert refused["error"] == "UserError"

@@ -25,6 +25,7 @@ from fedmpi.errors import RanksDisagree, UserError
 from fedmpi.experiment import Experiment
 from fedmpi.guard import run_guarded
 from fedmpi.layout import agree_on_work
+from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
@@ -89,6 +90,13 @@ def coupling_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
 def draws_found_by_one(rank: int, patch: Patch) -> dict[str, Any]:
     patch.setattr(agreement, "forward_traits", lambda *_: ForwardTraits(draws=rank == 2, couples=False))
     return run("preset=fedavg participation.count=7 rounds=2 local.batch_size=20 logging.tensorboard=false")
+
+
+def engines_timed_unlike(rank: int, patch: Patch) -> dict[str, Any]:
+    """Rank 0 times nobody, rank 1 finds the batched engine quicker, rank 2 the sequential one, and by more."""
+    seconds = np.array([[0, 0, 0], [2, 0.4, 0.1], [2, 0.1, 1.0]])
+    patch.setattr(CompositeEngine, "time_candidates", lambda *_: seconds[rank])
+    return run(FEDAVG.replace("local.engine=sequential", "local.engine=auto"))
 
 
 def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
@@ -189,6 +197,7 @@ SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     unlike_numbers_of_gpus,
     coupling_found_by_one,
     draws_found_by_one,
+    engines_timed_unlike,
     a_gpu_on_one,
     another_layout,
     swapped,

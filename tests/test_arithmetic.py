@@ -1,0 +1,97 @@
+"""How devices compute: repeatable in exact runs, in full precision while a model is tried. The flags; no GPU needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
+from fedmpi.cluster import Cluster
+from fedmpi.config import load_config
+from fedmpi.layout import prepare_device
+from fedmpi.local.traits import forward_traits
+from fedmpi.models.flat import FlatModel
+from tests.local.synthetic import SMALL_IMAGES
+
+
+@pytest.fixture(autouse=True)
+def as_torch_begins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """TensorFloat-32 allowed wherever it can be, nothing repeatable; as it was afterwards."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    precision, filled = torch.get_float32_matmul_precision(), torch.utils.deterministic.fill_uninitialized_memory
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("high")
+    yield
+    os.environ.pop(WORKSPACE, None)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision(precision)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def prepare(exact: bool) -> None:
+    settings = ["preset=fedavg", "cluster.device=cpu", f"aggregation.exact={str(exact).lower()}"]
+    prepare_device(load_config(None, settings), Cluster.connect())
+
+
+def test_exact_runs_compute_the_same_bits_every_time():
+    prepare(exact=True)
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert os.environ[WORKSPACE] == FIXED_WORKSPACE == ":4096:8"
+
+
+def test_a_workspace_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    prepare(exact=True)
+    assert os.environ[WORKSPACE] == ":16:8"
+
+
+def test_other_runs_leave_torch_as_it_is():
+    prepare(exact=False)
+    assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
+    assert torch.backends.cudnn.allow_tf32 and torch.get_float32_matmul_precision() == "high"
+    assert WORKSPACE not in os.environ
+
+
+def test_full_precision_ends_with_its_block_even_by_an_error():
+    with pytest.raises(ZeroDivisionError), full_precision():
+        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+        raise ZeroDivisionError
+    assert torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32
+
+
+class RoughProduct(nn.Module):
+    """A dense layer whose product has the errors of TensorFloat-32 while that is allowed, other ones a batch size."""
+
+    def __init__(self, roughness: float, always: bool = False):
+        super().__init__()
+        self.dense, self.roughness, self.always = nn.Linear(36, 5), roughness, always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rough = self.always or torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+        return self.dense(x.flatten(1)) * (1 + rough * self.roughness * len(x))
+
+
+def couples(module: nn.Module) -> bool:
+    return forward_traits(FlatModel(module), SMALL_IMAGES).couples
+
+
+def test_tensor_float_32_is_not_taken_for_samples_that_influence_one_another():
+    assert not couples(RoughProduct(2e-3))
+    assert couples(RoughProduct(2e-3, always=True))
+
+
+def test_rounding_of_float32_is_not_taken_for_it_either():
+    assert not couples(RoughProduct(1e-6, always=True))
