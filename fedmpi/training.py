@@ -24,7 +24,7 @@ from fedmpi.observer import UpdateObserver
 from fedmpi.placement import equal_parts, longest_first, planned_cost, planned_work
 from fedmpi.plan import Plan
 from fedmpi.sampled_rows import SampledRows
-from fedmpi.sampling.samples import bernoulli_rows, exact_rows, holders, offsets_of, ratio_rows
+from fedmpi.sampling.samples import holders, offsets_of, sampled_positions
 from fedmpi.streams import Streams
 
 FORWARDS_PER_GRADIENT = 3
@@ -290,13 +290,9 @@ class Trainer:
         samples, sizes = self.config.samples, self._sizes(plan)
         offsets, first, last = self._offsets(plan), int(members[0]), int(members[-1]) + 1
         part = int(offsets[first]), int(offsets[last])
-        if samples.rule == "bernoulli":
-            positions = bernoulli_rows(self.streams, plan.round, sizes, plan.probability, *part)
-        elif samples.rule == "ratio":
-            positions = ratio_rows(self.streams, plan.round, sizes, plan.probability, *part)
-        else:
-            assert samples.wanted is not None
-            positions = exact_rows(self.streams, plan.round, sizes, samples.wanted, *part)
+        positions = sampled_positions(
+            self.streams, plan.round, sizes, samples.rule, plan.probability, samples.wanted, *part
+        )
         having, counts = holders(positions, offsets)
         if len(members) < last - first:
             ours = np.isin(having, members)
