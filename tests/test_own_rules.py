@@ -1,4 +1,4 @@
-"""docs/design.md: "Where to put your own" is followed in a copy of the package; what data_prep imports is what it says."""
+"""docs/design.md: "Where to put your own", followed in a copy of the package; data_prep imports what the page says."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which clients take part in a round: the cohort, and the draws that need no strata (all, uniform, weighted by size).
 
 Pure functions over arrays; a cohort carries the first-order inclusion probabilities of the design that drew it, so that
-the aggregation weights can be unbiased. Importance draws live in `draws.py`, stratified ones in `strata.py`; they return
-the same type.
+the aggregation weights can be unbiased. Importance draws live in `draws.py`, stratified ones in `strata.py`; both
+return the same type.
 """
 
 from __future__ import annotations
