@@ -1012,7 +1012,7 @@ class PlainLoop:
         mean = total / divisor
         if config.aggregation.weights == "literal" and not opening and cohort.clients:
             mean = mean + (sum(factors.values()) - 1) * w  # Eq 3: Σ c_k w_k, those without rows with w_k = w
-        mean = self._with_noise(t, mean, factors, divisor)
+        mean = self._with_noise(t, mean)
         self.w = self.server.step(w, mean)
         record = {"round": t, "lr": local_rate(config, t), **self._counts(rows, parts), **facts}
         record |= self._facts(t, turnout, opening) | self._links(t, turnout, facts)
@@ -1192,6 +1192,10 @@ class PlainLoop:
         """c_k of every participant, and whether Δ = Σ c_k Δ_k is divided by Σ c_k of those who have rows."""
         kind, over = self._kind(self.strata.opens(t))
         cohort, sizes, labels = turnout.cohort, self.population.weight_sizes, self._labels()
+        if self.config.privacy.clip_norm is not None:
+            return {
+                k: times / self._denominator(t) for k, times in zip(cohort.clients, cohort.times, strict=True)
+            }, False
         opening = self.strata.opens(t)  # in which even those that the strata leave out take part
         everybody = [k for k in range(self.n) if opening or labels[k] >= 0]
         mass = {k: float(sizes[k]) if over == "samples" else 1.0 for k in everybody}
@@ -1221,6 +1225,11 @@ class PlainLoop:
             found[k] = cohort.times[i] * factor
         certain = kind != "stratified" or all(p in (0.0, 1.0) for p in self._represented(turnout))
         return found, kind in ("samples", "uniform", "normalised") or (kind == "stratified" and certain)
+
+    def _denominator(self, t: int) -> int:
+        """What clipped updates are divided by, whoever returns: the clients wanted (McMahan et al. 2018, §3, f̃_f)."""
+        all_take_part = self.config.participation.clients == "all" or self.strata.opens(t)
+        return self.n if all_take_part else wanted_clients(self.config, self.n)
 
     def _labels(self) -> list[int]:
         """Every client's stratum; 0 where there are no strata."""
@@ -1266,13 +1275,13 @@ class PlainLoop:
             return update, False
         return update * (bound / length), True
 
-    def _with_noise(self, t: int, mean: np.ndarray, factors: dict[int, float], divisor: float) -> np.ndarray:
+    def _with_noise(self, t: int, mean: np.ndarray) -> np.ndarray:
+        """N(0, (σ C/W)²) on every value (McMahan et al. 2018, Algorithm 1)."""
         privacy = self.config.privacy
         if privacy.clip_norm is None or not privacy.noise_multiplier:
             return mean
         noise = stream(self.config.seed, DP_NOISE, t).standard_normal(len(mean), np.float32)
-        largest = max(factors.values(), default=0.0) / divisor
-        return mean + privacy.noise_multiplier * privacy.clip_norm * largest * noise
+        return mean + privacy.noise_multiplier * privacy.clip_norm / self._denominator(t) * noise
 
     # -- the record
 
