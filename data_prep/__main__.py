@@ -19,6 +19,7 @@ from data_prep.datasets.base import Task
 from data_prep.datasets.registry import data_set
 from data_prep.listing import help_of_laws, show_lists
 from data_prep.prepare import Job, parse_law_options, prepare
+from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.errors import UserError
 from fedmpi.guard import run_guarded
@@ -79,7 +80,8 @@ def run(words: list[str]) -> int:
         code = stop.exit_code()
     except OSError as error:
         where = error.filename or "a file"
-        raise UserError(f"{where}: {error.strerror or error}; check the path and its permissions") from error
+        advice = "make room there" if error.errno in FULL else "check the path and its permissions"
+        raise UserError(f"{where}: {error.strerror or error}; {advice}") from error
     except CommandLineError as error:
         said = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
         raise UserError(f"{said or 'no command'} (try --help)") from error

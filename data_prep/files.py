@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from data_prep.partitions.common import Int64Array
 from data_prep.raw import AnyArray
+from data_prep.room import GrowingFile, SparedFile
 from fedmpi.data.schema import PARTIAL, ShardFile
 from fedmpi.files import sync_folder
 
@@ -24,12 +25,20 @@ _ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as
 
 
 @contextmanager
-def growing_h5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own."""
+def growing_h5(path: Path) -> Iterator[GrowingFile]:
+    """An HDF5 file to fill under a temporary name, removed when the block fails; `complete` gives it its own.
+
+    Raises
+    ------
+    OSError
+        The disk is full, at the latest when the block ends; HDF5 itself does not meet the error.
+    """
     partial = partial_of(path)
     try:
-        with h5py.File(partial, "w", alignment_threshold=1, alignment_interval=_ALIGNMENT) as h5:
+        with closing(SparedFile(partial)) as file, GrowingFile(file, _ALIGNMENT) as h5:
             yield h5
+        if file.error is not None:
+            raise file.error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -6,6 +6,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from data_prep.room import require_room
 from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY
 from fedmpi.errors import UserError
 from fedmpi.files import sync_folder
@@ -14,7 +15,7 @@ _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
 
 
-def claim(folder: Path, overwrite: bool) -> None:
+def claim(folder: Path, overwrite: bool, needed: int = 0) -> None:
     """Make `folder` ready to be written, or refuse.
 
     An empty or missing folder is taken; one whose preparation was interrupted is cleared of its files; a prepared one
@@ -23,29 +24,45 @@ def claim(folder: Path, overwrite: bool) -> None:
     Raises
     ------
     UserError
-        The folder holds something else, is prepared already, or cannot be written.
+        The folder holds something else, is prepared already, cannot be written, or its disk has no room for the
+        `needed` bytes; nothing is deleted then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         present = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise UserError(f"the output folder {folder} cannot be made ({error.strerror}): choose another --out") from None
-    ours = {name for name in present if _OWN.fullmatch(name.removesuffix(PARTIAL))}
     if MANIFEST in present and not overwrite and PREPARING not in present:
         raise UserError(f"{folder} holds a prepared data set already: choose another --out, or add --overwrite")
     if present and MANIFEST not in present and PREPARING not in present:
         other = sorted(present)[0]
         raise UserError(f"{folder} holds something else ({other}): choose an empty or new folder with --out")
+    ours = own_files(folder)
+    require_room(folder, needed, sum(path.stat().st_size for path in ours))
     try:
         (folder / PREPARING).touch()
         sync_folder(folder)
         # The manifest goes first: at no moment does it describe files that are gone.
-        for name in sorted(ours, key=lambda name: name != MANIFEST):
-            (folder / name).unlink()
+        for path in ours:
+            path.unlink()
     except OSError as error:
         raise UserError(
             f"the output folder {folder} cannot be written ({error.strerror}): choose another --out"
         ) from None
+
+
+def own_files(folder: Path) -> list[Path]:
+    """What earlier preparations have left in a folder, whole or not; the manifest first."""
+    present = folder.iterdir() if folder.is_dir() else ()
+    ours = [path for path in present if _OWN.fullmatch(path.name.removesuffix(PARTIAL))]
+    return sorted(ours, key=lambda path: (path.name != MANIFEST, path.name))
+
+
+def abandon(folder: Path) -> None:
+    """Clear the folder of a preparation that failed of all that it wrote."""
+    for path in own_files(folder):
+        path.unlink(missing_ok=True)
+    release(folder)
 
 
 def release(folder: Path) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from data_prep.files import complete, growing_h5, reserve, shard_starts, smallest_unsigned, store
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import AnyArray, RawDataset
+from data_prep.room import GrowingFile
 from data_prep.statistics import class_count_blocks
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, ShardFile, shard_name
@@ -101,13 +101,14 @@ def write_rows(plan: Plan, path: Path, rows: Int64Array, tick: Callable[[int], N
 
 
 def _stream(
-    h5: h5py.File, raw: RawDataset, rows: Int64Array, label_dtype: np.dtype[Any], tick: Callable[[int], None]
+    h5: GrowingFile, raw: RawDataset, rows: Int64Array, label_dtype: np.dtype[Any], tick: Callable[[int], None]
 ) -> None:
     labels = reserve(h5, LABELS, (len(rows),), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
     for low, part in chunks(raw, rows):
         labels[low : low + len(part)] = raw.labels[part].astype(label_dtype)
         features[low : low + len(part)] = _read(raw, part)
+        h5.check()
         tick(len(part) * row_bytes(raw))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedmpi.errors import UserError
 
+UNPACKED = "unpacked"
 ARCHIVES = (".zip", ".tar.gz", ".tar.bz2", ".tgz")
 
 
@@ -90,7 +92,11 @@ def fetch(name: str, sources: tuple[Source, ...], folder: Path | None = None) ->
                 "fetch it by hand and pass the folder with --raw"
             ) from error
         except OSError as error:
-            raise UserError(f"cannot store {source.filename} in {target}: {error.strerror or error}") from error
+            shutil.rmtree(target / UNPACKED, ignore_errors=True)  # half a file looks like a whole one the next time
+            raise UserError(
+                f"cannot store {source.filename} in {target}: {error.strerror or error}; make room there, or set "
+                "DATA_PREP_CACHE to another folder"
+            ) from error
     return target
 
 
@@ -98,7 +104,7 @@ def _unpacker(source: Source, target: Path) -> pooch.Unzip | pooch.Untar | None:
     if not source.filename.endswith(ARCHIVES):
         return None
     kind = pooch.Unzip if source.filename.endswith(".zip") else pooch.Untar
-    return kind(members=list(source.members) or None, extract_dir="unpacked")
+    return kind(members=list(source.members) or None, extract_dir=UNPACKED)
 
 
 @dataclass

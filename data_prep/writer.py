@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.files import complete, entry, growing_h5, reserve, store, whole_file, write_text
-from data_prep.folder import claim, release
+from data_prep.folder import abandon, claim, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import RawDataset
+from data_prep.room import SPARE, megabytes
 from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_rows, write_training
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
@@ -37,6 +38,7 @@ from fedmpi.data.schema import (
     read_manifest,
 )
 from fedmpi.errors import UserError
+from fedmpi.refusal import on_server
 from fedmpi.streams import Purpose, Streams
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
@@ -99,9 +101,8 @@ def write_shards(
         test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     team = cluster or alone()
     folder = Path(out)
-    if team.is_server:
-        claim(folder, overwrite)
-    team.barrier()
+    needed = _bytes_needed(raw, len(partition.rows))
+    on_server(team, lambda: claim(folder, overwrite, needed))
     generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
     rows, offsets, held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
     plan = make_plan(raw, partition, rows, offsets, shards)
@@ -111,11 +112,20 @@ def write_shards(
             _write_rest(plan, partition, test, train, val, folder, seed, command)
             release(folder)
     except OSError as error:
+        if team.size == 1:
+            abandon(folder)  # among several the others may still be writing: the folder stays marked as interrupted
         raise UserError(
-            f"writing to {folder} failed ({error}): free space or choose another --out, then repeat"
+            f"writing to {folder} failed ({error.strerror or error}): about {megabytes(needed + SPARE)} are needed "
+            "there; make room or choose another --out, then repeat"
         ) from error
     team.barrier()
     return read_manifest(folder)
+
+
+def _bytes_needed(raw: RawDataset, rows: int) -> int:
+    """About what a preparation writes: features and labels of the training and test rows, and what lies beside them."""
+    beside = sum(array.nbytes for array in raw.extras.values()) + (0 if raw.vectors is None else raw.vectors.nbytes)
+    return (rows + len(raw.test_y)) * (row_bytes(raw) + 1) + beside
 
 
 def _write_samples(
@@ -178,6 +188,7 @@ def _write_test(raw: RawDataset, path: Path, rows: Int64Array) -> ShardFile:
         features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
         for low, part in chunks(raw, rows):
             features[low : low + len(part)] = raw.test_x[part].astype(raw.dtype, copy=False)
+            h5.check()
     return complete(path, samples=len(rows))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.room import temporary_room
 from fedmpi.errors import UserError
 from fedmpi.streams import Purpose, Streams
 
@@ -107,19 +109,31 @@ class Scratch:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self.length = 0
-        self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (lives as long as its map)
+        self._written = 0
+        with temporary_room(os.environ.get("TMPDIR", "/tmp"), 0, 1):
+            self._folder = tempfile.gettempdir()
+            self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (lives as long as its map)
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows, shape (r, *shape)."""
+        """Add rows, shape (r, *shape).
+
+        Raises
+        ------
+        UserError
+            The temporary folder is full.
+        """
         block = np.ascontiguousarray(rows, self.dtype)
         if block.shape[1:] != self.shape:
             raise ValueError(f"rows of shape {block.shape[1:]} for a scratch file of {self.shape}")
-        self._file.write(block.data if block.size else b"")
+        with temporary_room(self._folder, self._written, block.nbytes):
+            self._file.write(block.data if block.size else b"")
+        self._written += block.nbytes
         self.length += len(block)
 
     def rows(self) -> NDArray[Any]:
         """All rows, shape (n, *shape): a private (copy-on-write) map of the file."""
-        self._file.flush()
+        with temporary_room(self._folder, self._written, 0):
+            self._file.flush()
         if not self.length or not all(self.shape):
             return np.empty((self.length, *self.shape), self.dtype)
         return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))

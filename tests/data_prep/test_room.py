@@ -1,0 +1,222 @@
+"""A full disk is one sentence that names the folder, and nothing half-written is left."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import gzip
+import io
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.datasets.files import Scratch
+from data_prep.datasets.idx import read_idx
+from data_prep.files import growing_h5, store
+from data_prep.sources import Source, fetch
+from fedmpi.data.schema import PREPARING
+from fedmpi.data.shards import open_folder
+from fedmpi.errors import UserError
+from tests.data_prep.command import main
+from tests.mpi.launch import finish_job, start_job
+
+WORDS = ["digits", "--partition", "iid", "--clients", "6", "--shards", "3", "--val", "0.1", "--seed", "0", "--out"]
+
+
+def prepare(out: Path, *more: str) -> int:
+    return main([*WORDS, str(out), *more])
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """The only line on stderr that is no progress."""
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    return said[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def files_at_most(length: int) -> Iterator[None]:
+    """A limit on the length of files, which stands for a full disk and needs no rights."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# The output folder
+
+
+class FullDisk:
+    """Files whose writes fail from a certain one on, all files counted together."""
+
+    def __init__(self, first_to_fail: int):
+        self.writes, self.first_to_fail = 0, first_to_fail
+
+    def open(self, path: Path, mode: str = "r", **options: int) -> io.FileIO:
+        disk = self
+
+        class Counted(io.FileIO):
+            def write(self, data: bytes, /) -> int:  # type: ignore[override]
+                disk.writes += 1
+                if disk.writes >= disk.first_to_fail:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return super().write(data)
+
+        return Counted(path, mode.replace("b", ""))
+
+
+def test_at_whatever_write_the_disk_is_full_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    counting = FullDisk(sys.maxsize)
+    monkeypatch.setattr("data_prep.room.open", counting.open, raising=False)
+    assert prepare(tmp_path / "whole") == 0
+    assert counting.writes > 30
+    for number in range(1, counting.writes + 1, 4):
+        monkeypatch.setattr("data_prep.room.open", FullDisk(number).open, raising=False)
+        capsys.readouterr()
+        assert prepare(tmp_path / "out") == 2, number
+        assert f"writing to {tmp_path / 'out'} failed (No space left on device): about " in sentence(capsys)
+        assert not list((tmp_path / "out").iterdir()), number
+
+
+def test_a_later_preparation_takes_the_folder_of_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("data_prep.room.open", FullDisk(20).open, raising=False)
+    assert prepare(tmp_path / "out") == 2
+    monkeypatch.setattr("data_prep.room.open", builtins.open, raising=False)
+    assert prepare(tmp_path / "out") == 0
+    assert prepare(tmp_path / "other") == 0
+    for file in (tmp_path / "other").iterdir():
+        if file.name != "manifest.json":  # which holds the command
+            assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2, 10, 26, 30, 31])
+def test_a_disk_that_fills_up_is_a_sentence(
+    small_disk: Path, pages: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As when others fill it after it was asked for its room."""
+    monkeypatch.setattr("data_prep.room.free_bytes", lambda folder: 1 << 40)
+    room = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - 4096 * pages))
+    assert prepare(small_disk / "out") == 2
+    assert str(small_disk / "out") in sentence(capsys)
+    assert not list((small_disk / "out").glob("*"))
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_written_or_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert prepare(tmp_path) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("data_prep.room.free_bytes", lambda folder: 900_000)
+    capsys.readouterr()
+    assert prepare(tmp_path, "--overwrite") == 2
+    assert f"the disk of {tmp_path} has 1.0 MB left, but 1.2 MB are needed" in sentence(capsys)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    monkeypatch.setattr("data_prep.room.free_bytes", lambda folder: 1_100_000)
+    assert prepare(tmp_path, "--overwrite") == 0  # what is replaced makes room
+
+
+def test_the_program_ends_in_order_on_a_full_disk(tmp_path: Path):
+    """HDF5 tries again at the end of the process to write what it could not, and crashed then."""
+    command = ["bash", "-c", 'ulimit -f 20; exec "$@"', "_", sys.executable, "-m", "data_prep", *WORDS, str(tmp_path)]
+    ended = finish_job(start_job(command), 100)
+    assert ended.returncode == 2, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if line.strip()]
+    assert len(said) == 1 and f"writing to {tmp_path} failed (File too large)" in said[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_others_have_in_the_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert prepare(tmp_path) == 0
+    (tmp_path / "notes.txt").write_text("seen")
+    monkeypatch.setattr("data_prep.room.open", FullDisk(5).open, raising=False)
+    assert prepare(tmp_path, "--overwrite") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert not (tmp_path / PREPARING).exists()
+
+
+def test_the_error_of_a_growing_file_is_known_at_once_and_raised_in_the_end(tmp_path: Path):
+    path = tmp_path / "some.h5"
+    with pytest.raises(OSError, match="File too large"), files_at_most(100_000), growing_h5(path) as h5:
+        store(h5, "much", np.zeros(200_000, np.uint8))
+        with pytest.raises(OSError, match="File too large"):
+            h5.check()
+        store(h5, "more", np.zeros(200_000, np.uint8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_written_beside_the_error_are_those_that_hdf5_reads(tmp_path: Path):
+    assert prepare(tmp_path / "out") == 0
+    held = open_folder(tmp_path / "out", verify=True)
+    assert held.samples + len(held.test()[1]) + len(held.validation()[1]) == 1797
+
+
+# The temporary folder
+
+
+def idx_gz(path: Path, images: int) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, images * 784, np.uint8)
+    path.write_bytes(gzip.compress(struct.pack(">4B3I", 0, 0, 8, 3, images, 28, 28) + pixels.tobytes(), 1))
+    return path
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 100_000, 1_500_000])
+def test_a_full_temporary_folder_is_told_from_a_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+):
+    path = idx_gz(tmp_path / "train-images-idx3-ubyte.gz", 2000)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with files_at_most(limit), pytest.raises(UserError) as refusal:
+        read_idx(path, 3)
+    said = str(refusal.value)
+    assert f"the temporary folder {tmp_path / 'scratch'} is full: at least 1." in said and "set TMPDIR" in said
+    assert "fetch it again" not in said
+
+
+def test_a_temporary_folder_on_a_full_disk_is_named(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(UserError, match=f"the temporary folder {small_disk} is full: at least "):
+        read_idx(idx_gz(tmp_path / "images.gz", 2000), 3)
+
+
+def test_a_temporary_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"the temporary folder .* cannot be written \(No such file or directory\)"):
+        Scratch((2,), np.uint8)
+
+
+def test_a_download_that_does_not_fit_leaves_nothing_that_looks_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def retrieve(*where: object, **options: object) -> None:
+        (tmp_path / "unpacked").mkdir()
+        (tmp_path / "unpacked" / "half").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    with pytest.raises(UserError, match=f"cannot store set.zip in {tmp_path}: No space left on device; make room"):
+        fetch("set", (Source("https://example.org/set.zip", "md5:0"),), tmp_path)
+    assert not list(tmp_path.iterdir())
