@@ -11,7 +11,7 @@ from fedmpi.errors import UserError
 
 def hold_out(
     rows: Int64Array, offsets: Int64Array, fraction: float, generator: np.random.Generator
-) -> tuple[Int64Array, Int64Array, Int64Array]:
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """Take a share of every client's samples for validation, chosen uniformly at random.
 
     Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1): in all f n to within
@@ -26,10 +26,13 @@ def hold_out(
 
     Returns
     -------
-    rows, offsets, held : int64 (n - v,), int64 (N + 1,), int64 (v,)
+    rows, offsets : int64 (n - v,), int64 (N + 1,)
+        What is left for training.
+    held, held_offsets : int64 (v,), int64 (N + 1,)
+        What is held out, client after client.
     """
     if fraction == 0.0:
-        return rows, offsets, rows[:0]
+        return rows, offsets, rows[:0], np.zeros_like(offsets)
     sizes = np.diff(offsets)
     given = np.diff(np.floor(fraction * offsets + generator.random()).astype(np.int64))
     given = np.clip(given, 0, np.maximum(sizes - 1, 0))
@@ -38,7 +41,7 @@ def hold_out(
     within = np.arange(len(rows)) - np.repeat(offsets[:-1], sizes)
     chosen = np.zeros(len(rows), bool)
     chosen[order[within < np.repeat(given, sizes)]] = True
-    return rows[~chosen], offsets_of(sizes - given), rows[chosen]
+    return rows[~chosen], offsets_of(sizes - given), rows[chosen], offsets_of(given)
 
 
 def balanced_rows(labels: Int64Array, classes: int, total: int = 0) -> Int64Array:

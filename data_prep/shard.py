@@ -93,11 +93,15 @@ def _fill_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
 
 
-def write_rows(plan: Plan, path: Path, rows: Int64Array, tick: Callable[[int], None]) -> ShardFile:
-    """Write features and labels of training rows that belong to no client, e.g. the validation part."""
+def write_validation(
+    plan: Plan, path: Path, rows: Int64Array, offsets: Int64Array, tick: Callable[[int], None]
+) -> ShardFile:
+    """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``."""
     with growing_h5(path) as h5:
+        store(h5, OFFSETS, offsets)
+        store(h5, CLIENT_IDS, plan.client_ids)
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return complete(path, samples=len(rows))
+    return complete(path, 0, len(offsets) - 1, len(rows))
 
 
 def _stream(

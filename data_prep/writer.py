@@ -20,7 +20,7 @@ from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Int64Array, Partition
 from data_prep.raw import RawDataset
 from data_prep.room import SPARE, megabytes
-from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_rows, write_training
+from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_training, write_validation
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
 from fedmpi.data.schema import (
@@ -74,7 +74,8 @@ def write_shards(
     command : str
         The command that made the folder, for the manifest.
     val_fraction : float
-        Share of every client's samples, in [0, 1), that goes to val.h5; no client is emptied.
+        Share of every client's samples, in [0, 1), that goes to val.h5; no client is emptied. Normalisation and
+        vocabulary are then those of the other training rows (`RawDataset.refit`).
     progress : callable, optional
         ``progress(done, total)`` after every chunk, in bytes of features that this process writes.
     cluster : Cluster, optional
@@ -104,10 +105,12 @@ def write_shards(
     needed = _bytes_needed(raw, len(partition.rows))
     on_server(team, lambda: claim(folder, overwrite, needed))
     generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
-    rows, offsets, held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
+    rows, offsets, *held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
+    if len(held[0]) and raw.refit is not None:
+        raw = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held[0]))
     plan = make_plan(raw, partition, rows, offsets, shards)
     try:
-        train, val = _write_samples(plan, held, folder, progress, team)
+        train, val = _write_samples(plan, held[0], held[1], folder, progress, team)
         if team.is_server:
             _write_rest(plan, partition, test, train, val, folder, seed, command)
             release(folder)
@@ -129,7 +132,7 @@ def _bytes_needed(raw: RawDataset, rows: int) -> int:
 
 
 def _write_samples(
-    plan: Plan, held: Int64Array, folder: Path, progress: Progress | None, team: Cluster
+    plan: Plan, held: Int64Array, held_offsets: Int64Array, folder: Path, progress: Progress | None, team: Cluster
 ) -> tuple[list[ShardFile], ShardFile | None]:
     """Every process writes its share of the training shards, rank 0 also the validation part; all listed on rank 0."""
     mine = range(team.rank, len(plan.starts) - 1, team.size)
@@ -137,7 +140,7 @@ def _write_samples(
     held = held if team.is_server else held[:0]
     ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
     files = write_training(plan, mine, folder, ticks.add)
-    val = write_rows(plan, folder / VALIDATION, held, ticks.add) if len(held) else None
+    val = write_validation(plan, folder / VALIDATION, held, held_offsets, ticks.add) if len(held) else None
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
     return sorted(listed, key=lambda file: file.first_client), val
@@ -177,7 +180,7 @@ def _write_rest(
         licence=raw.licence,
         citation=raw.citation,
         command=command,
-        notes=partition.notes,
+        notes=(*raw.notes, *partition.notes),
     )
     write_text(folder / MANIFEST, manifest.to_json())
 

@@ -21,9 +21,9 @@ from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import Config
-from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import open_store
 from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
+from fedmpi.evaluated import EvaluatedParts
 from fedmpi.grouping import mediator_groups
 from fedmpi.layout import agree_on_work, lay_out, prepare_device
 from fedmpi.links import paper_formula, round_links
@@ -69,6 +69,8 @@ class Experiment:
         The local work of this rank's clients.
     server_optimizer : ServerOptimizer
         Takes the same step on every rank.
+    evaluated : EvaluatedParts
+        The samples that the global model is evaluated on (by rank 0).
     reference : Reference or None
         What the global model is compared with, on every rank alike.
     augmentation : dict
@@ -88,8 +90,8 @@ class Experiment:
     server_optimizer: ServerOptimizer
     augmentation: dict[str, Any]
     balance: BalanceLearner
+    evaluated: EvaluatedParts
     reference: Reference | None = None
-    _test: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def connect(cls, config: Config) -> Experiment:
@@ -109,6 +111,7 @@ class Experiment:
             on_server(cluster, lambda: open_store(config.data.shards, verify=True))
         samples = client_samples(config, store, streams, device)
         data = samples.data
+        evaluated = EvaluatedParts(config, store, data)
         model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
         check_buffers(config, model)
         shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
@@ -152,6 +155,7 @@ class Experiment:
             server_optimizer=ServerOptimizer(
                 server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
             ),
+            evaluated=evaluated,
             reference=reference,
             augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
             balance=BalanceLearner(layout.workers if shared and config.topology.balance == "measured" else 0),
@@ -270,15 +274,6 @@ class Experiment:
             self.balance.load(checkpoint.tensors)
         self.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
-
-    def test_set(self) -> tuple[Tensor, Tensor]:
-        """Test features and labels on this rank's device; kept from round to round if they are not too large."""
-        if self._test is not None:
-            return self._test
-        x, y = self.data.test()
-        if x.numel() * x.element_size() <= RESIDENT_BYTES:
-            self._test = x, y
-        return x, y
 
     def announce(self) -> None:
         """Say in the run log what runs where, and why this engine."""

@@ -168,7 +168,7 @@ class Inspection:
             ("data set", f"{manifest.dataset}, {manifest.description.task}, {shape} {manifest.description.dtype}"),
             ("partition", f"{manifest.partition}{f' ({options})' if options else ''}, seed {manifest.seed}"),
             ("clients", f"{found.clients:,} in {len(manifest.train):,} shards; {found.empty_clients:,} hold no sample"),
-            ("samples", f"{found.samples:,} train, {test_samples:,} test, {self._held_out():,} validation"),
+            ("samples", f"{found.samples:,} train, {test_samples:,} test, {self._held_out()}"),
             ("left out", f"{manifest.dropped:,} by the partition, {manifest.skipped:,} could not be read"),
             (
                 "sizes",
@@ -190,8 +190,10 @@ class Inspection:
 
         draw(self.store, Path(path))
 
-    def _held_out(self) -> int:
-        return self.store.manifest.val.samples if self.store.manifest.val else 0
+    def _held_out(self) -> str:
+        samples, offsets = self.store.part_samples("val"), self.store.validation_offsets
+        owners = "" if offsets is None else f" of {np.count_nonzero(np.diff(offsets)):,} clients"
+        return f"{samples:,} validation{owners}"
 
     def _files(self) -> str:
         total = sum(file.bytes for file in self.store.manifest.files())

@@ -1,4 +1,4 @@
-"""Evaluation of the global model on the test set: loss, accuracy, macro-F1."""
+"""Evaluation of the global model on the test or the validation part: loss, accuracy, macro-F1."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from torch.nn.functional import cross_entropy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean cross-entropy, share of right answers and unweighted mean of the classes' F1 on the test set."""
+    """Mean cross-entropy, share of right answers and unweighted mean of the classes' F1 on some samples."""
 
-    test_loss: float
-    test_accuracy: float
-    test_macro_f1: float
+    loss: float
+    accuracy: float
+    macro_f1: float
+
+    def facts(self, part: str) -> dict[str, float]:
+        """What a record says of them: "test_loss", "val_accuracy", ..."""
+        return {f"{part}_{name}": value for name, value in vars(self).items()}
 
 
 def evaluate(module: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: int) -> Evaluation:
@@ -27,7 +31,7 @@ def evaluate(module: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: 
     module : nn.Module
         Returns logits (b, C).
     x, y : Tensor
-        Test features (n, …) and labels (n,), on the module's device.
+        Features (n, …) and labels (n,), on the module's device.
     classes : int
         C.
     batch_size : int

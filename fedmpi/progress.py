@@ -77,8 +77,9 @@ class TerminalWarnings(logging.Handler):
 
 def _facts(record: dict[str, Any]) -> str:
     facts = [f"loss {record['train_loss']:.4f}"] if record.get("train_loss") is not None else []
-    if "test_accuracy" in record:
-        facts.append(f"accuracy {record['test_accuracy']:.4f}")
+    for part, name in (("test", "accuracy"), ("val", "validation accuracy")):
+        if f"{part}_accuracy" in record:
+            facts.append(f"{name} {record[f'{part}_accuracy']:.4f}")
     if record["seconds"] > 0:
         facts.append(f"{record['participants'] / record['seconds']:.0f} clients/s")
     return "  ".join(facts)
@@ -90,10 +91,7 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
     final = summary["final"]
     rows = {
         "rounds": final.get("round", -1) + 1,
-        "test accuracy": _number(final.get("test_accuracy")),
-        "best test accuracy": f"{_number(summary['best_test_accuracy'])} (round {(summary['best_round'] or 0) + 1})",
-        "test loss": _number(final.get("test_loss")),
-        "macro-F1": _number(final.get("test_macro_f1")),
+        **_scores(summary),
         "wall time": f"{summary['wall_seconds']:.1f} s",
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
@@ -107,6 +105,21 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
     for name, value in rows.items():
         table.add_row(name, str(value))
     Console(soft_wrap=True).print(table)
+
+
+def _scores(summary: dict[str, Any]) -> dict[str, str]:
+    """Final scores on each part that was evaluated, and the best round with what chose it."""
+    final, rows = summary["final"], {}
+    best = f"round {(summary['best_round'] or 0) + 1}"
+    if summary["best_chosen_on"] == "val":
+        best += ", the best on validation"
+    for part, name in (("test", "test"), ("val", "validation")):
+        if f"{part}_accuracy" in final:
+            rows[f"{name} accuracy"] = _number(final.get(f"{part}_accuracy"))
+            rows[f"best {name} accuracy"] = f"{_number(summary[f'best_{part}_accuracy'])} ({best})"
+            rows[f"{name} loss"] = _number(final.get(f"{part}_loss"))
+            rows["macro-F1" if part == "test" else "validation macro-F1"] = _number(final.get(f"{part}_macro_f1"))
+    return rows
 
 
 def _number(value: float | None) -> str:

@@ -75,6 +75,7 @@ class Recorder:
         log.addHandler(self._warnings)
         log.setLevel(logging.INFO)
         self._events: SummaryWriter | None = None
+        self._judge = "val" if "val" in config.evaluation.parts else "test"
         self._best: Record = {}
         self._last: Record = {}
         self._accuracies: list[float | None] = []
@@ -189,10 +190,12 @@ class Recorder:
             return self._summarise(facts)
 
     def _summarise(self, facts: Record) -> Record:
+        parts = dict.fromkeys(("test", *self.config.evaluation.parts))
         summary: Record = {
-            "final": {k: v for k, v in self._last.items() if k.startswith("test_") or k in ("round", "train_loss")},
-            "best_test_accuracy": self._best.get("test_accuracy"),
+            "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
+            **{f"best_{part}_accuracy": self._best.get(f"{part}_accuracy") for part in parts},
             "best_round": self._best.get("round"),
+            "best_chosen_on": self._judge,
             "wall_seconds": self._seconds_before + time.perf_counter() - self._started,
             "bytes_total": sum(self._round_bytes),
             **{f"bytes_{link}": count for link, count in self._links.items() if count},
@@ -223,13 +226,13 @@ class Recorder:
             self._events.flush()
 
     def _remember(self, record: Record) -> None:
-        self._last = {**self._last, **record} if "test_accuracy" not in record else record
+        judged = record.get(f"{self._judge}_accuracy")
+        self._last = {**self._last, **record} if judged is None else record
         for link in self._links:
             self._links[link] += int(record.get(f"bytes_{link}", 0))
-        accuracy = record.get("test_accuracy")
-        self._accuracies.append(accuracy)
+        self._accuracies.append(record.get(f"{self.config.evaluation.parts[0]}_accuracy"))
         self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
-        if accuracy is not None and accuracy > self._best.get("test_accuracy", -1.0):
+        if judged is not None and judged > self._best.get(f"{self._judge}_accuracy", -1.0):
             self._best = record
 
     def _cost_to_target(self, target: float) -> Record:
@@ -241,6 +244,7 @@ class Recorder:
         }
 
 
+SCORES = ("test_", "val_")
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 

@@ -132,8 +132,12 @@ class Simulation:
     def _evaluate(self) -> dict[str, float]:
         flat, data = self.experiment.model, self.experiment.data
         flat.bind(self.model)
-        x, y = self.experiment.test_set()
-        return vars(evaluate(flat.module, x, y, data.description.classes, self.config.evaluation.batch_size))
+        facts: dict[str, float] = {}
+        for part in self.experiment.evaluated.names:
+            x, y = self.experiment.evaluated.samples(part)
+            found = evaluate(flat.module, x, y, data.description.classes, self.config.evaluation.batch_size)
+            facts |= found.facts(part)
+        return facts
 
     def _checkpoint_due(self, next_round: int) -> bool:
         every = self.config.checkpoint.every

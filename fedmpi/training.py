@@ -87,7 +87,8 @@ class Trainer:
         self.layout = layout
         self.boundaries, self.worker = layout.boundaries, layout.worker
         self.store = store
-        self.evaluation_cost = len(store.test()[1]) / FORWARDS_PER_GRADIENT if layout.server_trains else 0.0
+        evaluated = sum(map(store.part_samples, config.evaluation.parts)) if layout.server_trains else 0
+        self.evaluation_cost = evaluated / FORWARDS_PER_GRADIENT
         self.streams = streams
         self.observer = observer
         self.trial = EngineTrial(cluster, engine, int(sizes.max(initial=0)))

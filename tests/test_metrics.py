@@ -41,9 +41,9 @@ def test_evaluation_does_not_depend_on_the_batch_size(batch_size: int):
     found = evaluate(module, x, y, 5, batch_size)
     logits = module(x).detach()
     probabilities = torch.softmax(logits.double(), 1).numpy()
-    assert found.test_loss == pytest.approx(log_loss(y.numpy(), probabilities, labels=range(5)), rel=1e-5)
-    assert found.test_accuracy == pytest.approx(float((logits.argmax(1) == y).double().mean()))
-    assert found.test_macro_f1 == pytest.approx(f1_score(y.numpy(), logits.argmax(1).numpy(), average="macro"))
+    assert found.loss == pytest.approx(log_loss(y.numpy(), probabilities, labels=range(5)), rel=1e-5)
+    assert found.accuracy == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    assert found.macro_f1 == pytest.approx(f1_score(y.numpy(), logits.argmax(1).numpy(), average="macro"))
 
 
 def test_evaluation_leaves_the_mode_of_the_module_alone():

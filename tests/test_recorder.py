@@ -164,6 +164,45 @@ def test_the_best_of_equal_rounds_is_the_first_of_a_resumed_run_too(tmp_path: Pa
     recorder.close()
 
 
+def judged(folder: Path, on: str, scores: list[tuple[float, float]], **settings: float) -> dict[str, Any]:
+    """The summary of rounds with these test and validation accuracies, of which `on` names those there are."""
+    keys = [f"evaluation.on={on}", *(f"evaluation.{key}={value}" for key, value in settings.items())]
+    config = load_config(None, ["logging.tensorboard=false", *SETTINGS, *keys])
+    recorder = Recorder(folder, config, resume=False)
+    for t, values in enumerate(scores):
+        there = {f"{part}_accuracy": values[part == "val"] for part in config.evaluation.parts}
+        recorder.write({"round": t, **there})
+    summary = recorder.finish(nn.Linear(2, 2), {})
+    recorder.close()
+    return summary
+
+
+@pytest.mark.parametrize(
+    ("on", "best", "test", "chosen"), [("test", 2, 0.9, "test"), ("both", 1, 0.5, "val"), ("val", 1, None, "val")]
+)
+def test_the_best_round_is_chosen_on_validation_where_there_is_one(tmp_path: Path, on, best, test, chosen):
+    summary = judged(tmp_path, on, [(0.7, 0.3), (0.5, 0.8), (0.9, 0.6)])
+    assert (summary["best_round"], summary["best_test_accuracy"], summary["best_chosen_on"]) == (best, test, chosen)
+    assert summary.get("best_val_accuracy") == (None if on == "test" else 0.8)
+    expected = {"test_accuracy": 0.9} if on == "test" else {"val_accuracy": 0.6}
+    assert summary["final"].items() >= expected.items() and summary["final"]["round"] == 2
+
+
+@pytest.mark.parametrize(("on", "rounds"), [("test", 1), ("both", 1), ("val", 2)])
+def test_the_target_is_one_of_the_test_part_unless_only_validation_is_evaluated(tmp_path: Path, on: str, rounds: int):
+    summary = judged(tmp_path, on, [(0.7, 0.3), (0.5, 0.8)], target_accuracy=0.7)
+    assert summary["rounds_to_target"] == rounds
+
+
+def test_the_last_record_of_a_run_on_validation_is_its_final_one(tmp_path: Path):
+    config = load_config(None, ["logging.tensorboard=false", *SETTINGS, "evaluation.on=val"])
+    recorder = Recorder(tmp_path, config, resume=False)
+    recorder.write({"round": 0, "train_loss": 1.0, "val_accuracy": 0.5})
+    recorder.write({"round": 1, "train_loss": 0.5})
+    assert recorder.finish(nn.Linear(2, 2), {})["final"] == {"round": 1, "train_loss": 0.5, "val_accuracy": 0.5}
+    recorder.close()
+
+
 def test_a_round_without_any_right_answer_can_be_the_best(tmp_path: Path):
     assert recorded(tmp_path, [None, 0.0, 0.0])["best_round"] == 1
 

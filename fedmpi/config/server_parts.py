@@ -175,11 +175,19 @@ class EvaluationPart(Part):
     """How the global model is evaluated."""
 
     every: Count = 1
-    """Rounds between two evaluations on the test set (the last round is always evaluated)."""
+    """Rounds between two evaluations (the last round is always evaluated)."""
+    on: Literal["test", "val", "both"] = "test"
+    """The test part; val: the samples held out of the clients (data_prep --val); both. The best round is the one with
+    the highest accuracy on val where that is evaluated, else on test."""
     batch_size: Count = 2000
-    """Test samples evaluated at once."""
+    """Samples evaluated at once."""
     target_accuracy: Probability | None = None
-    """The summary reports the first round that reached this test accuracy."""
+    """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts evaluated on, of "test" and "val"."""
+        return ("test", "val") if self.on == "both" else (self.on,)
 
 
 class CheckpointPart(Part):

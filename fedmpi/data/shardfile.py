@@ -144,6 +144,28 @@ def open_part(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtype
     return sections[FEATURES], sections[LABELS]
 
 
+def part_offsets(path: Path, file: ShardFile, clients: int) -> Int64Array | None:
+    """Where the samples of every client begin in val.h5, int64 (clients + 1,); None where the file does not say.
+
+    Raises
+    ------
+    UserError
+        They do not describe the file's samples.
+    """
+    check_size(path, file)
+    with _opened(path) as h5:
+        if OFFSETS not in h5:
+            return None
+        offsets: Int64Array = h5[OFFSETS][:].astype(np.int64)
+    whole = len(offsets) == clients + 1 and offsets[0] == 0 and offsets[-1] == file.samples
+    if not whole or (np.diff(offsets) < 0).any():
+        raise UserError(
+            f"the offsets in {path} do not describe its {file.samples} samples of {clients} clients: it is damaged; "
+            f"{REPREPARE}"
+        )
+    return offsets
+
+
 def read_arrays(path: Path, file: ShardFile) -> dict[str, AnyArray]:
     """All datasets of extras.h5, in memory."""
     check_size(path, file)

@@ -14,7 +14,16 @@ import numpy.typing as npt
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.read_ahead import physical_memory, read_ahead
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
-from fedmpi.data.shardfile import Section, ShardData, check_checksum, check_size, open_part, open_train, read_arrays
+from fedmpi.data.shardfile import (
+    Section,
+    ShardData,
+    check_checksum,
+    check_size,
+    open_part,
+    open_train,
+    part_offsets,
+    read_arrays,
+)
 from fedmpi.errors import UserError
 
 AnyArray = npt.NDArray[Any]
@@ -191,6 +200,29 @@ class ShardStore:
     def validation(self) -> Samples | None:
         """Features and labels of the validation part, where the folder has one."""
         return self._part("val") if "val" in self._parts else None
+
+    @cached_property
+    def validation_offsets(self) -> Int64Array | None:
+        """Client k's validation samples are rows ``[k] ... [k + 1] - 1`` of `validation`, int64 (N + 1,).
+
+        None without a validation part, and for folders written before it knew its clients.
+        """
+        file = self.manifest.val
+        if self.folder is None or file is None:
+            return None
+        return part_offsets(self.folder / file.name, file, self.clients)
+
+    def validation_of(self, client: int) -> Samples | None:
+        """Features and labels that are held out of one client: views, in the stored dtypes; None as above."""
+        part, offsets = self.validation(), self.validation_offsets
+        if part is None or offsets is None:
+            return None
+        rows = slice(offsets[client], offsets[client + 1])
+        return part[0][rows], part[1][rows]
+
+    def part_samples(self, name: str) -> int:
+        """Samples of the "test" or the "val" part; 0 where there is none."""
+        return len(self._part(name)[1]) if name in self._parts else 0
 
     def _part(self, name: str) -> Samples:
         x, y = (part.map() if isinstance(part, Section) else part for part in self._parts[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,28 @@ def test_workers_own_whole_shards_where_there_are_enough(sizes: np.ndarray, shar
     owned = ownership(sizes, starts, workers)
     if len(starts) - 1 >= workers:
         assert np.isin(owned, starts).all()
+
+
+@settings(deadline=None)
+@given(sizes_of, st.integers(1, 30), st.integers(1, 12))
+def test_a_border_is_the_nearest_to_an_equal_division_on_either_side(sizes, shards, workers) -> None:
+    starts = borders(sizes, shards)
+    owned = ownership(sizes, starts, workers)
+    units = starts if len(starts) > workers else np.arange(len(sizes) + 1)
+    before = np.concatenate(([0], np.cumsum(sizes)))[units]
+    busy = min(workers, len(units) - 1)
+    place = np.searchsorted(units, owned[: busy + 1])
+    for worker in range(1, busy):
+        allowed = np.arange(place[worker - 1] + 1, len(units) - (busy - worker))
+        distance = np.abs(before[allowed] - before[-1] * worker / busy)
+        assert abs(before[place[worker]] - before[-1] * worker / busy) == pytest.approx(distance.min(), abs=1e-9)
+
+
+def test_the_border_left_of_an_equal_division_is_taken_when_it_is_nearer() -> None:
+    starts = np.arange(5)
+    assert ownership(np.array([4, 3, 3, 6]), starts, 2).tolist() == [0, 2, 4]  # 7 is nearer to 8 than 10 is
+    assert ownership(np.array([4, 5, 1, 6]), starts, 2).tolist() == [0, 2, 4]  # 9 is nearer than 10
+    assert ownership(np.array([4, 1, 4, 7]), starts, 2).tolist() == [0, 3, 4]  # 9 is nearer than 5
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data_prep.shard as shard
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.normalisation import measured
+from data_prep.datasets.registry import DATASETS
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset
@@ -116,9 +120,120 @@ def test_validation_takes_its_share_of_every_client_and_empties_none(tmp_path: P
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 0.99), st.integers(0, 2**32))
 def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
     rows, offsets = np.random.default_rng(0).permutation(sum(sizes)), offsets_of(np.array(sizes))
-    kept, kept_offsets, held = hold_out(rows, offsets, fraction, np.random.default_rng(seed))
-    assert sorted([*kept, *held]) == sorted(rows) and kept_offsets[-1] == len(kept)
+    kept, kept_offsets, held, held_offsets = hold_out(rows, offsets, fraction, np.random.default_rng(seed))
+    assert sorted([*kept, *held]) == sorted(rows) and kept_offsets[-1] == len(kept) and held_offsets[-1] == len(held)
     assert ((np.diff(kept_offsets) > 0) == (np.array(sizes) > 0)).all()
+    for client in range(len(sizes)):
+        parts = kept[slice(*kept_offsets[client : client + 2])], held[slice(*held_offsets[client : client + 2])]
+        assert sorted(np.concatenate(parts)) == sorted(rows[slice(*offsets[client : client + 2])])
+
+
+def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
+    made = drawn()
+    manifest = write_shards(RAW, made, tmp_path / "out", 3, 0, "c", val_fraction=0.25)
+    store = open_store(tmp_path / "out", verify=True)
+    offsets = store.validation_offsets
+    assert manifest.val is not None and manifest.val.clients == made.clients and offsets is not None
+    for client in range(made.clients):
+        part = store.validation_of(client)
+        assert part is not None and len(part[1]) == offsets[client + 1] - offsets[client]
+        images, labels = (np.concatenate(pair) for pair in zip(part, store.client(client), strict=True))
+        mine = made.rows[made.offsets[client] : made.offsets[client + 1]]
+        assert sorted(map(bytes, images)) == sorted(map(bytes, IMAGES[mine]))
+        assert sorted(labels) == sorted(LABELS[mine])
+    with h5py.File(tmp_path / "out" / "val.h5") as h5:
+        assert h5["client_ids"][:].tolist() == store.client_ids.tolist()
+
+
+def rewrite_validation(folder: Path, offsets: np.ndarray | None) -> None:
+    """val.h5 with other offsets, or, as older versions wrote it, without any."""
+    path = folder / "val.h5"
+    with h5py.File(path, "a") as h5:
+        del h5["offsets"]
+        if offsets is not None:
+            h5["offsets"] = offsets
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["val"] |= {"bytes": path.stat().st_size, "clients": 0}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_validation_part_that_does_not_know_its_clients_stays_readable(tmp_path: Path) -> None:
+    write_shards(RAW, drawn(), tmp_path / "out", 3, 0, "c", val_fraction=0.25)
+    rewrite_validation(tmp_path / "out", None)
+    store = open_store(tmp_path / "out")
+    assert store.validation_offsets is None and store.validation_of(0) is None
+    part = store.validation()
+    assert part is not None and len(part[1]) == store.part_samples("val") > 0
+
+
+def test_validation_offsets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write_shards(RAW, drawn(), tmp_path / "out", 3, 0, "c", val_fraction=0.25)
+    right = open_store(tmp_path / "out").validation_offsets
+    assert right is not None
+    back = right.copy()
+    back[1], back[2] = right[-1], 0
+    for wrong in (right[:-1], right + 1, np.append(right[:-1], right[-1] + 1), back):
+        rewrite_validation(tmp_path / "out", wrong)
+        with pytest.raises(UserError, match="val.h5 do not describe its"):
+            _ = open_store(tmp_path / "out").validation_offsets
+
+
+@pytest.mark.parametrize(("law", "clients", "options"), [("dirichlet", 23, {}), ("lognormal", 40, {"mean": 3.0})])
+def test_rows_held_out_are_not_counted_as_left_out_by_the_partition(tmp_path: Path, law, clients, options) -> None:
+    made = drawn(law, clients, **options)
+    plain = write_shards(RAW, made, tmp_path / "plain", 2, 0, "c")
+    manifest = write_shards(RAW, made, tmp_path / "out", 2, 0, "c", val_fraction=0.25)
+    assert manifest.val is not None and manifest.val.samples > 10
+    assert manifest.dropped == plain.dropped == ROWS - len(made.rows)
+    assert manifest.samples + manifest.val.samples + manifest.dropped == ROWS
+
+
+def test_normalisation_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(3).normal(5, 2, (ROWS, 6)).astype(np.float32)
+    raw = measured(
+        replace(
+            RAW, task="vector", feature_shape=(6,), dtype="float32", mean=(), std=(), read=lambda rows: vectors[rows],
+            test_x=vectors[:40],
+        )
+    )  # fmt: skip
+    assert raw.mean[0] == pytest.approx(vectors.mean(dtype=float), abs=1e-12)
+    write_shards(raw, drawn(), tmp_path / "plain", 2, 0, "c")
+    assert open_store(tmp_path / "plain").description.mean == pytest.approx(raw.mean, abs=1e-12)
+    write_shards(raw, drawn(), tmp_path / "out", 2, 0, "c", val_fraction=0.5)
+    store = open_store(tmp_path / "out")
+    left = np.concatenate([store.client(client)[0] for client in range(store.clients)]).astype(float)
+    assert store.description.mean == pytest.approx((left.mean(),), abs=1e-12)
+    assert store.description.std == pytest.approx((left.std(),), abs=1e-9) and store.description.mean != raw.mean
+
+
+def test_rows_that_the_partition_leaves_out_still_count_for_the_normalisation(tmp_path: Path) -> None:
+    """Without validation it is that of the whole training part, and validation takes only its own rows away."""
+    raw = measured(RAW)
+    write_shards(raw, drawn("lognormal", 40, mean=3.0), tmp_path / "out", 2, 0, "c", val_fraction=0.4)
+    store = open_store(tmp_path / "out")
+    part = store.validation()
+    assert part is not None
+    expected = (IMAGES.sum(dtype=float) - part[0].sum(dtype=float)) / 255 / (16 * (ROWS - len(part[0])))
+    assert store.description.mean == pytest.approx((expected,), abs=1e-12)
+
+
+def test_the_vocabulary_is_that_of_the_rows_left_for_training(tmp_path: Path) -> None:
+    rows = "".join(f'"{4 * (row % 2)}","1","d","q","u{row % 7}","word{row} everywhere"\n' for row in range(140))
+    (tmp_path / "training.csv").write_text(rows)
+    (tmp_path / "testdata.csv").write_text('"0","1","d","q","v","word3 everywhere"\n')
+    (tmp_path / "vectors.txt").write_text("".join(f"word{row} {row} 1\n" for row in range(140)))
+    options = ReadOptions(length=3, vectors=tmp_path / "vectors.txt")
+    raw = DATASETS["sentiment140"].read(tmp_path, options, Tally())
+    made = partition("user", raw.labels, 2, None, Streams(0).generator(Purpose.PARTITION), raw.users)
+    write_shards(raw, made, tmp_path / "out", 2, 0, "c", val_fraction=0.5)
+    store = open_store(tmp_path / "out")
+    words, (held, _) = store.vocabulary, store.validation() or ((), ())
+    assert len(raw.vocabulary) == 2 + 141 and len(words) == 2 + 1 + store.samples == store.description.vocabulary
+    x, _ = store.rows(np.arange(store.samples))
+    assert {words[code] for code in x[:, 0]} == set(words) - {"<pad>", "<unk>", "everywhere"}
+    assert len(held) > 60 and (held[:, 0] == 1).all() and {words[code] for code in held[:, 1]} == {"everywhere"}
+    vectors = np.load(tmp_path / "out" / "vectors.npy")
+    assert [f"word{number:g}" for number in vectors[2:, 0] if number][:5] == [w for w in words[2:] if w[-1] != "e"][:5]
 
 
 def test_a_balanced_test_part_has_equal_class_totals(tmp_path: Path) -> None:

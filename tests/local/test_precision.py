@@ -169,7 +169,7 @@ def test_digits_are_learned(engine: str, caplog: pytest.LogCaptureFixture):
     experiment = Experiment.connect(build_config([("drawn", table)]))
     simulation = Simulation(experiment, None)
     assert simulation.run() == 0
-    x, y = experiment.test_set()
+    x, y = experiment.evaluated.samples("test")
     experiment.model.bind(simulation.model)
     experiment.model.module.eval()
     with torch.no_grad():

@@ -1,0 +1,52 @@
+"""What the global model is evaluated on: the test part, the validation part, or both (`evaluation.on`)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedmpi.config import Config
+from fedmpi.data.residence import RESIDENT_BYTES
+from fedmpi.data.shards import ShardStore
+from fedmpi.errors import UserError
+from fedmpi.rebalanced import Samples
+
+NAMES = {"test": "test", "val": "validation"}
+
+
+class EvaluatedParts:
+    """The parts of a data set that a run evaluates on.
+
+    Parameters
+    ----------
+    config : Config
+    store : ShardStore
+    data : ClientData or AugmentedData
+        Gives the parts' samples, normalised.
+
+    Raises
+    ------
+    UserError
+        The data lack a part that `evaluation.on` names.
+    """
+
+    def __init__(self, config: Config, store: ShardStore, data: Samples):
+        self.names = config.evaluation.parts
+        self._data = data
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        for part in self.names:
+            if not store.part_samples(part):
+                other = "val" if part == "test" else "test"
+                raise UserError(
+                    f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.shards} '
+                    f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
+                )
+
+    def samples(self, part: str) -> tuple[Tensor, Tensor]:
+        """Features and labels of "test" or "val" on this rank's device; kept if they are not too large."""
+        if part in self._kept:
+            return self._kept[part]
+        found = self._data.test() if part == "test" else self._data.validation()
+        assert found is not None
+        if found[0].numel() * found[0].element_size() <= RESIDENT_BYTES:
+            self._kept[part] = found
+        return found
