@@ -147,6 +147,9 @@ def prepare_command(
     skip_odd_sizes: Annotated[
         bool, typer.Option("--skip-odd-sizes", help="imagefolder: leave out images of another size than most.")
     ] = False,
+    split: Annotated[
+        str | None, typer.Option(metavar="rows|texts", help="amazon: what is held out for testing [rows].")
+    ] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="amazon: keep reviews that repeat another.")
     ] = False,
@@ -159,11 +162,12 @@ def prepare_command(
         "vectors": vectors,
         "label": label,
         "task": _task(task),
-        "channels": _channels(channels),
+        "channels": _one_of("--channels", channels, {"first": "(n, C, h, w)", "last": "(n, h, w, C)"}),
         "skip_unlabelled": skip_unlabelled or None,
         "numbers_are_classes": numbers_are_classes or None,
         "image_size": _size(image_size),
         "skip_odd_sizes": skip_odd_sizes or None,
+        "split": _one_of("--split", split, {"rows": "each row by itself", "texts": "rows with the same text together"}),
         "keep_duplicates": keep_duplicates or None,
     }
     job = Job(
@@ -204,10 +208,11 @@ def _task(task: str | None) -> Task | None:
     return TASKS[task]
 
 
-def _channels(channels: str | None) -> str | None:
-    if channels not in (None, "first", "last"):
-        raise UserError(f"--channels {channels!r} is unknown; choose first (n, C, h, w) or last (n, h, w, C)")
-    return channels
+def _one_of(name: str, value: str | None, choices: dict[str, str]) -> str | None:
+    if value is not None and value not in choices:
+        known = " or ".join(f"{choice} ({meaning})" for choice, meaning in choices.items())
+        raise UserError(f"{name} {value!r} is unknown; choose {known}")
+    return value
 
 
 def _size(text: str | None) -> tuple[int, int] | None:

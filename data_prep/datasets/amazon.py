@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of, hold_out, lines
+from data_prep.datasets.files import folder_of, hold_out, hold_out_groups, lines
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.errors import UserError
@@ -27,7 +27,7 @@ HINT = "a review file such as reviews_Toys_and_Games_5.json.gz or All_Beauty_5.j
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """Reviews of one or more files: label = stars - 1; a fifth of the rows, the same for any seed, is the test part."""
+    """Reviews of one or more files: label = stars - 1; a fifth of them, the same for any seed, is the test part."""
     texts = LabelledTexts(options.length)
     seen: set[bytes] | None = None if options.keep_duplicates else set()
     for path in choose(raw, options.files):
@@ -36,7 +36,8 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
                 _add(line, f"{path}, line {number}", texts, tally, seen)
     labels = np.array(texts.labels, np.int64)
     names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
-    return text_data_set(AMAZON, texts, labels, names, hold_out(len(texts)), options, tally)
+    parts = hold_out(len(texts)) if options.split == "rows" else hold_out_groups(texts.same())
+    return text_data_set(AMAZON, texts, labels, names, parts, options, tally)
 
 
 def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
@@ -109,5 +110,5 @@ AMAZON = DataSet(
     page="https://jmcauley.ucsd.edu/data/amazon/",
     files=HINT,
     read=read,
-    options=TEXT_OPTIONS | {"files", "keep_duplicates"},
+    options=TEXT_OPTIONS | {"files", "split", "keep_duplicates"},
 )

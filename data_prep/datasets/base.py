@@ -42,6 +42,8 @@ class ReadOptions:
         Width and height that images are resized to; None keeps their size, which must then be the same for all.
     skip_odd_sizes : bool
         Images of another size than most are left out, not refused.
+    split : {"rows", "texts"}
+        What is held out at random for testing: rows, or texts with all rows that have them.
     keep_duplicates : bool
         Reviews that say the same of the same thing by the same person are all kept.
     """
@@ -57,6 +59,7 @@ class ReadOptions:
     numbers_are_classes: bool = False
     image_size: tuple[int, int] | None = None
     skip_odd_sizes: bool = False
+    split: Literal["rows", "texts"] = "rows"
     keep_duplicates: bool = False
 
 

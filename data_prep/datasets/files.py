@@ -184,6 +184,25 @@ def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
+def hold_out_groups(groups: NDArray[np.int64], fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As `hold_out`, but all rows of a group go to the same part.
+
+    Groups are drawn in random order; each goes to the test part if that then holds at most floor(n * fraction) rows.
+
+    Parameters
+    ----------
+    groups : int64 array (n,)
+        Group of every row, 0 ... G - 1.
+    """
+    counts = np.bincount(groups)
+    left, chosen = int(len(groups) * fraction), np.zeros(len(counts), bool)
+    for group in HOLD_OUT.generator(Purpose.PARTITION, round=2**32).permutation(len(counts)).tolist():
+        if counts[group] <= left:
+            left -= int(counts[group])
+            chosen[group] = True
+    return np.flatnonzero(~chosen[groups]), np.flatnonzero(chosen[groups])
+
+
 def channel_statistics(
     features: NDArray[Any], scale: float, among: NDArray[np.int64] | None = None, at_most: int = STATISTICS_ROWS
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -46,6 +46,13 @@ class LabelledTexts:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def same(self) -> NDArray[np.int64]:
+        """Rows with the same text share a number, 0, 1, 2 ... in the order in which texts first appear; int64 (n,)."""
+        _, first, inverse = np.unique(np.frombuffer(self.hashes, np.int64), return_index=True, return_inverse=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        return rank[inverse]
+
     def known(self, train: NDArray[np.int64], test: NDArray[np.int64]) -> int:
         """How many of the test rows have a text that a training row has too."""
         hashes = np.frombuffer(self.hashes, np.int64)
@@ -88,9 +95,10 @@ def text_data_set(
             raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
     users, user_names = _users(texts, train, tally)
     if shared := texts.known(train, test):
+        remedy = " (--split texts keeps a text in one part)" if "split" in data_set.options else ""
         tally.note(
             f"{shared:,} of {len(test):,} test texts also occur in the training part, word for word: what a model gets "
-            "right there may be memory"
+            f"right there may be memory{remedy}"
         )
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
 

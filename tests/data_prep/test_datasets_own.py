@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import Scratch, channel_statistics, hold_out
+from data_prep.datasets.files import Scratch, channel_statistics, hold_out, hold_out_groups
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi.errors import UserError
@@ -287,6 +289,27 @@ def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: P
     tally = Tally(strict=True)
     raw = _read("amazon", tmp_path, ReadOptions(keep_duplicates=True), tally)
     assert len(raw.labels) + len(raw.test_y) == 10 and not tally.dropped
+
+
+def test_rows_with_the_same_text_can_be_held_out_together(tmp_path: Path) -> None:
+    texts = [f"text {row % 37}" for row in range(100)]
+    rows = [{"reviewerID": f"u{row}", "asin": "1", "overall": 5, "reviewText": text} for row, text in enumerate(texts)]
+    _json_lines(tmp_path / "r.json.gz", rows)
+    assert "--split texts" in _read("amazon", tmp_path).notes[0]
+    raw, again = (_read("amazon", tmp_path, ReadOptions(split="texts")) for _ in range(2))
+    assert raw.notes == () and 17 <= len(raw.test_y) <= 20 and len(raw.labels) + len(raw.test_y) == 100
+    assert np.array_equal(raw.test_x, again.test_x)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=60))
+def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int]) -> None:
+    groups = np.unique(drawn, return_inverse=True)[1]
+    train, test = hold_out_groups(groups)
+    assert np.array_equal(np.sort(np.r_[train, test]), np.arange(len(groups)))
+    assert not set(groups[train]) & set(groups[test]) and len(test) <= len(groups) // 5
+    room = len(groups) // 5 - len(test)
+    assert all(np.bincount(groups)[group] > room for group in set(groups[train]))
 
 
 def test_texts_in_both_parts_are_counted_and_told_for_every_text_set(tmp_path: Path) -> None:

@@ -171,6 +171,12 @@ def test_repeated_reviews_are_left_out_and_texts_of_both_parts_counted(
     assert any(note.startswith(f"{shared} test texts also occur in the training part") for note in raw.notes)
 
 
+def test_beauty_split_by_texts_tests_on_new_texts_only(data_folder: Path) -> None:
+    raw = DATASETS["amazon"].read(data_folder / "amazon_beauty", ReadOptions(split="texts"), Tally())
+    assert (len(raw.labels), len(raw.test_y)) == (3370, 842)
+    assert not any("also occur" in note for note in raw.notes)
+
+
 def test_reviews_without_reviewers_have_no_users(data_folder: Path) -> None:
     name = "Toys_and_Games_5.human_subset.json.gz"
     raw = DATASETS["amazon"].read(data_folder / "amazon_toys", ReadOptions(files=(name,)), Tally())
