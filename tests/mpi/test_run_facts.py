@@ -55,26 +55,53 @@ def test_the_key_that_differs_is_named_with_its_ranks_and_hosts(tmp_path: Path):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "checkpoint.every=7",
-        "preset=fedprox",
-        "local.batch_size=3",
-        "local.engine=sequential",
-        "data.shards=digits:seed=5",
-        "seed=5",
-        "aggregation.exact=true",
-        "cluster.reduction=allreduce",
-        "evaluation.every=3",
-        "participation.count=3",
-    ],
+SETTINGS = (
+    "rounds=7",
+    "checkpoint.every=7",
+    "preset=fedprox",
+    "local.batch_size=3",
+    "local.engine=sequential",
+    "data.shards=digits:seed=5",
+    "seed=5",
+    "aggregation.exact=true",
+    "cluster.reduction=allreduce",
+    "evaluation.every=3",
+    "participation.count=3",
+    "model.width=7",
 )
-def test_any_key_that_differs_is_named(tmp_path: Path, setting: str):
-    said = unlike(tmp_path / "RUN", [], [setting])
-    assert f"{setting.partition('=')[0]} is " in said
-    assert f"on rank 1 ({HOST})" in said
+CONNECTING = """
+import json, sys
+from fedmpi.config import load_config
+from fedmpi.errors import UserError
+from fedmpi.experiment import Experiment
+
+common, mine = map(json.loads, sys.argv[2:])
+told = []
+for setting in [None, *mine]:
+    try:
+        experiment = Experiment.connect(load_config(None, common + ([setting] if setting else [])))
+        told.append("together")
+    except UserError as error:
+        told.append(str(error))
+with open(sys.argv[1], "w") as file:
+    json.dump(told, file)
+"""
+"""A rank that connects again and again, each time with another of its settings beside the common ones."""
+
+
+@pytest.mark.slow
+def test_any_key_that_differs_is_named(tmp_path: Path):
+    """One job for all of them: every refusal leaves the ranks able to go on together."""
+    unlike = ([""] * len(SETTINGS), SETTINGS)
+    files = [tmp_path / "0.json", tmp_path / "1.json"]
+    ranks = zip(files, unlike, strict=True)
+    job = run_components(*(["-c", CONNECTING, path, json.dumps(COMMON), json.dumps(mine)] for path, mine in ranks))
+    assert job.returncode == 0, job.stderr
+    first, second = (json.loads(path.read_text()) for path in files)
+    assert first == second and first[0] == "together"
+    for setting, refusal in zip(SETTINGS, first[1:], strict=True):
+        assert f"{setting.partition('=')[0]} is " in refusal, (setting, refusal)
+        assert f"on rank 0 ({HOST})" in refusal and f"on rank 1 ({HOST})" in refusal
 
 
 @pytest.fixture(scope="module")
