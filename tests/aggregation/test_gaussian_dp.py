@@ -132,6 +132,7 @@ def test_rates_that_change_with_who_is_there_are_rounded_up_and_few():
 def test_epsilon_grows_with_rounds_and_sampling_and_survives_a_checkpoint():
     pytest.importorskip("dp_accounting")
     accountant = GaussianAccountant(1.0, 1e-5, 1000)
+    accountant.spend(0, 0)
     assert accountant.epsilon() == 0
     spent = []
     for drawn in (0, 10, 10, 1000):

@@ -48,6 +48,7 @@ def test_only_those_asked_are_charged():
         (["aggregation.weights=samples"], "aggregation.weights", 2),
         (["aggregation.weights=unbiased"], "population", 8),
         (["aggregation.weights=uniform", "participation.clients=weighted"], "participation.clients", 8),
+        (["aggregation.weights=uniform", "rebalance.enabled=true"], "rebalance.enabled", 8),
     ],
 )
 def test_sizes_told_openly_elsewhere_are_reported_as_unprotected_and_said_once(
