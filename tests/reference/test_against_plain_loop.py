@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).parent / "program.py"
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0", "rounds=3"]
 SMALL = ["data.shards=digits:clients=14,alpha=0.4", "model.hidden=[12]"]
 STARS = [preset.name for preset in presets() if preset.table.get("topology", {}).get("kind") != "mediators"]
-FEW, MANY = 14, 110
+FEW, MANY = 14, 80
 """Random configurations by default, and with `-m slow`; some name an engine that the model cannot use."""
 
 

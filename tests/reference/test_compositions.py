@@ -77,6 +77,13 @@ COMPOSITIONS |= {
     for weights in ("normalised", "unbiased", "literal", "samples")
 }
 COMPOSITIONS |= {
+    f"sampled copies do not weigh with {weights} weights, {'merged' if steps is ONE_STEP else 'alone'}": [
+        *(UNEVEN, *SMALL, *AUGMENTED, "participation.count=6", f"aggregation.weights={weights}", *steps),
+        *("samples.rule=ratio", "samples.ratio=0.8"),
+    ]
+    for weights, steps in (("samples", ONE_STEP), ("samples", ["local.epochs=1"]))
+}
+COMPOSITIONS |= {
     f"strata whose clients are away keep their share: {weights}, {allocation}, m = {count}": [
         *(UNEVEN, *SMALL, *STRATA, *AWAY, f"aggregation.weights={weights}", f"participation.count={count}"),
         *(f"participation.allocation={allocation}", "participation.features=label-histogram"),
