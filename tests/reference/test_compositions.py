@@ -53,7 +53,7 @@ COMPOSITIONS = {
         *(UNEVEN, *SMALL, *CLOCK, *SAMPLED, *AWAY, "system.over_selection=1.6", "samples.asked=participants"),
     ],
     "exactly K rows are expected from the participants": [
-        *(UNEVEN, *SMALL, *CLOCK, *AWAY, "samples.rule=exact", "samples.wanted=90", "local.steps=2"),
+        *(UNEVEN, *SMALL, *CLOCK, *AWAY, "samples.rule=exact", "samples.wanted=90", "local.epochs=2"),
     ],
     "clients that hold M samples are clipped": [EVEN, *SMALL, *PRIVATE, *SAMPLED, *ONE_STEP, "samples.threshold=160"],
     "clients that hold M − 1 samples are not": [EVEN, *SMALL, *PRIVATE, *SAMPLED, *ONE_STEP, "samples.threshold=161"],
