@@ -9,6 +9,7 @@ import pytest
 
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
+from fedmpi.exposure import exposure
 from fedmpi.planner import Planner
 from fedmpi.streams import Streams
 
@@ -63,6 +64,25 @@ def test_sizes_told_openly_elsewhere_are_reported_as_unprotected_and_said_once(
         assert plan.facts["size_epsilon_max"] == plan.facts["size_epsilon_mean"] == math.inf
     assert len(caplog.records) == 1
     assert named in caplog.text and "not protect" in caplog.text
+
+
+STRATA = ("participation.clients=stratified", "participation.count=2")
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ([*STRATA, "participation.features=label-histogram", "participation.draw=uniform"], "participation.features"),
+        ([*STRATA, "participation.opening=true"], "participation.opening"),
+        (["aggregation.weights=uniform", "topology.kind=mediators"], "topology.scheduling"),
+        (["aggregation.weights=uniform", "topology.kind=mediators", "topology.scheduling=random"], None),
+        ([*STRATA, "aggregation.weights=stratified"], None),
+        (["aggregation.weights=unbiased", "aggregation.population=clients"], None),
+    ],
+)
+def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
+    found = exposure(load_config(None, [*PRIVATE, *settings]))
+    assert (found and found.setting.split(" = ")[0]) == named
 
 
 @pytest.mark.parametrize("weights", ["gradient-sum", "uniform"])
