@@ -73,6 +73,11 @@ def assert_same_curve_to_rounding(one: list[Record], other: list[Record]) -> Non
             assert right[key] == near, (left["round"], key)
 
 
+def staying(run: Path, rounds: int) -> dict[str, str]:
+    """The environment in which an unhurried model stays at this many recorded rounds until it is stopped or killed."""
+    return {"STAY_IN": str(run / "metrics.jsonl"), "STAY_AFTER": str(rounds)}
+
+
 def wait_for_rounds(job: Job, run: Path, rounds: int) -> None:
     """Wait until the run has recorded this many rounds; fails when the job ends before."""
     path, deadline = run / "metrics.jsonl", time.monotonic() + SECONDS

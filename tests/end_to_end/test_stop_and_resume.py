@@ -21,14 +21,13 @@ from tests.end_to_end.runs import (
     curve,
     rank_of_job,
     records,
+    staying,
     wait_for_rounds,
 )
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 STOPPED = 75
-UNHURRIED = {"NAP": "0.02"}
-"""Rounds of a tenth of a second and more, so that signals arrive in mid-run."""
 
 
 def train(folder: Path, *more: str) -> list[str | Path]:
@@ -37,7 +36,7 @@ def train(folder: Path, *more: str) -> list[str | Path]:
 
 def stop_by(number: signal.Signals, folder: Path, after_rounds: int, *more: str) -> str:
     """Start or resume on three ranks and send mpiexec a signal once this many rounds are recorded."""
-    job = start_mpi_job(3, train(folder, *more), env=UNHURRIED)
+    job = start_mpi_job(3, train(folder, *more), env=staying(folder, after_rounds))
     wait_for_rounds(job, folder, after_rounds)
     job.send_signal(number)
     ended = finish_job(job, SECONDS)
@@ -81,7 +80,7 @@ def resumed(stopped: Path, folder: Path) -> Path:
 def killed(folder: Path) -> tuple[Path, int]:
     """A run whose server was killed by signal 9, and the number of rounds it had recorded."""
     run = folder / "killed"
-    job = start_mpi_job(2, train(run), env=UNHURRIED)
+    job = start_mpi_job(2, train(run), env=staying(run, 2 * CHECKPOINTS_EVERY + 2))
     wait_for_rounds(job, run, 2 * CHECKPOINTS_EVERY + 2)
     rank_of_job(job, 0).kill()
     assert finish_job(job, SECONDS).returncode not in (0, 1, 2, STOPPED)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,13 +15,29 @@ from fedmpi.data.schema import DataDescription
 
 
 class Unhurried(nn.Sequential):
-    """Takes a nap of $NAP seconds in every training step, so that a test can stop a run where it wants to."""
+    """Lets a test stop a run where it wants to.
+
+    Takes a nap of $NAP seconds in every training step. Once the file $STAY_IN holds $STAY_AFTER lines, training stays
+    where it is until its process has been asked to stop, or is killed.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (n, classes)."""
         if self.training:
             time.sleep(float(os.environ.get("NAP", "0")))
+            while _enough_recorded() and not _asked_to_stop():
+                time.sleep(0.005)
         return super().forward(x)
+
+
+def _enough_recorded() -> bool:
+    recorded = Path(os.environ.get("STAY_IN", os.devnull))
+    return recorded.is_file() and recorded.read_bytes().count(b"\n") >= int(os.environ["STAY_AFTER"])
+
+
+def _asked_to_stop() -> bool:
+    """Whether the round loop's handler of signals has been called in this process."""
+    return bool(signal.getsignal(signal.SIGTERM).__self__.requested)  # type: ignore[union-attr]
 
 
 def unhurried_mlp(description: DataDescription, width: int = 16) -> nn.Module:

@@ -14,7 +14,7 @@ import h5py
 import pytest
 
 from fedmpi.data.shards import open_store
-from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, wait_for_rounds
+from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, staying, wait_for_rounds
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
@@ -199,7 +199,7 @@ def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path)
     run, rounds = tmp_path / "RUN", 40
     unhurried = "model.name=tests.end_to_end.user_models:unhurried_mlp"
     asked = choices(*FEDAVG, unhurried, f"rounds={rounds}", "checkpoint.every=5")
-    job = start_mpi_job(3, [*TRAIN, *asked, "--out", run], env={"NAP": "0.01"})
+    job = start_mpi_job(3, [*TRAIN, *asked, "--out", run], env=staying(run, 11))
     wait_for_rounds(job, run, 11)
     rank_of_job(job, 2).kill()
     assert finish_job(job, SECONDS).returncode not in (0, 1, 2, 75)

@@ -13,6 +13,9 @@ import psutil
 import pytest
 
 Job = subprocess.Popen[str]
+LIMIT = float(os.environ.get("FEDMPI_TEST_SECONDS", "170"))
+"""Seconds after which a job is taken to hang: many times what it needs, for busy machines; the environment says more.
+"""
 SHARED_MEMORY = Path("/dev/shm")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -75,8 +78,9 @@ def sweep_shared_memory(started: float) -> None:
             file.unlink(missing_ok=True)
 
 
-def finish_job(job: Job, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Wait for the job; fails the test, with what was printed, when it passes its time limit."""
+def finish_job(job: Job, timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:
+    """Wait for the job; fails the test, with what was printed, when it passes its time limit (`LIMIT` at least)."""
+    timeout = max(timeout, LIMIT)
     try:
         out, err = job.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -93,7 +97,7 @@ def finish_job(job: Job, timeout: float) -> subprocess.CompletedProcess[str]:
 def run_mpi(
     n: int,
     args: Sequence[str | Path],
-    timeout: float = 60,
+    timeout: float = LIMIT,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -121,7 +125,7 @@ def run_mpi(
 
 
 def run_alone(
-    args: Sequence[str | Path], timeout: float = 60, env: Mapping[str, str] | None = None
+    args: Sequence[str | Path], timeout: float = LIMIT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGS` without a launcher, otherwise like `run_mpi`."""
     return finish_job(start_job([sys.executable, *map(str, args)], env), timeout)

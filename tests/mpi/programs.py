@@ -8,11 +8,12 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
-from fedmpi.cluster import Cluster, buffers, relay, sums, window
+from fedmpi.cluster import Cluster, buffers, relay, sums, waiting, window
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
 from fedmpi.errors import ClientFailure, UserError
@@ -267,39 +268,51 @@ def crossing_sends() -> None:
     cluster.close()
 
 
-def wait_politely(seconds: str) -> None:
-    """Rank 0 computes, the others wait for it in every way there is; each waiter prints its share of a core."""
-    cluster = Cluster.connect()
+def wait_politely(folder: str) -> None:
+    """Rank 0 comes to every exchange only when all the others, waiting for it there, have slept often enough."""
+    cluster, sleeps = Cluster.connect(), Sleeps()
+    waiting.time = sleeps  # type: ignore[assignment]
     group = cluster.group(range(cluster.size))
     cluster.sum_buffer(1_000, "float32")
-    cluster.barrier()
-    started, used = time.perf_counter(), time.process_time()
-    for exchange in (
-        cluster.barrier,
-        cluster.reduce,
-        lambda: cluster.maximum(1),
-        lambda: cluster.broadcast([np.arange(100_000)] if cluster.is_server else None),
-        lambda: group.recv(np.empty(100_000), source=0) if cluster.rank else send_to_all(group),
-    ):
+    for name, exchange in {
+        "barrier": cluster.barrier,
+        "reduce": cluster.reduce,
+        "maximum": lambda: cluster.maximum(1),
+        "broadcast": lambda: cluster.broadcast([np.arange(100_000)] if cluster.is_server else None),
+        "recv": lambda: group.recv(np.empty(100_000), source=0) if cluster.rank else send_to_all(group),
+    }.items():
+        cluster.barrier()
         if cluster.is_server:
-            compute(float(seconds) / 5)
+            others = [Path(folder) / f"{name}{rank}" for rank in range(1, cluster.size)]
+            while not all(file.exists() for file in others):  # for ever where somebody spins: the job has a limit
+                time.sleep(0.001)
+        else:
+            sleeps.tell_by(Path(folder) / f"{name}{cluster.rank}")
         exchange()
-    share = (time.process_time() - used) / (time.perf_counter() - started)
-    if not cluster.is_server:
-        sys.stdout.write(f"share {share:.4f}\n")
     cluster.close()
+
+
+class Sleeps:
+    """Stands for the module `time` where ranks wait, and makes a file when enough sleeps were asked for."""
+
+    ENOUGH = 30
+
+    def __init__(self) -> None:
+        self.monotonic, self.file, self.count = time.monotonic, Path(os.devnull), 0
+
+    def tell_by(self, file: Path) -> None:
+        self.file, self.count = file, 0
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self.count += 1
+        if self.count == self.ENOUGH:
+            self.file.touch()
 
 
 def send_to_all(group: relay.Group) -> None:
     for member in range(1, group.size):
         group.send(np.zeros(100_000), to=member)
-
-
-def compute(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    values = np.ones(10_000)
-    while time.perf_counter() < end:
-        values = np.sqrt(values + 1)
 
 
 def different_buffers() -> None:

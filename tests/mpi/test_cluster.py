@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ PROGRAMS = ("-m", "tests.mpi.programs")
 
 
 def passes(n: int, *args: str) -> subprocess.CompletedProcess[str]:
-    job = run_mpi(n, [*PROGRAMS, *args], timeout=60)
+    job = run_mpi(n, [*PROGRAMS, *args])
     assert job.returncode == 0, job.stderr
     return job
 
@@ -53,7 +54,7 @@ def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says
 
 
 def test_the_check_of_sums_notices_a_missing_barrier():
-    job = run_mpi(4, [*PROGRAMS, "broken_protocol"], timeout=60)
+    job = run_mpi(4, [*PROGRAMS, "broken_protocol"])
     assert job.returncode == 1
     assert "wrong sum" in job.stderr or "bits differ" in job.stderr
 
@@ -67,11 +68,9 @@ def test_crossing_sends_do_not_deadlock_and_keep_their_order():
     passes(3, "crossing_sends")
 
 
-def test_a_waiting_rank_leaves_its_core_to_the_others():
-    """The aim is below 5 % of a core; the bound is generous. A blocking call takes 60 % and more."""
-    shares = [float(share) for share in re.findall(r"share ([\d.]+)", passes(3, "wait_politely", "2.5").stdout)]
-    assert len(shares) == 2
-    assert max(shares) < 0.15
+def test_a_waiting_rank_goes_to_sleep_whatever_it_waits_for(tmp_path: Path):
+    """Rank 0 lets the others wait until they have slept thirty times: a call that spins would never end."""
+    passes(3, "wait_politely", str(tmp_path))
 
 
 def test_ranks_that_ask_for_different_buffers_are_told_so():
@@ -110,6 +109,6 @@ def test_a_small_shared_memory_makes_way_for_allreduce():
         pytest.skip("no mount namespace can be made (that takes root)")
     small = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     ranks = [find_mpiexec(), "-n", "3", sys.executable, *PROGRAMS, "large_sum", "10000000"]
-    job = finish_job(start_job(["unshare", "-m", "bash", "-c", small, "bash", *ranks]), timeout=60)
+    job = finish_job(start_job(["unshare", "-m", "bash", "-c", small, "bash", *ranks]))
     assert job.returncode == 0, job.stderr
     assert "go through the allreduce: instead of shared memory" in job.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.cluster import waiting
 from fedmpi.cluster.choice import choose_reduction
 from fedmpi.cluster.device import sums_on_device
 from fedmpi.cluster.launcher import (
@@ -144,6 +145,37 @@ def test_an_unusable_device_is_the_users_error():
     assert choose_device("cpu", 3).type == "cpu"
     with pytest.raises(UserError, match="'abacus' cannot be used"):
         choose_device("abacus", 0)
+
+
+class Clock:
+    """Time that passes only by sleeping, yielding and testing, as the module `time` (and `os`) of `waiting`."""
+
+    def __init__(self) -> None:
+        self.now = self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += seconds
+
+    def sched_yield(self) -> None:
+        self.now += 5e-6
+
+    def test(self) -> bool:
+        self.now += 5e-6
+        return False
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.5])
+def test_a_long_wait_is_nearly_all_sleep_and_no_sleep_is_long(seconds: float, monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(waiting, "os", clock)
+    assert wait_until(lambda: clock.test() or clock.now > seconds)
+    assert clock.now < seconds + waiting.LONGEST_SLEEP + 1e-4
+    assert clock.slept > 0.95 * seconds
 
 
 def test_waiting_gives_up_at_its_limit():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.launch import find_mpiexec, finish_job, start_job
+from tests.mpi.launch import LIMIT, find_mpiexec, finish_job, start_job
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 # What mpiexec calls in the place of ssh: options, a host's address, a command.
@@ -69,19 +69,19 @@ def ip(*args: str) -> None:
 @pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
 def test_sums_over_two_hosts_are_right_and_the_same_bits_everywhere(two_hosts, n, layout, reduction):
     ranks = ["-n", str(n), sys.executable, "-m", "tests.mpi.programs", "sum_rounds", reduction, "20"]
-    job = finish_job(start_job([*two_hosts, *ranks]), timeout=60)
+    job = finish_job(start_job([*two_hosts, *ranks]), timeout=LIMIT)
     assert job.returncode == 0, job.stderr
     assert layout in job.stdout
 
 
 def test_arrays_and_relays_cross_from_host_to_host(two_hosts):
-    job = finish_job(start_job([*two_hosts, "-n", "4", sys.executable, "-m", "tests.mpi.programs", "exchanges"]), 60)
+    job = finish_job(start_job([*two_hosts, "-n", "4", sys.executable, "-m", "tests.mpi.programs", "exchanges"]), LIMIT)
     assert job.returncode == 0, job.stderr
 
 
 def test_a_fault_on_one_host_ends_the_job_on_both(two_hosts):
     job = finish_job(
-        start_job([*two_hosts, "-n", "4", sys.executable, "-m", "tests.mpi.programs", "fail", "exception", "3"]), 20
+        start_job([*two_hosts, "-n", "4", sys.executable, "-m", "tests.mpi.programs", "fail", "exception", "3"]), LIMIT
     )
     assert job.returncode == 1
     assert "rank 3: ZeroDivisionError" in job.stderr

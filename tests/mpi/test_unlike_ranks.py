@@ -11,7 +11,6 @@ import pytest
 from tests.mpi.launch import run_mpi
 
 PROGRAM = ("-m", "tests.mpi.unlike_ranks")
-SECONDS = 170
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What three ranks say of every scenario."""
     out = tmp_path_factory.mktemp("unlike") / "found.json"
-    job = run_mpi(3, [*PROGRAM, out], timeout=SECONDS)
+    job = run_mpi(3, [*PROGRAM, out])
     assert job.returncode == 0, job.stderr
     return json.loads(out.read_text())
 
@@ -104,7 +103,7 @@ def test_more_ranks_than_sums_are_exact_for_are_refused(found: dict):
 
 
 def test_a_run_that_is_ended_says_so_once_and_exits_with_1():
-    job = run_mpi(3, [*PROGRAM, "another_model"], timeout=SECONDS)
+    job = run_mpi(3, [*PROGRAM, "another_model"])
     assert job.returncode == 1
     assert "error: the ranks hold different models after round 0" in job.stderr
     assert "Traceback" not in job.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 def estimate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fedmpi", "estimate", *arguments]
     environment = {"COLUMNS": "160", "OMP_NUM_THREADS": "1", "PATH": "", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170, check=False)
 
 
 def test_every_mechanism_is_assessed_on_the_users_own_clients_and_drawn(tmp_path: Path) -> None:
