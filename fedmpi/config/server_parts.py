@@ -83,7 +83,7 @@ class AggregationPart(Part):
     tau: Positive = 1e-3
     """τ, adaptivity of the server optimizer."""
     exact: bool = False
-    """Order-independent sums (64-bit fixed point): the same bits on any number of ranks, slower."""
+    """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like processors, slower."""
 
 
 class SystemPart(Part):
@@ -162,7 +162,7 @@ class ClusterPart(Part):
     """How the ranks compute and communicate."""
 
     device: str = "auto"
-    """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …"""
+    """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads of one rank; 0 = the node's cores divided by its ranks."""
     reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
