@@ -51,7 +51,7 @@ def test_the_help_of_a_data_set_shows_an_example_and_the_partition_options(capsy
 def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     words = ["digits", "--partition", "iid", "--clients", "10", "--shards", "2", "--out", str(tmp_path / "s")]
     done = subprocess.run(
-        [sys.executable, "-m", "data_prep", *words], capture_output=True, text=True, timeout=100, cwd=REPOSITORY
+        [sys.executable, "-m", "data_prep", *words], capture_output=True, text=True, timeout=170, cwd=REPOSITORY
     )
     assert done.returncode == 0, done.stderr
     assert "writing" in done.stdout and "\x1b" not in done.stdout
@@ -159,7 +159,7 @@ def test_images_are_resized_to_the_width_and_height_given(tmp_path: Path, size: 
 
 def test_the_program_refuses_in_the_same_words(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "data_prep", "digits", "--partition", "iid", "--seed", "x", "--out"]
-    done = subprocess.run([*words, tmp_path / "s"], capture_output=True, text=True, timeout=100, cwd=REPOSITORY)
+    done = subprocess.run([*words, tmp_path / "s"], capture_output=True, text=True, timeout=170, cwd=REPOSITORY)
     assert done.returncode == 2
     assert done.stderr.startswith("error: Invalid value for '--seed'") and done.stderr.count("\n") == 1
 
@@ -236,7 +236,12 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
 ) -> None:
     """Ended after the first of 60 shards: no manifest, nobody reads the folder, and the next attempt is whole."""
     words = ["digits", "--partition", "iid", "--clients", "60", "--shards", "60", "--out", str(tmp_path / "s")]
-    program = [sys.executable, "-c", KEEP_SIGINT + "from data_prep.__main__ import main; main()", *words]
+    program = [
+        sys.executable,
+        "-c",
+        KEEP_SIGINT + STAY_AT_THE_THIRD_SHARD + "from data_prep.__main__ import main; main()",
+        *words,
+    ]
     with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
         while not (tmp_path / "s" / "train-00000.h5").exists():
             assert process.poll() is None
@@ -253,4 +258,14 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
 
 
 # A shell gives its background jobs an ignored SIGINT, and children inherit it.
-KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+STAY_AT_THE_THIRD_SHARD = """
+import time
+from data_prep import shard
+fill = shard._fill_shard
+def stay(plan, index, *others):
+    while index == 2:
+        time.sleep(0.01)
+    fill(plan, index, *others)
+shard._fill_shard = stay
+"""
