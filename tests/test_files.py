@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.checkpoint import Checkpoint, save_checkpoint
+from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.config import load_config
 from fedmpi.files import make_folder, sync_folder, write_whole
+from fedmpi.recorder import Recorder
 
 
 @pytest.fixture
@@ -25,7 +27,6 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
         fsync(handle)
 
     def replaced(source: Path, target: Path) -> None:
-        assert Path(source).stat().st_size, "renamed before anything was written"
         seen.append(("rename", Path(target)))
         replace(source, target)
 
@@ -104,3 +105,24 @@ def test_a_file_system_that_cannot_sync_folders_is_no_error_but_a_failing_disk_i
             sync_folder(tmp_path)
     else:
         sync_folder(tmp_path)
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path: Path, order: list):
+    run = tmp_path / "RUN"
+    recorder = Recorder(run, load_config(None, ["preset=fedavg", "logging.tensorboard=false"]), resume=False)
+    recorder.resume()
+    recorder.write({"round": 0})
+    order.clear()
+    recorder.checkpoint(1, {"model": torch.ones(3)}, {"settled": 1})
+    recorder.close()
+    assert order[:2] == [("sync", run / "metrics.jsonl"), ("sync", run)]
+    assert order[-2][0] == "rename" and order[-2][1].parent == run / "checkpoints"
+
+
+def test_a_damaged_checkpoint_stays_set_aside(tmp_path: Path, order: list):
+    for next_round in (5, 10):
+        path = save_checkpoint(tmp_path, Checkpoint(next_round, {"model": torch.ones(3)}, {}), keep=2)
+    path.write_bytes(path.read_bytes()[:-1])
+    order.clear()
+    newest_checkpoint(tmp_path)
+    assert order == [("sync", tmp_path)]
