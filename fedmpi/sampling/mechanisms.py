@@ -108,8 +108,8 @@ class RandomisedResponse:
     def variance(self, sizes: IntArray) -> FloatArray:
         """Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M − 2)/12:
         Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
-        truth, lie, m = self.truth_probability, self.lie_probability, self.threshold
-        return lie * (truth * (sizes - m / 2) ** 2 + m * (m - 2) / 12) / truth**2
+        truth, lie, m, n = self.truth_probability, self.lie_probability, self.threshold, sizes.astype(np.float64)
+        return lie * (truth * (n - m / 2) ** 2 + m * (m - 2) / 12) / truth**2
 
 
 @dataclass(frozen=True)
