@@ -137,6 +137,9 @@ def test_the_opening_step_is_the_same_mean_whoever_is_there() -> None:
         shares = np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10)
         assert plan.one_step and len(plan.clients) < 100 and (shares > 0).all()
         assert shares == pytest.approx(share / share.sum(), abs=1e-9)
+        of_clients = planner("preset=fedsso", f"seed={seed}", *law, "aggregation.weights=stratified", sizes=made.sizes)
+        plan = of_clients.plan(0, make_strata(LABELS))
+        assert np.bincount(LABELS[plan.clients], weights(plan, made.sizes), 10) == pytest.approx(0.1, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ def test_stratified_means_are_unbiased_where_updates_get_lost(count: int) -> Non
 def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
     """Σ N_h mean_h over those there, over Σ N_h of the strata of which somebody is: unbiased for it in every round."""
     made = planner(
-        "preset=fedsts", "participation.count=2", "participation.draw=uniform", "system.availability=bernoulli",
+        "preset=fedsts", "participation.count=1", "participation.draw=uniform", "system.availability=bernoulli",
         "system.probability=0.4", "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
     )  # fmt: skip
     strata, errors = make_strata(SMALL, SPREADS), []
@@ -263,6 +266,8 @@ def test_a_share_of_the_clients_in_a_cluster_takes_part_where_the_others_are_lef
     six = planner("preset=fedsso", "participation.fraction=0.5", "participation.noise=drop")
     few = make_strata(np.where(np.arange(100) < 10, 0, -1))
     assert len(six.plan(1, few).clients) == 5
+    more = planner("preset=fedsts", "participation.count=30", "participation.draw=uniform")
+    assert len(more.plan(1, few).clients) == 10
 
 
 @pytest.mark.parametrize("counted", ["augmented", "original"])
