@@ -73,8 +73,8 @@ def test_the_opening_is_the_mean_of_all_under_any_of_fedssos_weights(weights: st
     assert torch.allclose(one.model, other.model, atol=1e-6)
 
 
-def test_the_opening_of_those_who_are_there_is_a_mean_too() -> None:
-    settings = ("preset=fedsso", *UNEQUAL[:2], "rounds=1", "system.availability=bernoulli", "system.probability=0.5")
+def test_the_opening_of_those_who_return_is_a_mean_too() -> None:
+    settings = ("preset=fedsso", *UNEQUAL[:2], "rounds=1", "system.drop_out=0.5")
     one, other = (run(*settings, f"aggregation.weights={kind}") for kind in ("literal", "normalised"))
     assert one.records[0]["participants"] < 12 and torch.equal(one.model, other.model)
 

@@ -244,6 +244,17 @@ def test_stratified_means_are_those_of_the_strata_that_are_there() -> None:
     assert_mean(np.array(errors), 0.0)
 
 
+def test_one_participant_counts_whole_whichever_strata_are_there() -> None:
+    """Proportional draws of one: E m_h is N_h over the clients of the strata that are there, which cancels N_h."""
+    made = planner(
+        "preset=fedsts", "participation.count=1", "participation.draw=uniform", "participation.allocation=proportional",
+        "system.availability=bernoulli", "system.probability=0.3", "rounds=1000", sizes=np.ones(10, np.int64),
+        labels=SMALL,
+    )  # fmt: skip
+    for plan, c in rounds(made, 50, make_strata(SMALL, SPREADS)):
+        assert c == pytest.approx(np.ones(len(plan.clients)), abs=1e-9)
+
+
 def test_no_division_where_every_stratum_surely_has_a_participant() -> None:
     whole = planner("preset=fedsts", "participation.count=10", "participation.strata=10").plan(1, TEN)
     assert whole.normalise and weights(whole, EQUAL).sum() == pytest.approx(1)
