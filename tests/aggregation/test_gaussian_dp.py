@@ -72,7 +72,7 @@ def sampled_epsilon(rate: float, sigma: float, rounds: int, delta: float) -> flo
 
 @pytest.mark.parametrize("sigma, rounds", [(1.0, 1), (4.0, 10)])
 def test_epsilon_without_sampling_is_that_of_a_sum_that_moves_by_two_norms(sigma: float, rounds: int):
-    """T rounds of the Gaussian mechanism are one with σ/√T. At σ = 1, T = 1 the exact ε is 10.1, Rényi's bound 10.7."""
+    """T rounds of the Gaussian mechanism are one with σ/√T. At σ = 1, T = 1 the exact ε is 10.0, Rényi's bound 10.7."""
     pytest.importorskip("dp_accounting")
     accountant = GaussianAccountant(sigma, 1e-5, 50)
     for _ in range(rounds):

@@ -98,7 +98,7 @@ def test_one_client_moves_what_is_released_by_two_norms_over_the_fixed_denominat
 
 @pytest.mark.parametrize("drop_out", [0.0, 0.3])
 def test_the_epsilon_of_a_round_is_that_of_the_measured_move_and_noise(drop_out: float, shards: dict[str, Path]):
-    """10.1 by the exact formula; half the sensitivity would give 4.4. 1,570 values: the deviation is known to 10 %."""
+    """10.0 by the exact formula; half the sensitivity would give 4.4. 1,570 values: the deviation is known to 10 %."""
     settings = (*ALL, f"system.drop_out={drop_out}")
     one, other = (released(shards, name, 2, *settings) for name in ("as they are", "replaced"))
     silent = released(shards, "as they are", 2, *settings, "privacy.noise_multiplier=0")
