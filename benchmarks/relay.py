@@ -77,12 +77,12 @@ def round_plan(case: Case, workers: int, generator: np.random.Generator) -> Rela
 class Bench:
     """The cluster, the clients and the model, the same for all rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         self.cluster = Cluster.connect()
         torch.set_num_threads(1)
         self.streams = Streams(0)
         data = ClientData(open_store(f"digits:clients={CLIENTS},partition=iid"))
-        model = FlatModel(build("mlp", {"hidden": [200, 200]}, data.description, 0))
+        model = FlatModel(build("mlp", {"hidden": [width, width]}, data.description, 0))
         self.engine = SequentialEngine(model, data, self.streams)
         self.start = model.initial.clone()
         self.buffer = self.cluster.sum_buffer(model.size, np.float32)
@@ -111,8 +111,11 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="rounds of each row, after one to warm up")
+    parser.add_argument(
+        "--width", type=int, default=200, help="of the two hidden layers: what travels grows with its square"
+    )
     asked = parser.parse_args()
-    bench = Bench()
+    bench = Bench(asked.width)
     if bench.cluster.is_server:
         print(f"{bench.cluster.workers} workers, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
         print(

@@ -20,8 +20,9 @@ from fedmpi.cluster.choice import build_sum
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.ending import abort_job
+from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.launcher import short_version, start_mpi
-from fedmpi.cluster.relay import Group, Groups
+from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
 from fedmpi.cluster.waiting import meet
@@ -197,13 +198,24 @@ class Cluster:
 
         return torch.as_tensor(self._reduced().result)
 
-    def group(self, ranks: Sequence[int]) -> Group:
-        """The sub-communicator of exactly these ranks, in this order; called by its members only.
+    def groups(self, wanted: Sequence[Sequence[int]]) -> list[Group | None]:
+        """The sub-communicators of exactly these ranks, in this order; None for those that this rank is not in.
 
-        It is kept while it is asked for at least every eighth round (a round ends with `reduce`) and then freed, so ask
-        for it in every round. Ranks that are in several groups ask for them in the same order.
+        Called by all ranks with the same groups. They are of use until the next call: those used last keep their
+        communicators, up to `fedmpi.cluster.groups.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
+        beyond that share one communicator, so messages between two ranks take different tags in different groups.
+
+        Parameters
+        ----------
+        wanted : sequence of sequences of int
+            The ranks of every group; the same group may occur twice.
+
+        Raises
+        ------
+        ValueError
+            If a group is empty or names a rank twice.
         """
-        return self._groups.get(tuple(int(rank) for rank in ranks), self.rank)
+        return self._groups.get([tuple(int(rank) for rank in ranks) for ranks in wanted], self.rank)
 
     @property
     def bytes_moved(self) -> BytesMoved:
@@ -237,7 +249,7 @@ class Cluster:
     def close(self) -> None:
         """Free buffers, groups and communicators; collective.
 
-        What `sum_buffer`, `reduce` and `group` gave is of no more use. Arrays still on their way through a group are
+        What `sum_buffer`, `reduce` and `groups` gave is of no more use. Arrays still on their way through a group are
         safe only if the sender closes (or reduces) before it ends.
         """
         self._groups.close()

@@ -57,7 +57,7 @@ def run_relay(
     total: Accumulator,
     keep_optimizer: bool = False,
 ) -> RelayReport:
-    """Run this rank's legs of the round; called by all workers with the same plan.
+    """Run this rank's legs of the round; called by all ranks with the same plan, by one that only serves too.
 
     Parameters
     ----------
@@ -175,12 +175,10 @@ class _Relay:
 
 
 def _groups(cluster: Cluster, plan: RelayPlan) -> dict[int, Group]:
-    """The sub-communicators of this worker's mediators, asked for in the order of the mediators on every rank."""
-    return {
-        mediator: cluster.group([cluster.worker_rank(worker) for worker in workers])
-        for mediator, workers in plan.members().items()
-        if len(workers) > 1 and cluster.worker in workers
-    }
+    """The sub-communicators of this worker's mediators; every rank asks for those of all mediators, in their order."""
+    members = {mediator: workers for mediator, workers in plan.members().items() if len(workers) > 1}
+    groups = cluster.groups([[cluster.worker_rank(worker) for worker in workers] for workers in members.values()])
+    return {mediator: group for mediator, group in zip(members, groups, strict=True) if group is not None}
 
 
 def _receive(group: Group, tensor: Tensor, source: int, tag: int) -> None:

@@ -8,12 +8,15 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from fedmpi.cluster import Cluster, buffers, relay, sums, waiting, window
+from fedmpi.cluster import Cluster, buffers, groups, relay, sums, waiting, window
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
 from fedmpi.errors import ClientFailure, UserError
@@ -208,7 +211,7 @@ def large_sum(values: str) -> None:
 def relay_between_all(cluster: Cluster) -> None:
     """A model goes twice round the ring of the ranks, backwards and forwards, and hop by hop through smaller groups."""
     for ranks in (range(cluster.size), range(cluster.size - 1, -1, -1)):
-        group = cluster.group(ranks)
+        group = joined(cluster, ranks)
         assert group.ranks == tuple(ranks) and group.ranks[group.rank] == cluster.rank
         model = np.zeros((3, 1_000), np.float32)
         for lap in range(2):
@@ -222,37 +225,91 @@ def relay_between_all(cluster: Cluster) -> None:
             assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
 
 
-def relays() -> None:
-    """Many groups over many rounds: more communicators than MPI could hold at once."""
+def joined(cluster: Cluster, ranks: Sequence[int]) -> relay.Group:
+    """The one group of these ranks, this one among them."""
+    group = cluster.groups([ranks])[0]
+    assert group is not None
+    return group
+
+
+def relays(most: str, rounds: str, made_at_least: str) -> None:
+    """Rounds of random groups of all lengths, handing values around, with few communicators at a time."""
+    groups.MOST_COMMUNICATORS = int(most)
     cluster = Cluster.connect()
-    pairs = [(a, b) for a in range(cluster.size) for b in range(cluster.size) if a != b]
-    for t in range(40):
-        for a, b in pairs:
-            if cluster.rank in (a, b) and (a + b + t) % 3:
-                group = cluster.group((a, b))
-                value = np.array([t, a, b])
-                if group.rank == 0:
-                    group.send(value)
-                else:
-                    assert np.array_equal(group.recv(np.empty(3, np.int64)), value)
+    all_groups = [ranks for size in range(1, cluster.size + 1) for ranks in permutations(range(cluster.size), size)]
+    made = count_made()
+    for t in range(int(rounds)):
+        drawn = np.random.default_rng(t).choice(len(all_groups), len(all_groups) // 2)
+        wanted, naps = [all_groups[g] for g in drawn], random.Random(cluster.rank + 100 * t)
+        mine = cluster.groups(wanted)
+        assert [group is not None for group in mine] == [cluster.rank in ranks for ranks in wanted]
+        for tag, group in enumerate(mine):
+            if group is not None:
+                group.send(np.array([t, tag, cluster.rank]), tag=tag)
+        if t % 10 == 0:
+            nap(naps)
+        for tag, group in reversed([*enumerate(mine)]):
+            if group is not None:
+                before = group.ranks[group.rank - 1]
+                assert group.recv(np.empty(3, np.int64), tag=tag).tolist() == [t, tag, before]
         cluster.sum_buffer(3, "int64")
         cluster.reduce()
-    old = cluster.group((cluster.rank,))
-    for _ in range(8):
-        cluster.reduce()
+    old = joined(cluster, range(cluster.size))
+    cluster.groups([ranks for ranks in all_groups if len(ranks) > 1 and ranks != old.ranks][: int(most)])
     try:
         old.send(np.zeros(1))
     except RuntimeError as error:
         assert "was freed" in str(error)
     else:
         raise AssertionError("a freed group still sends")
+    if cluster.size > 1:
+        everywhere = cluster.gather(np.array(made))
+        if everywhere is not None:
+            assert min(int(count[0]) for count in everywhere) >= int(made_at_least), everywhere
+    cluster.close()
+
+
+def count_made() -> list[int]:
+    """How many communicators this rank will have made, as a list of one number that grows."""
+    made, create = [0], groups.Groups._create
+
+    def counted(self: groups.Groups, ranks: tuple[int, ...]) -> Any:
+        made[0] += 1
+        return create(self, ranks)
+
+    groups.Groups._create = counted  # type: ignore[method-assign]
+    return made
+
+
+def hand_over(folder: str) -> None:
+    """A model leaves while its sender computes: rank 0 calls no MPI until the last rank says, by a file, that it came.
+
+    The first large message between two hosts needs a handshake, which waited for the sender's next call of MPI.
+    """
+    cluster, here = Cluster.connect(), Path(folder)
+    last, limit = cluster.size - 1, time.monotonic() + 60
+    for values in (1_000_000, 100, 2_000_000):
+        group, arrived = cluster.groups([(0, last)])[0], here / str(values)
+        if cluster.rank == 0:
+            assert group is not None
+            group.send(np.zeros(values))
+            while not arrived.exists():
+                compute(0.01)
+                assert time.monotonic() < limit, f"{values} values wait for the sender's next call of MPI"
+        elif cluster.rank == last:
+            assert group is not None
+            time.sleep(0.05)  # the sender is at work by then
+            group.recv(np.empty(values))
+            arrived.touch()
+        cluster.sum_buffer(3, "int64")
+        cluster.reduce()
     cluster.close()
 
 
 def crossing_sends() -> None:
     """All send large arrays before any receives, twice on one tag and once on another."""
     cluster = Cluster.connect()
-    group = cluster.group(range(cluster.size))
+    group = joined(cluster, range(cluster.size))
     before = (cluster.rank - 1) % cluster.size
     for tag, value in ((0, 1.0), (0, 2.0), (5, 3.0)):
         group.send(np.full(500_000, 10 * cluster.rank + value), tag=tag)
@@ -272,7 +329,7 @@ def wait_politely(folder: str) -> None:
     """Rank 0 comes to every exchange only when all the others, waiting for it there, have slept often enough."""
     cluster, sleeps = Cluster.connect(), Sleeps()
     waiting.time = sleeps  # type: ignore[assignment]
-    group = cluster.group(range(cluster.size))
+    group = joined(cluster, range(cluster.size))
     cluster.sum_buffer(1_000, "float32")
     for name, exchange in {
         "barrier": cluster.barrier,

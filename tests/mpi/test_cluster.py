@@ -59,9 +59,21 @@ def test_the_check_of_sums_notices_a_missing_barrier():
     assert "wrong sum" in job.stderr or "bits differ" in job.stderr
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_groups_come_and_go_over_many_rounds(n):
-    passes(n, "relays")
+@pytest.mark.parametrize(("n", "most"), [(1, 1), (2, 1), (3, 4), (4, 0)])
+def test_groups_hand_values_around_however_few_communicators_there_are(n, most):
+    """4 ranks form 60 groups of two and more; without any communicator they all share one."""
+    passes(n, "relays", str(most), "12", "0")
+
+
+@pytest.mark.slow
+def test_a_job_makes_more_communicators_in_its_life_than_mpi_holds_at_once():
+    """MPICH holds 2,048 contexts, some of which are taken at the start; here every rank makes 2,100."""
+    job = run_mpi(4, [*PROGRAMS, "relays", "16", "280", "2100"], timeout=300)
+    assert job.returncode == 0, job.stderr
+
+
+def test_a_model_leaves_while_its_sender_computes(tmp_path):
+    passes(2, "hand_over", str(tmp_path))
 
 
 def test_crossing_sends_do_not_deadlock_and_keep_their_order():

@@ -79,6 +79,13 @@ def test_arrays_and_relays_cross_from_host_to_host(two_hosts):
     assert job.returncode == 0, job.stderr
 
 
+def test_a_model_leaves_for_another_host_while_its_sender_computes(two_hosts, tmp_path):
+    one_a_host = [*two_hosts[:-1], "1"]  # instead of two
+    ranks = ["-n", "2", sys.executable, "-m", "tests.mpi.programs", "hand_over", str(tmp_path)]
+    job = finish_job(start_job([*one_a_host, *ranks]), timeout=100)
+    assert job.returncode == 0, job.stderr
+
+
 def test_a_fault_on_one_host_ends_the_job_on_both(two_hosts):
     job = finish_job(
         start_job([*two_hosts, "-n", "4", sys.executable, "-m", "tests.mpi.programs", "fail", "exception", "3"]), LIMIT

@@ -1,0 +1,112 @@
+"""Which groups have a communicator, and the thread that pushes what they send: without MPI."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.cluster import Cluster
+from fedmpi.cluster.courier import Courier
+from fedmpi.cluster.groups import MOST_COMMUNICATORS, Recent
+from fedmpi.mediators.scheduling import random_groups
+
+A, B, C, D = (0, 1), (1, 2), (0, 2), (0, 1, 2)
+CONTEXTS_OF_MPICH = 2048
+
+
+def test_groups_used_longest_ago_are_freed_first() -> None:
+    recent = Recent(3)
+    assert recent.admit([A, B, C]) == ([], [A, B, C])
+    assert recent.admit([A]) == ([], [])
+    assert recent.admit([D]) == ([B], [D])
+    assert recent.admit([B, D]) == ([C], [B])
+
+
+def test_what_is_wanted_is_not_freed_and_the_first_without_get_what_room_there_is() -> None:
+    recent = Recent(2)
+    recent.admit([A, B])
+    assert recent.admit([C, B, D, C]) == ([A], [C])
+    assert B in recent and C in recent and D not in recent and A not in recent
+    assert Recent(0).admit([A, B]) == ([], [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 6), st.lists(st.lists(st.sampled_from([A, B, C, D, (2, 3), (1, 3), (0, 3)]), max_size=8)))
+def test_never_more_than_allowed_and_freed_are_those_held(most: int, rounds: list[list[tuple[int, ...]]]) -> None:
+    recent, held = Recent(most), set()
+    for wanted in rounds:
+        freed, made = recent.admit(wanted)
+        assert set(freed) <= held - set(wanted) and set(made) <= set(wanted) - held
+        held = held - set(freed) | set(made)
+        assert len(held) == len(recent) <= most
+        assert len(set(wanted) & held) == min(most, len(set(wanted))), "room is given to the groups of the round"
+        assert all(ranks in recent for ranks in held)
+
+
+def test_ten_thousand_clients_on_24_workers_never_need_more_contexts_than_mpi_has() -> None:
+    """γ = 5: 2,000 groups a round, hardly any of them twice. No two members run out of a context for both."""
+    generator, recent, workers = np.random.default_rng(0), Recent(MOST_COMMUNICATORS), 24
+    held: set[tuple[int, ...]] = set()
+    asked: Counter[tuple[int, ...]] = Counter()
+    for _ in range(3):
+        clients = np.sort(generator.choice(30_000, 10_000, replace=False))
+        mediators = random_groups(10_000, 5, generator)
+        owners = clients * workers // 30_000
+        of_mediators = owners[np.argsort(mediators, kind="stable")].reshape(2_000, 5)
+        members = [tuple(np.unique(five).tolist()) for five in of_mediators]
+        wanted = [group for group in members if len(group) > 1]
+        freed, made = recent.admit(wanted)
+        held = held - set(freed) | set(made)
+        asked.update(set(wanted))
+        assert len(held) <= MOST_COMMUNICATORS
+    assert sum(0 in group for group in asked) > 1000, "a rank is in too many groups to keep them all"
+    # A group of five holds at most what the whole job holds, so a context is left for it, the job's own included.
+    assert MOST_COMMUNICATORS < CONTEXTS_OF_MPICH - 100
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 0)])
+def test_a_group_without_ranks_or_with_one_twice_is_refused(ranks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="no group"):
+        Cluster(None, "none").groups([ranks])
+
+
+class Send:
+    """A request of which MPI says that it is done after so many tests."""
+
+    def __init__(self, tests: int):
+        self.left, self.done = tests, threading.Event()
+
+    def Test(self) -> bool:
+        """One step."""
+        assert not self.done.is_set(), "a request must not be tested after it was done"
+        self.left -= 1
+        if self.left <= 0:
+            self.done.set()
+        return self.done.is_set()
+
+
+def test_the_courier_pushes_beside_the_senders_work_until_everything_has_left() -> None:
+    courier, kept = Courier(beside_work=True), np.empty(0, np.uint8)
+    for _ in range(3):  # a thread that has ended is followed by another one
+        first, second = Send(5), Send(20)
+        courier.take([(first, kept)])  # type: ignore[list-item]
+        courier.take([(second, kept)])  # type: ignore[list-item]
+        assert first.done.wait(60) and second.done.wait(60)
+        for thread in threading.enumerate():
+            if thread.name == "fedmpi-courier":
+                thread.join(60)
+        assert courier.push()
+
+
+def test_without_threads_a_courier_pushes_when_it_is_asked_to() -> None:
+    courier, send = Courier(beside_work=False), Send(3)
+    courier.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
+    assert not any(thread.name == "fedmpi-courier" for thread in threading.enumerate())
+    assert not courier.push()
+    courier.flush()
+    assert send.done.is_set() and courier.push()
