@@ -11,7 +11,7 @@ communicator of all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
@@ -155,4 +155,4 @@ class Groups:
         """Make the communicator of the groups that have none of their own, when they first occur; collective."""
         if self._common is None and self._world is not None:
             meet(self._world)
-            self._common = cast("MPI.Intracomm", self._world.Dup())
+            self._common = self._world.Dup()
