@@ -160,12 +160,14 @@ def test_what_others_have_in_the_folder_stays(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_error_of_a_growing_file_is_known_at_once_and_raised_in_the_end(tmp_path: Path):
-    path = tmp_path / "some.h5"
+    path, reached = tmp_path / "some.h5", False
     with pytest.raises(OSError, match="File too large"), files_at_most(100_000), growing_h5(path) as h5:
         store(h5, "much", np.zeros(200_000, np.uint8))
         with pytest.raises(OSError, match="File too large"):
             h5.check()
         store(h5, "more", np.zeros(200_000, np.uint8))
+        reached = True
+    assert reached  # HDF5 did not meet the error
     assert not list(tmp_path.iterdir())
 
 
