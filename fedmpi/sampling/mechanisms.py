@@ -147,7 +147,7 @@ class Duchi:
         """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with
         ((e^ε + 1)/(e^ε − 1))² = 1 + 1/sinh²(ε/2)."""
         t = rescaled(sizes, self.threshold)
-        return (math.sinh(self.epsilon / 2) ** -2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
+        return (1 / math.sinh(self.epsilon / 2) ** 2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
 
     def _upper_probability(self, sizes: IntArray) -> FloatArray:
         return 0.5 + rescaled(sizes, self.threshold) / (2 * self.magnitude)
