@@ -1,6 +1,7 @@
 """What few seeds say about a difference: spreads, paired t intervals, and the F test of two spreads.
 
-Systems that were run with the same seeds share partition and initial model, so their difference is taken seed by seed.
+Systems that were run with the same seeds share partition and initial model, so their difference is taken seed by seed;
+where only means and spreads are left of runs, Welch's interval takes its place.
 """
 
 from __future__ import annotations
@@ -96,3 +97,20 @@ def spread(values: Sequence[float]) -> str:
 def points(difference: Difference) -> str:
     """A difference in percentage points with its interval."""
     return f"{100 * difference.mean:+.2f} [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
+
+
+def welch(ours: tuple[float, float, int], theirs: tuple[float, float, int], level: float = LEVEL) -> Difference:
+    """Welch's interval of a difference of means known by (mean, standard deviation, n) only: unpaired, unlike spreads.
+
+    Raises
+    ------
+    ValueError
+        Fewer than two values on a side, or no spread on both.
+    """
+    (mean, deviation, n), (other, spread_of_other, m) = ours, theirs
+    if min(n, m) < 2 or deviation == spread_of_other == 0:
+        raise ValueError("an interval needs two seeds or more on either side, and a spread")
+    first, second = deviation**2 / n, spread_of_other**2 / m
+    degrees = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
+    half = float(stats.t.ppf((1 + level) / 2, degrees) * np.sqrt(first + second))
+    return Difference(min(n, m), mean - other, mean - other - half, mean - other + half)

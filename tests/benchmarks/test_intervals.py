@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from benchmarks.intervals import Difference, paired, points, spread, spread_ratio
+from benchmarks.intervals import Difference, paired, points, spread, spread_ratio, welch
 from benchmarks.repeat import Outcome, averaged, finished, read, run_folder, table_of
 
 
@@ -102,3 +103,13 @@ def test_a_table_of_runs_is_trained_once_and_tabulated(tmp_path: Path) -> None:
     assert again == first and written == [(folder / "summary.json").stat().st_mtime_ns for folder in folders]
     assert [line.split("|")[1].strip() for line in first.splitlines()[2:]] == list(runs)
     assert "mean of 3 evaluations" in first and "[" in first.splitlines()[3]
+
+
+def test_a_difference_known_by_its_spreads_has_welchs_interval() -> None:
+    values, reference = [1.0, 2.0, 4.0], [0.0, 0.5, 0.2, 0.7]
+    expected = stats.ttest_ind(values, reference, equal_var=False).confidence_interval(0.95)
+    sides = [(float(np.mean(side)), float(np.std(side, ddof=1)), len(side)) for side in (values, reference)]
+    found = welch(*sides)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high)) and found.n == 3
+    with pytest.raises(ValueError, match="two seeds or more"):
+        welch((1.0, 0.5, 1), (1.0, 0.5, 3))

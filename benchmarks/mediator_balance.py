@@ -1,0 +1,60 @@
+"""How even mediators' pooled classes are under Astraea's Algorithm 3, with exchanges, and at random, as Markdown:
+
+    python -m benchmarks.mediator_balance shards/mnist-ltrf2-0 shards/mnist-ltrf2-1 --online 50 --most 10
+
+Every folder of shards is one seed, 0, 1, …: in each of 100 rounds the run's own uniform cohort of that seed is grouped
+three times. Nothing is trained. Divergences from equal classes are in nats.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from benchmarks.intervals import paired
+from fedmpi.data.shards import open_store
+from fedmpi.mediators.divergence import kl_divergence, pooled_counts
+from fedmpi.mediators.scheduling import schedule
+from fedmpi.participation.clients import uniform
+from fedmpi.streams import Purpose, Streams
+
+KINDS = ("greedy", "exchange", "random")
+
+
+def balance(counts: np.ndarray, kind: str, seed: int, rounds: int, online: int, most: int) -> np.ndarray:
+    """Mean over the rounds of the mediators' mean, standard deviation and largest divergence, float64 (3,)."""
+    streams, generator, found = Streams(seed), np.random.default_rng(seed), []
+    for t in range(rounds):
+        clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
+        mediators = schedule(kind, counts[clients], most, generator)
+        divergence = kl_divergence(pooled_counts(counts[clients], mediators))
+        found.append((divergence.mean(), divergence.std(), divergence.max()))
+    return np.mean(found, axis=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="+", help="folders of shards, one a seed; two or more for intervals")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--online", type=int, default=50, help="c, clients a round")
+    parser.add_argument("--most", type=int, default=10, help="γ, clients of one mediator")
+    asked = parser.parse_args()
+    counts = [open_store(folder).class_counts() for folder in asked.shards]
+    print(f"| {len(counts)} seeds | mean | standard deviation | largest | mean, difference to greedy [95 %] |")
+    print("|---|---:|---:|---:|---:|")
+    reference = np.empty(0)
+    for kind in KINDS:
+        found = np.array(
+            [balance(one, kind, seed, asked.rounds, asked.online, asked.most) for seed, one in enumerate(counts)]
+        )
+        reference = found[:, 0] if kind == "greedy" else reference
+        compared = ""
+        if kind != "greedy" and len(counts) > 1:
+            difference = paired(found[:, 0], reference)
+            compared = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+        print(f"| {kind} | {' | '.join(f'{value:.3f}' for value in found.mean(axis=0))} | {compared} |")
+
+
+if __name__ == "__main__":
+    main()
