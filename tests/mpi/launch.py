@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,14 +68,17 @@ def end_job(job: Job) -> None:
 
 def sweep_shared_memory(started: float) -> None:
     """Remove the few megabytes that an aborted MPICH job leaves behind: its files, if no process maps them any more."""
-    mapped = set()
-    for process in psutil.process_iter():
+    left = [file for file in SHARED_MEMORY.glob("mpich_shm_*") if file.stat().st_mtime >= started]
+    if not left:
+        return
+    mapped: set[str] = set()
+    for pid in psutil.pids():
         try:
-            mapped |= {Path(region.path.split()[0]) for region in process.memory_maps() if region.path}
-        except psutil.Error:
-            continue
-    for file in SHARED_MEMORY.glob("mpich_shm_*"):
-        if file not in mapped and file.stat().st_mtime >= started:
+            mapped |= set(re.findall(r"mpich_shm_\S+", Path(f"/proc/{pid}/maps").read_text()))
+        except OSError:
+            continue  # it has ended, or belongs to somebody else
+    for file in left:
+        if file.name not in mapped:
             file.unlink(missing_ok=True)
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -15,38 +15,72 @@ from tests.mpi.launch import find_mpiexec, finish_job, run_alone, run_mpi, start
 PROGRAMS = ("-m", "tests.mpi.programs")
 
 
-def passes(n: int, *args: str) -> subprocess.CompletedProcess[str]:
-    job = run_mpi(n, [*PROGRAMS, *args])
-    assert job.returncode == 0, job.stderr
-    return job
+SUMS = [f"sum_rounds {reduction} 50" for reduction in ("window", "allreduce", "device")]
+TOGETHER = {
+    1: ["exchanges", "relays 1 12 0", *SUMS, "round_sums"],
+    2: ["exchanges", "relays 1 12 0", "hand_over {folder}", *SUMS],
+    3: [
+        *("exchanges 1000", "relays 4 12 0", "wait_politely {folder}"),
+        *("sum_rounds device 10 1000", "round_sums", "gpus_without_cuda_aware_mpi"),
+    ],
+    4: ["exchanges", "relays 0 12 0", *SUMS],
+}
+"""Programs by number of ranks: one job runs them one after another, so that Python starts and torch loads once."""
+Jobs = dict[int, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Jobs:
+    """The jobs of several programs that have run."""
+    return {}
+
+
+@pytest.fixture
+def passed(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Shows that a program has passed on all of n ranks; its job runs when the first of its programs is asked for."""
+
+    def shown(n: int, program: str) -> subprocess.CompletedProcess[str]:
+        if n not in jobs:
+            folder = tmp_path_factory.mktemp("programs")
+            words = [word.format(folder=folder) for word in " + ".join(TOGETHER[n]).split()]
+            jobs[n] = run_mpi(n, [*PROGRAMS, *words])
+        assert len(re.findall(rf"^passed: {program}( /.*)?$", jobs[n].stdout, re.MULTILINE)) == n, jobs[n].stderr
+        return jobs[n]
+
+    return shown
+
+
+@pytest.mark.parametrize("n", TOGETHER)
+def test_a_job_of_several_programs_ends_well(n, passed):
+    assert passed(n, TOGETHER[n][0]).returncode == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_arrays_of_all_types_arrive_as_they_were_sent(n):
-    passes(n, "exchanges")
+def test_arrays_of_all_types_arrive_as_they_were_sent(n, passed):
+    passed(n, "exchanges")
 
 
-def test_messages_longer_than_a_chunk_arrive_whole():
-    passes(3, "exchanges", "1000")
+def test_messages_longer_than_a_chunk_arrive_whole(passed):
+    passed(3, "exchanges 1000")
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
-def test_repeated_sums_are_right_and_the_same_bits_on_all_ranks_whoever_is_late(n, reduction):
-    passes(n, "sum_rounds", reduction, "50")
+def test_repeated_sums_are_right_and_the_same_bits_on_all_ranks_whoever_is_late(n, reduction, passed):
+    passed(n, f"sum_rounds {reduction} 50")
 
 
-def test_sums_of_tensors_longer_than_a_piece_are_whole():
-    passes(3, "sum_rounds", "device", "10", "1000")
+def test_sums_of_tensors_longer_than_a_piece_are_whole(passed):
+    passed(3, "sum_rounds device 10 1000")
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(n):
-    passes(n, "round_sums")
+def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(n, passed):
+    passed(n, "round_sums")
 
 
-def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so():
-    job = passes(3, "gpus_without_cuda_aware_mpi")
+def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so(passed):
+    job = passed(3, "gpus_without_cuda_aware_mpi")
     if "cuda-aware" in job.stdout:
         pytest.skip("this MPI is CUDA-aware")
     staged = "sums: device tensors staged through pinned host memory: This MPI is not CUDA-aware"
@@ -60,9 +94,9 @@ def test_the_check_of_sums_notices_a_missing_barrier():
 
 
 @pytest.mark.parametrize(("n", "most"), [(1, 1), (2, 1), (3, 4), (4, 0)])
-def test_groups_hand_values_around_however_few_communicators_there_are(n, most):
+def test_groups_hand_values_around_however_few_communicators_there_are(n, most, passed):
     """4 ranks form 60 groups of two and more; without any communicator they all share one."""
-    passes(n, "relays", str(most), "12", "0")
+    passed(n, f"relays {most} 12 0")
 
 
 @pytest.mark.slow
@@ -72,17 +106,18 @@ def test_a_job_makes_more_communicators_in_its_life_than_mpi_holds_at_once():
     assert job.returncode == 0, job.stderr
 
 
-def test_a_model_leaves_while_its_sender_computes(tmp_path):
-    passes(2, "hand_over", str(tmp_path))
+def test_a_model_leaves_while_its_sender_computes(passed):
+    passed(2, "hand_over")
 
 
 def test_crossing_sends_do_not_deadlock_and_keep_their_order():
-    passes(3, "crossing_sends")
+    job = run_mpi(3, [*PROGRAMS, "crossing_sends"])
+    assert job.returncode == 0, job.stderr
 
 
-def test_a_waiting_rank_goes_to_sleep_whatever_it_waits_for(tmp_path: Path):
+def test_a_waiting_rank_goes_to_sleep_whatever_it_waits_for(passed):
     """Rank 0 lets the others wait until they have slept thirty times: a call that spins would never end."""
-    passes(3, "wait_politely", str(tmp_path))
+    passed(3, "wait_politely")
 
 
 def test_ranks_that_ask_for_different_buffers_are_told_so():
@@ -99,7 +134,9 @@ def test_one_process_is_server_and_worker():
 
 
 def test_rank_0_serves_and_the_others_work():
-    said = re.findall(r"rank \d of \d, workers \d, worker \w+", passes(3, "say_hello").stdout)
+    job = run_mpi(3, [*PROGRAMS, "say_hello"])
+    assert job.returncode == 0, job.stderr
+    said = re.findall(r"rank \d of \d, workers \d, worker \w+", job.stdout)
     assert sorted(said) == [
         "rank 0 of 3, workers 2, worker None",
         "rank 1 of 3, workers 2, worker 0",

@@ -57,7 +57,7 @@ CONFIGURATIONS = {
     "exact fedsampling": f"preset=fedsampling aggregation.exact=true samples.wanted=300 samples.threshold=150 {SMALL}",
 }
 NAMES = list(CONFIGURATIONS)
-RANKS = [pytest.param(2, marks=pytest.mark.slow), 3, 5, pytest.param(8, marks=pytest.mark.slow)]
+RANKS = [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 8))]
 Traces = Callable[[int], dict[str, np.ndarray]]
 
 
