@@ -46,7 +46,8 @@ def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
     Raises
     ------
     UserError
-        When there is none, a named one is missing, or several are there and none is named.
+        When there is none, a named one is missing, or several are there and none is named, or one name fits several
+        or is given twice.
     """
     folder = folder_of(raw)
     there = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
@@ -57,11 +58,21 @@ def choose(raw: Path, names: tuple[str, ...]) -> list[Path]:
         if len(there) > 1:
             raise UserError(f"{folder} holds {len(there)} review files ({listed}); name those to read with --file")
         return there
-    by_name = {str(path.relative_to(folder)): path for path in there} | {path.name: path for path in there}
+    chosen: list[Path] = []
     for name in names:
-        if name not in by_name:
+        found = [path for path in there if str(path.relative_to(folder)) == name]
+        found = found or [path for path in there if path.name == name]
+        if not found:
             raise UserError(f"no review file {name} in {folder}; --file takes one of: {listed}")
-    return [by_name[name] for name in names]
+        if len(found) > 1:
+            raise UserError(
+                f"{folder} holds {len(found)} files named {name}; --file takes one of: "
+                f"{', '.join(str(path.relative_to(folder)) for path in found)}"
+            )
+        if found[0] in chosen:
+            raise UserError(f"--file names {name} twice; name each file once")
+        chosen += found
+    return chosen
 
 
 def _add(line: str, where: str, texts: LabelledTexts, tally: Tally, seen: set[bytes] | None) -> None:

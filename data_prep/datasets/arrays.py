@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally, Task
 from data_prep.datasets.files import hold_out
-from data_prep.datasets.labels import LabelRule, classes_of
+from data_prep.datasets.labels import LabelRule, classes_of, told
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
@@ -52,7 +52,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     test = _usable(f"{raw}, array {'x' if rest is None else 'x_test'}", test_source, test, kind, tally)
     if not len(train) or not len(test):
         raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row")
-    users, user_names = _users(content, train)
+    users, user_names = _users(content, train, tally)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
         return x[train[index]].astype(kind)
@@ -76,6 +76,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         licence=ARRAYS.licence,
         citation=ARRAYS.citation,
         vocabulary=tuple(map(str, range(_largest(x, test_source) + 1))) if task == "text" else (),
+        notes=tuple(tally.notes),
     )
     return data if task == "text" else measured(data)
 
@@ -111,6 +112,8 @@ def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
         if x.ndim != 2 or x.dtype.kind not in "ui":
             raise UserError(f"{raw}: x is {x.dtype} {x.shape}, but --task text needs whole numbers (n, L)")
         return "text", "int32"
+    if chosen == "vector" and x.ndim != 2:
+        raise UserError(f"{raw}: x is {x.shape}, but --task vector needs rows (n, d); leave it out or reshape x")
     if chosen == "image" and x.ndim not in (3, 4):
         raise UserError(f"{raw}: x is {x.shape}, but images are (n, h, w), (n, C, h, w) or (n, h, w, C)")
     return chosen, "uint8" if x.dtype == np.uint8 else "float32"
@@ -168,10 +171,16 @@ def _classes(
     return labels[0], labels[-1], names
 
 
-def _users(content: Arrays, train: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+def _users(
+    content: Arrays, train: NDArray[np.int64], tally: Tally
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
     if "user" not in content:
         return None, None
-    distinct, users = np.unique(content["user"][train], return_inverse=True)
+    held = content["user"][train]
+    if nobody := int((~told(held)).sum()):
+        tally.note(f"{nobody:,} of {len(held):,} training rows name no user, so the data have no natural clients")
+        return None, None
+    distinct, users = np.unique(held, return_inverse=True)
     return users.astype(np.int64), tuple(map(str, distinct.tolist()))
 
 

@@ -15,7 +15,9 @@ from data_prep.datasets.files import Scratch
 from fedmpi.errors import UserError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-GREY_MODES = {"L", "1", "I;16", "LA"}
+DEEP_GREY = {"I;16", "I;16L", "I;16B", "I;16N"}
+GREY_MODES = {"L", "1", "LA"} | DEEP_GREY
+UNRANGED = {"I", "F"}
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,19 @@ class ImageRows:
 
 
 def decode(path: Path, form: ImageForm) -> NDArray[np.uint8]:
-    """One image, uint8 (C, H, W), in grey or RGB."""
+    """One image, uint8 (C, H, W), in grey or RGB; grey values of 16 bits are scaled to 8."""
     with Image.open(path) as image:
-        picture = image.convert("L" if form.channels == 1 else "RGB")
+        eight_bits = _scaled(image) if image.mode in DEEP_GREY else image
+        picture = eight_bits.convert("L" if form.channels == 1 else "RGB")
     if form.resize and picture.size != (form.width, form.height):
         picture = picture.resize((form.width, form.height), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _scaled(image: Image.Image) -> Image.Image:
+    """Grey values 0 ... 65535 as the nearest of 0 ... 255, both with the same black and white."""
+    return Image.fromarray(np.rint(np.asarray(image) / 257.0).astype(np.uint8))
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
@@ -189,5 +197,8 @@ def _facts(path: Path, tally: Tally) -> tuple[tuple[int, int], str] | None:
                 image.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         tally.bad(str(path), f"not a readable image ({error})")
+        return None
+    if mode in UNRANGED:
+        tally.bad(str(path), "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits")
         return None
     return size, mode

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 BLOCK = 1 << 18
+FOLLOWS = frozenset(",:]} \t\r\n")  # what may stand behind a value or a key
 _DECODER = json.JSONDecoder()
 
 
@@ -92,7 +93,7 @@ class _Text:
                 if self._ended:
                     raise
             else:
-                if end < len(self._buffer) or self._ended:  # a number could go on behind the buffer
+                if self._ended or self._buffer[end : end + 1] in FOLLOWS:  # a number cut short (2 of 2.5) is one too
                     self._buffer = self._buffer[end:]
                     return value
             self._read(max(BLOCK, len(self._buffer)))

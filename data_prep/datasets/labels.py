@@ -66,7 +66,8 @@ def classes_of(
             if not rule.numbers_are_classes:
                 _refuse_fractions(where, values, there)
         kept = [_whole(values) for values in numbers if values is not None]
-    distinct, codes = np.unique(np.concatenate(kept), return_inverse=True)
+    together = _whole(np.concatenate(kept))  # unsigned and signed whole numbers meet as floats
+    distinct, codes = np.unique(together, return_inverse=True)
     labels, start = [], 0
     for there in present:
         label = np.full(len(there), -1, np.int64)
@@ -81,15 +82,19 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING
 
 
-def _present(where: str, values: NDArray[Any], rule: LabelRule, tally: Tally) -> NDArray[np.bool_]:
-    if values.dtype.kind not in "biufUS":
-        raise UserError(f"{where} holds {values.dtype}; labels must be whole numbers or texts")
+def told(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values say something: no NaN, no text that is empty or says nan."""
     if values.dtype.kind == "f":
-        there = ~np.isnan(values)
-    elif values.dtype.kind in "US":
-        there = ~np.isin(np.char.lower(np.char.strip(values.astype(str))), MISSING)
-    else:
-        there = np.ones(len(values), bool)
+        return np.asarray(~np.isnan(values))
+    if values.dtype.kind == "U":
+        return np.asarray(~np.isin(np.char.lower(np.char.strip(values)), MISSING))
+    return np.ones(len(values), bool)
+
+
+def _present(where: str, values: NDArray[Any], rule: LabelRule, tally: Tally) -> NDArray[np.bool_]:
+    if values.dtype.kind not in "biufU":
+        raise UserError(f"{where} holds {values.dtype}; labels must be whole numbers or texts")
+    there = told(values)
     absent = np.flatnonzero(~there)
     if len(absent) and not rule.skip_unlabelled:
         raise UserError(
@@ -98,7 +103,7 @@ def _present(where: str, values: NDArray[Any], rule: LabelRule, tally: Tally) ->
         )
     if len(absent):
         tally.drop(UNLABELLED, len(absent))
-    return np.asarray(there)
+    return there
 
 
 def _as_numbers(values: NDArray[Any]) -> NDArray[Any] | None:

@@ -40,7 +40,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             for member in MEMBERS:
                 if member in there:
                     with archive.open(f"{member}.npy") as stream:
-                        arrays[member] = _stream_array(stream, f"{path}, array {member}")
+                        arrays[member] = as_text(_stream_array(stream, f"{path}, array {member}"), path, member)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
         raise UserError(f"{path} is not a readable .npz file ({error}); write it with numpy.savez") from error
     for member in ("x", "y"):
@@ -49,6 +49,22 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
                 f"{path} holds no array {member!r}; it must hold x and y, and may hold user, x_test, y_test"
             )
     return arrays
+
+
+def as_text(values: NDArray[Any], path: Path, member: str) -> NDArray[Any]:
+    """Arrays of bytes as texts; any other array as it is.
+
+    Raises
+    ------
+    UserError
+        The bytes are no UTF-8.
+    """
+    if values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, array {member}: {error.object!r} is no UTF-8 text; store texts, not bytes") from error
 
 
 def _stream_array(stream: IO[bytes], where: str) -> NDArray[Any]:
@@ -92,7 +108,7 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     Raises
     ------
     UserError
-        The file is no text, lacks the label column, or a row has no label.
+        The file is no text, lacks the label column or has it twice, or a row has no label.
     """
     _refuse_foreign(path)
     reader = csv.reader(lines(path))
@@ -101,6 +117,9 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
         raise UserError(
             f"{path} has no column {label!r} ({', '.join(header[:12])}); name the label column with --label"
         )
+    for name in (label, USER_COLUMN):
+        if header.count(name) > 1:
+            raise UserError(f"{path} names {header.count(name)} columns {name!r}; rename or remove all but one")
     special = {header.index(name): name for name in (label, USER_COLUMN) if name in header}
     columns = [column for column in range(len(header)) if column not in special]
     if not columns:

@@ -112,6 +112,21 @@ def test_one_picture_in_colour_makes_an_imagefolder_colourful(tmp_path: Path) ->
     assert raw.feature_shape == (3, 2, 2) and raw.read(np.array([1]))[0, :, 0, 0].tolist() == [200, 0, 0]
 
 
+def test_grey_of_16_bits_keeps_its_shades_and_of_32_bits_is_left_out(tmp_path: Path) -> None:
+    grey = np.arange(0, 65536, 257, np.uint16).reshape(16, 16)
+    for part in ("train", "test"):
+        _write_image(tmp_path / part / "a" / "1.png", grey)
+        _write_image(tmp_path / part / "a" / "2.tif", grey.astype(np.float32))
+    _write_image(tmp_path / "train" / "a" / "3.tif", grey.astype(np.int32))
+    tally = Tally()
+    raw = _read("imagefolder", tmp_path, tally=tally)
+    assert raw.feature_shape == (1, 16, 16) and raw.read(np.array([0])).ravel().tolist() == list(range(256))
+    assert len(raw.labels) == 1 and tally.unreadable == 3 and "convert it to 8 bits" in tally.first
+    _write_image(tmp_path / "train" / "a" / "4.png", np.zeros((16, 16, 3), np.uint8))
+    coloured = _read("imagefolder", tmp_path).read(np.array([0]))
+    assert coloured[0, 2].ravel().tolist() == list(range(256))
+
+
 def test_femnist_is_read_from_leaf_json(tmp_path: Path) -> None:
     train = {"w1": _writer(3), "w2": _writer(2)}
     _leaf(tmp_path / "data" / "train" / "all_data_0.json", train)
@@ -162,7 +177,7 @@ def test_a_json_object_is_read_alike_whatever_the_block(block: int, monkeypatch:
     content = {
         "a": [1, 2.5],
         "big": {"x": {"y": [1]}, "é": 12345, "": None, "t": '\\"}'},
-        "n": 1234,
+        "n": -1234.5e-7,
         "e": {},
         "z": True,
     }

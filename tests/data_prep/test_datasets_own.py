@@ -220,6 +220,50 @@ def test_files_that_are_no_tables_are_not_read_as_tables(tmp_path: Path, name: s
         _read("arrays", tmp_path / name)
 
 
+def test_a_second_label_column_does_not_become_a_feature(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,label,label\n" + "".join(f"{row},x{row % 2},{row % 2}\n" for row in range(10)))
+    with pytest.raises(UserError, match="names 2 columns 'label'; rename or remove all but one"):
+        _read("arrays", tmp_path / "t.csv")
+
+
+def test_bytes_are_texts_and_their_classes_are_named_so(tmp_path: Path) -> None:
+    names = np.array(["cat", "été"] * 10)
+    np.savez(
+        tmp_path / "a.npz", x=RNG.random((20, 2)), y=np.char.encode(names, "utf-8"), user=np.array([b"u", b"v"] * 10)
+    )
+    raw = _read("arrays", tmp_path / "a.npz")
+    assert raw.class_names == ("cat", "été") and raw.user_names == ("u", "v")
+    np.savez(tmp_path / "b.npz", x=RNG.random((20, 2)), y=np.char.encode(names, "latin-1"))
+    with pytest.raises(UserError, match=r"array y: b'\\xe9t\\xe9' is no UTF-8 text"):
+        _read("arrays", tmp_path / "b.npz")
+
+
+def test_signed_and_unsigned_labels_name_the_same_classes(tmp_path: Path) -> None:
+    y = (np.arange(20) % 3).astype(np.uint64)
+    np.savez(tmp_path / "a.npz", x=RNG.random((20, 2)), y=y, x_test=RNG.random((3, 2)), y_test=np.arange(3))
+    assert _read("arrays", tmp_path / "a.npz").class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("shape", [(30, 6, 5), (30, 3, 6, 5)])
+def test_images_are_not_stored_as_vectors(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "a.npz", x=RNG.random(shape), y=np.arange(30) % 3)
+    with pytest.raises(UserError, match="--task vector needs rows"):
+        _read("arrays", tmp_path / "a.npz", ReadOptions(task="vector"))
+
+
+@pytest.mark.parametrize(
+    "user", [np.where(np.arange(20) < 7, np.nan, 1.0), np.array(["", "ann"] * 10), np.array([b"nan", b"ann"] * 10)]
+)
+def test_rows_without_a_user_are_no_client_of_their_own(tmp_path: Path, user: np.ndarray) -> None:
+    np.savez(tmp_path / "a.npz", x=RNG.random((20, 2)), y=np.arange(20) % 3, user=user)
+    tally = Tally()
+    raw = _read("arrays", tmp_path / "a.npz", tally=tally)
+    train, _ = hold_out(20)
+    nobody = int(np.isin(user[train].astype(str), ("", "nan")).sum())
+    assert raw.users is None and raw.user_names is None
+    assert raw.notes == (f"{nobody} of 16 training rows name no user, so the data have no natural clients",)
+
+
 def test_a_csv_without_the_label_column_names_its_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match=r"no column 'label' \(a, b\); name the label column with --label"):
@@ -261,6 +305,21 @@ def test_amazon_reads_2014_and_2023_keys_from_several_files(tmp_path: Path) -> N
     raw = _read("amazon", tmp_path, ReadOptions(files=("old.json.gz", "new.jsonl.gz")))
     assert raw.user_names == ("A", "B") and raw.skipped == 1
     assert sorted([*raw.labels, *raw.test_y]) == [0] * 5 + [4] * 5
+
+
+def test_a_review_file_is_named_by_its_place_and_once(tmp_path: Path) -> None:
+    for stars, place in enumerate(("a.json.gz", "deep/a.json.gz", "deep/b.json.gz", "wide/b.json.gz"), 1):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        _json_lines(tmp_path / place, [{"overall": stars, "reviewText": f"text {row}"} for row in range(10)])
+    for name, label in (("a.json.gz", 0), ("deep/a.json.gz", 1), ("wide/b.json.gz", 3)):
+        raw = _read("amazon", tmp_path, ReadOptions(files=(name,)))
+        assert {*raw.labels.tolist(), *raw.test_y.tolist()} == {label}
+    with pytest.raises(
+        UserError, match=r"2 files named b.json.gz; --file takes one of: deep/b.json.gz, wide/b.json.gz"
+    ):
+        _read("amazon", tmp_path, ReadOptions(files=("b.json.gz",)))
+    with pytest.raises(UserError, match="names deep/b.json.gz twice"):
+        _read("amazon", tmp_path, ReadOptions(files=("deep/b.json.gz", "deep/b.json.gz")))
 
 
 def test_a_truth_value_is_no_number_of_stars(tmp_path: Path) -> None:
