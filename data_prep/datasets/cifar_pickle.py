@@ -61,8 +61,8 @@ def read_pickle(stream: IO[bytes]) -> Any:
     """
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(stream):
-            machine.step(opcode.name, argument)
+        for opcode, argument, place in pickletools.genops(stream):
+            machine.step(opcode.name, argument, place or 0)
         return _finished(machine.pop())
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from None
@@ -73,12 +73,13 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        self._encoded = 0
 
     def pop(self) -> Any:
         return self._stack.pop()
 
-    def step(self, name: str, argument: Any) -> None:
-        """Carry out one instruction."""
+    def step(self, name: str, argument: Any, place: int) -> None:
+        """Carry out one instruction, which stands at this byte of the file."""
         stack = self._stack
         if name in ("PROTO", "FRAME", "STOP"):
             return
@@ -105,9 +106,12 @@ class _Machine:
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             stack.append(_named(*(argument.split(" ", 1) if name == "GLOBAL" else self._take(2))))
         elif name == "REDUCE":
-            stack.append(_made(*self._take(2)))
+            maker, arguments = self._take(2)
+            self._encode(arguments, place)
+            stack.append(_made(maker, arguments))
         elif name == "BUILD":
             made, state = stack[-2], stack.pop()
+            self._encode(state, place)
             _fill(made, state)
         else:
             raise Refused(f"it uses the instruction {name}, which the official files do not")
@@ -121,6 +125,13 @@ class _Machine:
 
     def _since_mark(self) -> list[Any]:
         return self._take(len(self._stack) - self._marks.pop())
+
+    def _encode(self, parts: Any, place: int) -> None:
+        """Refuse texts that are turned into bytes again and again: all of them together stand in the file."""
+        if type(parts) is tuple:
+            self._encoded += sum(len(part) for part in parts if type(part) is str)
+        if self._encoded > place:
+            raise Refused("it makes more bytes than it holds")
 
     def _append(self, values: list[Any]) -> None:
         if type(self._stack[-1]) is not list:

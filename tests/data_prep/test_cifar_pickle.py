@@ -91,6 +91,9 @@ CRAFTED = {
     "room before the values": batch(matrix(begin=b"J\xff\xff\xff\x7f\x85")),
     "values that are a list": batch(matrix().replace(b"\x89T" + struct.pack("<i", 6144) + bytes(6144), b"\x89]")),
     "an array without values": batch(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"),
+    "an array of pointers made at once": batch(
+        b"cnumpy\nndarray\nK\x01\x85cnumpy\ndtype\nU\x02O8\x85RC\x08AAAAA\x00\x00\x00\x87R"
+    ),
     "another buffer": batch(b"cnumpy.core.numeric\n_frombuffer\n" + b"(U\x01aU\x02u1K\x01\x85U\x01CtR"),
     "a scalar": batch(b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\nU\x02O8K\x00K\x01\x87RU\x08abcdefghtR"),
     "code": batch(b"cos\nsystem\nU\x02ls\x85R"),
@@ -131,6 +134,23 @@ def test_a_crafted_memo_takes_no_memory():
     assert read(content) == {}
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def test_one_text_is_not_turned_into_bytes_again_and_again():
+    """300 kB that would become 300 MB."""
+    words = b"X" + struct.pack("<I", 300_000) + b"a" * 300_000 + b"q\x01"
+    again = b"".join(b"h\x00h\x01U\x06latin1\x86R" for _ in range(1000))
+    tracemalloc.start()
+    with pytest.raises(Refused, match="makes more bytes than it holds"):
+        read(b"\x80\x02c_codecs\nencode\nq\x00" + words + b"](" + again + b"e.")
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
+
+
+def test_one_text_does_not_fill_matrices_again_and_again():
+    rows = b"\x80\x02]q\x07T" + struct.pack("<i", 6144) + bytes(6144) + b"q\x08"
+    with pytest.raises(Refused, match="makes more bytes than it holds"):
+        read(rows + b"".join(matrix(values=b"").replace(b"T\0\0\0\0", b"h\x08") for _ in range(200)) + b".")
 
 
 def test_tuples_nested_a_thousandfold_are_refused_at_once():
