@@ -1,4 +1,4 @@
-"""The files of a model of the user's own: the module that `model.name` names, and what it has loaded beside itself."""
+"""The files of a model of the user's own: the module that `model.name` names, and what is loaded of the user's beside it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from fedmpi.errors import UserError
 from fedmpi.models import builder_of
 
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+PACKAGES = ("site-packages", "dist-packages")
+"""Names of folders for installed packages."""
 
 LEFT_OUT = ("fedmpi", "__main__")
 
 
 def plugin_files(name: str) -> dict[str, str]:
-    """SHA-256 of every source file behind a model "package.module:function", by path below the folder it came from.
+    """SHA-256 of every source file behind a model "package.module:function", each named by its module.
 
-    Counted are the module itself and the modules that are loaded from below the same folder: those that it imports.
+    Counted are the module itself and all others that are loaded when it is, wherever they lie: those that it imports.
     Installed packages, fedmpi and modules without a source file are left out.
 
     Parameters
@@ -38,25 +40,20 @@ def plugin_files(name: str) -> dict[str, str]:
         builder_of(name)
     except UserError as error:
         return {name: str(error)}
-    module_name = name.partition(":")[0]
-    module = importlib.import_module(module_name)
-    own = Path(module.__file__ or "").resolve()
-    if not own.is_file():
-        return {}
-    package_depth = module_name.count(".") + (own.name == "__init__.py")
-    root = own.parents[package_depth]
-    found = {own, *_loaded_below(root)}
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(found)}
+    importlib.import_module(name.partition(":")[0])
+    return {shown: hashlib.sha256(path.read_bytes()).hexdigest() for shown, path in sorted(_loaded().items())}
 
 
-def _loaded_below(root: Path) -> set[Path]:
-    loaded = [(name, getattr(module, "__file__", None)) for name, module in sys.modules.copy().items()]
-    paths = {Path(file).resolve() for name, file in loaded if file and name.partition(".")[0] not in LEFT_OUT}
-    return {
-        path
-        for path in paths
-        if path.suffix == ".py"
-        and path.is_file()
-        and path.is_relative_to(root)
-        and not any(path.is_relative_to(folder) for folder in INSTALLED)
-    }
+def _loaded() -> dict[str, Path]:
+    """The source files of the loaded modules that are the user's own, named as they lie below a folder of sys.path."""
+    found = {}
+    for name, module in sys.modules.copy().items():
+        path = Path(getattr(module, "__file__", None) or "").resolve()
+        if name.partition(".")[0] not in LEFT_OUT and path.suffix == ".py" and path.is_file() and not _installed(path):
+            depth = name.count(".") + 1 + (path.name == "__init__.py")
+            found["/".join(path.parts[-depth:])] = path
+    return found
+
+
+def _installed(path: Path) -> bool:
+    return any(part in PACKAGES for part in path.parts) or any(path.is_relative_to(folder) for folder in INSTALLED)

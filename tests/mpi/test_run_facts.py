@@ -232,10 +232,29 @@ def test_the_files_of_a_model_are_its_module_and_what_it_loads_beside_itself(tmp
     (package / "other.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     found = plugin_files("nets_of_mine.net:net")
-    assert set(found) == {"nets_of_mine/__init__.py", "nets_of_mine/net.py", "nets_of_mine/parts.py"}
+    mine = {path for path in found if path.startswith("nets_of_mine")}
+    assert mine == {"nets_of_mine/__init__.py", "nets_of_mine/net.py", "nets_of_mine/parts.py"}
     (package / "parts.py").write_text("import torch \n")
     again = plugin_files("nets_of_mine.net:net")
     assert {path for path in found if found[path] != again[path]} == {"nets_of_mine/parts.py"}
+
+
+def test_what_a_model_loads_from_another_folder_is_among_its_files(tmp_path: Path, monkeypatch):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "library" / "site-packages").mkdir(parents=True)
+    (tmp_path / "nets" / "net_in_one_folder.py").write_text(
+        "import helper_in_another, installed_somewhere\ndef net(d): ...\n"
+    )
+    (tmp_path / "library" / "helper_in_another.py").write_text("WIDTH = 8\n")
+    (tmp_path / "library" / "site-packages" / "installed_somewhere.py").write_text("")
+    for folder in ("nets", "library", "library/site-packages"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    found = plugin_files("net_in_one_folder:net")
+    assert {"net_in_one_folder.py", "helper_in_another.py"} <= found.keys()
+    assert "installed_somewhere.py" not in found and not any("fedmpi" in path for path in found)
+    (tmp_path / "library" / "helper_in_another.py").write_text("WIDTH = 9\n")
+    again = plugin_files("net_in_one_folder:net")
+    assert [path for path in found if found[path] != again[path]] == ["helper_in_another.py"]
 
 
 def test_a_model_that_cannot_be_imported_is_a_fact_like_others():
