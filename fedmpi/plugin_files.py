@@ -1,4 +1,4 @@
-"""The files of a model of the user's own: the module that `model.name` names, and what is loaded of the user's beside it."""
+"""The files of a model of the user's own: the module that `model.name` names, and what else is loaded of the user's."""
 
 from __future__ import annotations
 
