@@ -40,7 +40,7 @@ from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundTotals
-from fedmpi.run_facts import agree
+from fedmpi.run_facts import agree, data_digest
 from fedmpi.stratification import Stratifier
 from fedmpi.streams import Streams
 from fedmpi.training import Trainer
@@ -73,6 +73,8 @@ class Experiment:
         The samples that the global model is evaluated on (by rank 0).
     reference : Reference or None
         What the global model is compared with, on every rank alike.
+    data_digest : str
+        What checkpoints know the data by.
     augmentation : dict
         What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
     balance : BalanceLearner
@@ -92,6 +94,7 @@ class Experiment:
     balance: BalanceLearner
     evaluated: EvaluatedParts
     reference: Reference | None = None
+    data_digest: str = ""
 
     @classmethod
     def connect(cls, config: Config) -> Experiment:
@@ -157,6 +160,7 @@ class Experiment:
             ),
             evaluated=evaluated,
             reference=reference,
+            data_digest=data_digest(store.manifest),
             augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
             balance=BalanceLearner(layout.workers if shared and config.topology.balance == "measured" else 0),
         )
@@ -247,7 +251,7 @@ class Experiment:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
         moments = {f"server.{name}": value for name, value in self.server_optimizer.state().items()}
         parts = self.stratifier.state() | self.planner.accounts.state() | self.balance.state()
-        return {**moments, **parts, **self._transport_state()}, {}
+        return {**moments, **parts, **self._transport_state()}, {"data": self.data_digest}
 
     def _transport_state(self) -> dict[str, Tensor]:
         observer = self.trainer.observer

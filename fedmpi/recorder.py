@@ -6,6 +6,7 @@ config.toml says: only `--resume` goes on with a run, and only with the one that
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -80,6 +81,7 @@ class Recorder:
         self._last: Record = {}
         self._accuracies: list[float | None] = []
         self._round_bytes: list[int] = []
+        self._summed = hashlib.sha256()
         self._links = dict.fromkeys((*LINKS, "paper_formula"), 0)
         self._started = time.perf_counter()
         self._seconds_before = 0.0
@@ -121,19 +123,36 @@ class Recorder:
                 "the same one, or choose another --out"
             )
 
-    def resume(self) -> Checkpoint | None:
+    def resume(self, data: str = "") -> Checkpoint | None:
         """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
 
         Called once, before the first record is written.
 
+        Parameters
+        ----------
+        data : str
+            The digest of the data; the checkpoint's is in the entry "data" of its header.
+
         Raises
         ------
         UserError
-            When no checkpoint is whole, the records that it counts on are gone, or the folder cannot be written.
+            When no checkpoint is whole, the data are others, the records that it counts on are gone or changed, or the
+            folder cannot be written.
         """
         with writing(self.folder):
             checkpoint = newest_checkpoint(self.folder / "checkpoints")
+            if checkpoint and checkpoint.header.get("data", "") != data:
+                raise UserError(
+                    f"{self.config.data.shards} holds other data than those that {self.folder} was trained on up to "
+                    f"round {checkpoint.next_round}: prepare them as they were, or choose another --out"
+                )
             kept = self._records(checkpoint.header["settled"] if checkpoint else 0)
+            self._summed.update(b"".join(kept))
+            if checkpoint and checkpoint.header.get("records") != self._summed.hexdigest():
+                raise UserError(
+                    f"{self.folder / 'metrics.jsonl'} differs from what was written up to round "
+                    f"{checkpoint.next_round}: put the file back, or choose another --out"
+                )
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self._remember(json.loads(line))
@@ -167,8 +186,10 @@ class Recorder:
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
         with writing(self.folder):
-            with open(self.folder / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            line = json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+            with open(self.folder / "metrics.jsonl", "ab") as file:
+                file.write(line)
+            self._summed.update(line)
             self._remember(record)
             if self._events is not None:
                 for key, value in record.items():
@@ -178,7 +199,9 @@ class Recorder:
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
         """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on."""
         seconds = self._seconds_before + time.perf_counter() - self._started
-        checkpoint = Checkpoint(next_round, tensors, {**header, "seconds": seconds})
+        checkpoint = Checkpoint(
+            next_round, tensors, {**header, "seconds": seconds, "records": self._summed.hexdigest()}
+        )
         with writing(self.folder):
             self._sync()
             save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.checkpoint.keep)

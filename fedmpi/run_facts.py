@@ -82,6 +82,11 @@ def facts_of_data(manifest: Manifest) -> Facts:
     return {f"manifest.json, {key}": json.dumps(value) for key, value in entries.items()} | facts
 
 
+def data_digest(manifest: Manifest) -> str:
+    """The SHA-256 of what identifies the data: data prepared anew, in another way, have another."""
+    return hashlib.sha256(json.dumps(facts_of_data(manifest), sort_keys=True).encode()).hexdigest()
+
+
 def compare(cluster: Cluster, facts: Facts) -> None:
     """Compare the ranks' facts; collective.
 

@@ -154,7 +154,8 @@ class Simulation:
 
     def _resume(self) -> int:
         """The first round to run; on a resumed run every rank receives the saved state from rank 0."""
-        checkpoint = on_server(self.cluster, lambda: self.recorder.resume() if self.recorder else None)
+        data = self.experiment.data_digest
+        checkpoint = on_server(self.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
         if checkpoint is not None:
             self.settled, self.unsettled = checkpoint.header["settled"], checkpoint.header["unsettled"]
         first, model = self.experiment.share_checkpoint(checkpoint)

@@ -25,6 +25,7 @@ from fedmpi.data.shards import open_store
 from fedmpi.errors import UserError
 from fedmpi.model_file import model_file
 from fedmpi.recorder import OF_A_RUN, Recorder
+from tests.data_prep.command import main
 from tests.end_to_end.in_process import run_into
 from tests.end_to_end.runs import curve
 from tests.end_to_end.user_models import tied
@@ -106,6 +107,30 @@ def test_records_that_a_checkpoint_counts_on_must_be_there(undisturbed: Path, tm
         (run / "metrics.jsonl").write_bytes(lines[0] + garbled.replace(b'"round": 1', b'"round": 7') + lines[2])
         with pytest.raises(UserError, match="line 2, is not the record of round 1"):
             run_into(run, *SETTINGS, resume=True)
+
+
+def test_a_number_that_changed_in_the_records_is_noticed(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    records = (run / "metrics.jsonl").read_bytes()
+    place = records.index(b'"train_loss": ') + len(b'"train_loss": ')
+    (run / "metrics.jsonl").write_bytes(records[:place] + b"9" + records[place + 1 :])
+    with pytest.raises(UserError, match=r"metrics\.jsonl differs from what was written up to round 4: put the file"):
+        run_into(run, *SETTINGS, resume=True)
+
+
+def test_a_run_does_not_go_on_with_data_prepared_anew_under_the_same_name(tmp_path: Path):
+    shards, run = tmp_path / "shards", tmp_path / "RUN"
+    words = ["digits", "--partition", "iid", "--clients", "6", "--shards", "2", "--out", str(shards), "--overwrite"]
+    settings = [setting for setting in SETTINGS if not setting.startswith("data.")] + [f"data.shards={shards}"]
+    assert main([*words, "--seed", "0"]) == 0
+    assert run_into(run, *settings) == 0
+    assert main([*words, "--seed", "0"]) == 0
+    assert run_into(run, *settings, resume=True) == 0
+    assert main([*words, "--seed", "1"]) == 0
+    before = content(run)
+    with pytest.raises(UserError, match=r"shards holds other data than those that .*RUN was trained on up to round 4"):
+        run_into(run, *settings, resume=True)
+    assert content(run)["metrics.jsonl"] == before["metrics.jsonl"]
 
 
 # Damaged checkpoints
