@@ -14,8 +14,8 @@ def hold_out(
 ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """Take a share of every client's samples for validation, chosen uniformly at random.
 
-    Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1): in all f n to within
-    one, for each client f n_k on average, but never its last sample.
+    Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1), which is f n_k on
+    average and f n to within one in all, but never its last sample: among clients of few samples less is held out.
 
     Parameters
     ----------

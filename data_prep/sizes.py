@@ -45,9 +45,11 @@ def whole_sizes(relative: FloatArray, total: int) -> Int64Array:
     Raises
     ------
     UserError
-        Fewer samples than clients.
+        Fewer samples than clients, or sizes too unequal for numbers.
     """
     clients = len(relative)
+    if not np.isfinite(relative.sum()):
+        raise UserError("with this --shape the largest client is beyond all numbers: choose a milder one")
     if total < clients:
         raise UserError(f"{total} samples cannot give {clients} clients one each: ask for at most {total} clients")
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +108,7 @@ def write_shards(
     rows, offsets, *held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
     if len(held[0]) and raw.refit is not None:
         raw = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held[0]))
+    raw = replace(raw, notes=raw.notes + _shortfall(len(held[0]), len(partition.rows), val_fraction))
     plan = make_plan(raw, partition, rows, offsets, shards)
     try:
         train, val = _write_samples(plan, held[0], held[1], folder, progress, team)
@@ -123,6 +124,14 @@ def write_shards(
         ) from error
     team.barrier()
     return read_manifest(folder)
+
+
+def _shortfall(held: int, samples: int, fraction: float) -> tuple[str, ...]:
+    """What to say where clients of few samples, who keep their last one, leave the validation part too small."""
+    if held > fraction * samples - 1:
+        return ()
+    share = f"the validation part is {held / samples:.1%} of the samples, not {fraction:.1%}"
+    return (f"{share}: every client keeps a sample to train on",)
 
 
 def _bytes_needed(raw: RawDataset, rows: int) -> int:

@@ -105,6 +105,13 @@ def text_data_set(
     def encoded(known: NDArray[np.int64], tally: Tally) -> RawDataset:
         """The data set with the vocabulary of these rows of `train`."""
         ids, vocabulary = texts.rows.encode(train[known], options.vocabulary)
+        held = np.delete(train, known)
+        told = notes
+        if shared := texts.known(train[known], held):
+            told = (
+                *notes,
+                f"{shared:,} of {len(held):,} validation texts also occur in the training part, word for word",
+            )
 
         def read(index: NDArray[np.int64]) -> NDArray[Any]:
             return ids[train[index]]
@@ -129,7 +136,7 @@ def text_data_set(
             citation=data_set.citation,
             vocabulary=vocabulary,
             vectors=None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally),
-            notes=notes,
+            notes=told,
             refit=lambda rows: encoded(rows, Tally()),
         )
 

@@ -66,6 +66,12 @@ def test_astraea_sets_have_their_sizes_and_class_totals(variant: str, classes: i
     assert share < 0.25 if variant == "BAL1" else share > 0.25
 
 
+def test_sizes_beyond_all_numbers_are_refused() -> None:
+    for law, shape in (("pareto", 1e-3), ("lognormal", 800.0)):
+        with pytest.raises(UserError, match="choose a milder one"), np.errstate(over="ignore"):
+            draw("sizes", np.zeros(600, np.int64), 1, 300, law=law, shape=shape)
+
+
 def test_ltrf1_has_table_ones_share_of_ltrf2_or_the_total_asked_for() -> None:
     labels = np.repeat(np.arange(10), 2000)
     small, large = (len(draw("astraea", labels, 10, 50, variant=name).rows) for name in ("LTRF1", "LTRF2"))

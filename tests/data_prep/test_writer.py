@@ -128,6 +128,33 @@ def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
         assert sorted(np.concatenate(parts)) == sorted(rows[slice(*offsets[client : client + 2])])
 
 
+def test_a_validation_part_that_small_clients_leave_too_small_is_told(tmp_path: Path) -> None:
+    """80 clients of one sample and one of 420: half of the 420 are held out, 42 % of all."""
+    small = Partition(np.arange(ROWS), offsets_of(np.array([1] * 80 + [420])), "iid", {}, notes=("drawn",))
+    notes = write_shards(RAW, small, tmp_path / "small", 2, 0, "c", val_fraction=0.5).notes
+    told = "the validation part is 42.0% of the samples, not 50.0%: every client keeps a sample to train on"
+    assert tuple(notes) == (told, "drawn")
+    for number, fraction in enumerate((0.0, 0.5)):
+        made = write_shards(RAW, drawn("iid", 5), tmp_path / f"{number}", 2, 0, "c", val_fraction=fraction)
+        assert tuple(made.notes) == ()
+
+
+def test_validation_texts_that_are_also_trained_on_are_told(tmp_path: Path) -> None:
+    rows = "".join(f'"{4 * (row % 2)}","1","d","q","u","text {row % 30}"\n' for row in range(60))
+    (tmp_path / "training.csv").write_text(rows)
+    (tmp_path / "testdata.csv").write_text('"0","1","d","q","v","other"\n')
+    raw = DATASETS["sentiment140"].read(tmp_path, ReadOptions(length=3), Tally())
+    made = Partition(np.arange(60), np.array([0, 60]), "iid", {})
+    assert not write_shards(raw, made, tmp_path / "none", 1, 0, "c").notes
+    notes = write_shards(raw, made, tmp_path / "out", 1, 0, "c", val_fraction=0.5).notes
+    store = open_store(tmp_path / "out")
+    generator = Streams(0).generator(Purpose.PARTITION, 1)
+    kept, _, held, _ = hold_out(made.rows, made.offsets, 0.5, generator)
+    shared = int(np.isin(held % 30, kept % 30).sum())
+    assert store.part_samples("val") == 30 and 0 < shared < 30
+    assert tuple(notes) == (f"{shared} of 30 validation texts also occur in the training part, word for word",)
+
+
 def test_validation_samples_know_their_clients(tmp_path: Path) -> None:
     made = drawn()
     manifest = write_shards(RAW, made, tmp_path / "out", 3, 0, "c", val_fraction=0.25)
