@@ -68,7 +68,8 @@ def coefficients(
     there counts the clients of the strata of which somebody was there. Where strata leave clients out, ρ_k and N are
     those of the others.
 
-    A participant of whom no sample is used sends nothing and has coefficient 0.
+    A participant of whom no sample is used sends nothing and has coefficient 0; as "literal" averages models, it then
+    counts as one that sends back the model it was sent, whether or not it holds samples at all.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ def coefficients(
         case "literal":
             rho = _population_weights(cohort, sizes, population)
             expansion = _population(cohort, sizes) / max(cohort.draws, 1)
-            return sending * _on_grid(expansion * rho[cohort.clients])
+            return cohort.multiplicity * _on_grid(expansion * rho[cohort.clients])
     raise ValueError(f"unknown kind of weights {kind!r}: one of {', '.join(KINDS)}")
 
 

@@ -41,14 +41,18 @@ def small_raw(rows: int = 60) -> RawDataset:
     )
 
 
+def written(sizes: list[int], folder: Path, shards: int = 2) -> Path:
+    """The folder with clients of the given sizes (rows 0, 1, 2, ... client after client)."""
+    partition = Partition(np.arange(sum(sizes)), offsets_of(np.array(sizes)), "given", {})
+    write_shards(small_raw(max(60, sum(sizes))), partition, folder, shards, 0, "test")
+    return folder
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes clients of the given sizes (rows 0, 1, 2, ... client after client) into a new folder."""
+    """Writes clients of the given sizes into a new folder."""
 
     def writer(sizes: list[int], shards: int = 2, name: str = "shards") -> Path:
-        raw = small_raw(max(60, sum(sizes)))
-        partition = Partition(np.arange(sum(sizes)), offsets_of(np.array(sizes)), "given", {})
-        write_shards(raw, partition, tmp_path / name, shards, 0, "test")
-        return tmp_path / name
+        return written(sizes, tmp_path / name, shards)
 
     return writer

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from tests.data.conftest import written
 from tests.end_to_end.in_process import Run, run
 
 UNEQUAL = ("data.shards=digits:clients=12,alpha=0.3", "model.hidden=[8]", "participation.count=4", "local.lr=0.1")
@@ -63,6 +66,15 @@ def test_participants_that_use_no_sample_send_the_model_they_were_sent() -> None
     assert one.records[0]["samples"] < len(drawn)
     factor = 12 / 4 * sizes[drawn].sum() / sizes.sum()
     assert torch.allclose(one.model, other.model + (factor - 1) * one.start, atol=1e-6)
+
+
+@pytest.mark.parametrize("population", ["samples", "clients"])
+def test_clients_without_samples_send_the_model_they_were_sent(population: str, tmp_path: Path) -> None:
+    """All take part, so that Σ ρ_k = 1: Eq 3 is then w + Σ ρ_k Δ_k, of which clients without samples have Δ_k = 0."""
+    settings = ("model.hidden=[4]", "participation.clients=all", f"aggregation.population={population}", "rounds=1")
+    shards = f"data.shards={written([5, 0, 3, 0, 4, 6], tmp_path / 'shards')}"
+    one, other = (run(shards, *settings, f"aggregation.weights={kind}") for kind in ("literal", "unbiased"))
+    assert torch.allclose(one.model, other.model, atol=1e-6) and not torch.equal(one.model, one.start)
 
 
 @pytest.mark.parametrize("weights", ["literal", "normalised", "unbiased"])
