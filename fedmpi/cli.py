@@ -150,8 +150,8 @@ def estimate(
     from fedmpi.sampling import assess
 
     held = open_store(sizes).sizes
-    asked = participants or len(held)
-    samples = wanted or max(1, round(float(held.mean()) * asked / 10))
+    asked = len(held) if participants is None else participants
+    samples = max(1, round(float(held.mean()) * asked / 10)) if wanted is None else wanted
     assess.render(assess.assess(held, epsilon, threshold, samples, participants), samples, Console(soft_wrap=True))
     if plot is not None:
         assess.plot(held, epsilon, threshold, samples, plot, participants)

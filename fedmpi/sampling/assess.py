@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmpi.errors import UserError
+from fedmpi.inspection_plot import check_picture
 from fedmpi.sampling.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
 
 IntArray = NDArray[np.int64]
@@ -101,6 +102,8 @@ def assess(
         raise UserError("there is nothing to estimate: no client holds a sample")
     if participants is not None and not 1 <= participants <= sizes.size:
         raise UserError(f"{participants} of {sizes.size} clients cannot be asked: choose 1 to {sizes.size}")
+    if wanted < 1:
+        raise UserError(f"{wanted} samples a round cannot be wanted: choose 1 or more")
     distinct, counts = np.unique(sizes, return_counts=True)
     weights = np.asarray(counts * (1.0 if participants is None else participants / sizes.size), np.float64)
     found = [_assess_one(name, distinct, weights, epsilon, threshold, wanted) for name in MECHANISMS]
@@ -111,8 +114,8 @@ def _assess_one(
     mechanism: str, distinct: IntArray, counts: FloatArray, epsilon: float, threshold: int, wanted: int
 ) -> Assessment:
     told = clip_sizes(distinct, threshold)
-    clients, samples = round(float(counts.sum())), round(float(counts @ distinct))
-    bias = float(counts @ told - samples)
+    clients, samples = round(float(counts.sum())), float(counts @ distinct)
+    bias = float(counts @ (told - distinct))
     deviation = math.sqrt(float(counts @ build(mechanism, epsilon, threshold).variance(told)))
     mean = samples + bias
 
@@ -129,7 +132,7 @@ def _assess_one(
         epsilon=epsilon,
         threshold=threshold,
         clients=clients,
-        samples=samples,
+        samples=round(samples),
         clipped_fraction=float(counts[distinct >= threshold].sum() / clients),
         bias=bias,
         standard_deviation=deviation,
@@ -205,12 +208,11 @@ def plot(
     Raises
     ------
     UserError
-        If matplotlib is not installed, or a setting is out of range.
+        If the picture cannot be written (`inspection_plot.check_picture`), or a setting is out of range.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("a plot needs matplotlib: pip install 'fedmpi[report]'") from None
+    check_picture(path)
+    from matplotlib.figure import Figure  # slow to import
+
     thresholds = np.unique(np.geomspace(3, max(4 * threshold, 12), 60).astype(int)).tolist()
     lowest, highest = max(epsilon / 8, SMALLEST_EPSILON), min(epsilon * 8, LARGEST_EPSILON)
     epsilons = np.geomspace(lowest, highest, 60).tolist()
@@ -229,4 +231,7 @@ def plot(
     left.set_ylim(bottom=max(left.get_ylim()[0], SMALLEST_DRAWN))
     left.set_ylabel("error of the total / n")
     left.legend()
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError(f"the picture {path} cannot be written ({error.strerror}): choose another place") from None

@@ -118,3 +118,13 @@ def test_fewer_clients_asked_leave_a_larger_relative_error():
         assert one.relative_error == pytest.approx(10 * whole.relative_error)
     with pytest.raises(UserError, match="901 of 900"):
         assess(sizes, 3.0, 10, 50, participants=901)
+
+
+@pytest.mark.parametrize(("sizes", "participants"), [([1, 1, 2], 1), ([3] * 10 + [4] * 3, 7)])
+def test_participants_whose_mean_total_is_no_whole_number_are_not_taken_for_clipped_or_empty(
+    sizes: list[int], participants: int
+):
+    found = assess(np.array(sizes), 60.0, 100, 5, participants)
+    assert [one.bias for one in found] == [0, 0, 0]
+    assert found[0].relative_error < 1e-6
+    assert "samples.size_estimate" in advice(found)

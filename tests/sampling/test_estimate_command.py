@@ -47,3 +47,16 @@ def test_wrong_settings_are_refused_in_one_sentence() -> None:
         result = estimate("--sizes", "digits", "--epsilon", wrong, "--threshold", "300")
         assert result.returncode == 2
         assert named in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_no_samples_no_participants_and_a_picture_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    wrong = {
+        "--wanted=0": "0 samples",
+        "--participants=0": "choose 1 to 20",
+        f"--plot={tmp_path / 'errors.abc'}": ".png",
+        f"--plot={tmp_path / 'missing' / 'errors.png'}": "does not exist",
+    }
+    for option, named in wrong.items():
+        result = estimate("--sizes", "digits", "--epsilon", "3", "--threshold", "300", option)
+        assert result.returncode == 2, result.stderr
+        assert named in result.stderr and len(result.stderr.splitlines()) == 1
