@@ -64,13 +64,13 @@ def finished(folder: Path) -> bool:
     return (folder / "summary.json").exists()
 
 
-def read(folder: Path) -> Outcome:
-    """The curve of a run."""
+def read(folder: Path, metric: str = "test_accuracy") -> Outcome:
+    """The curve of a run, of its accuracy or of another score of its records that lies between 0 and 1."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    records = [record for record in map(json.loads, lines) if "test_accuracy" in record]
+    records = [record for record in map(json.loads, lines) if metric in record]
     return Outcome(
         np.array([record["round"] + 1 for record in records]),
-        np.array([record["test_accuracy"] for record in records]),
+        np.array([record[metric] for record in records]),
     )
 
 
@@ -116,7 +116,7 @@ def compared(late: dict[int, float], reference: dict[int, float]) -> list[str]:
 
 def table_of(results: dict[str, Outcomes], reference: str | None) -> str:
     """The whole table as Markdown."""
-    heads = ["", "n", "final accuracy, %", f"mean of {averaged(results)} evaluations in the last {LAST} rounds, %"]
+    heads = ["", "n", "final, %", f"mean of {averaged(results)} evaluations in the last {LAST} rounds, %"]
     heads.append("best round, %")
     if reference is not None:
         heads += [f"difference to {reference} over the last {LAST} rounds [95 %]", "ratio of variances to it (F test)"]
@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, help="other seeds than the table's")
     parser.add_argument("--reference", metavar="RUN", help="compare every run with this one, seed by seed")
     parser.add_argument("--finished", action="store_true", help="train nothing: tabulate the runs that have ended")
+    parser.add_argument("--metric", default="test_accuracy", help="score of the records, e.g. test_macro_f1")
     parser.add_argument("--plot", type=Path, help="draw the curves")
     parser.add_argument("--plot-only", nargs="*", default=[], metavar="RUN", help="names of the curves wanted")
     asked = parser.parse_args()
@@ -170,7 +171,7 @@ def main() -> None:
                 filled = [part.replace("{seed}", str(seed)) for part in (*table["common"], *settings)]
                 train(folder, [f"seed={seed}", *filled], asked.ranks)
             if finished(folder):
-                results.setdefault(name, {})[seed] = read(folder)
+                results.setdefault(name, {})[seed] = read(folder, asked.metric)
                 print(f"{name}, seed {seed}: {results[name][seed].accuracy[-1]:.4f}", file=sys.stderr)
     if not results or (asked.reference and asked.reference not in results):
         parser.error(f"{asked.out} holds no finished run of {asked.reference or asked.table}: run it first")
