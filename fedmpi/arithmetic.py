@@ -23,7 +23,7 @@ def repeat_results() -> None:
     processors only the mode is set, whose operations repeat their results anyway.
     """
     os.environ.setdefault(WORKSPACE, FIXED_WORKSPACE)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms, but without loading torch's compiler
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

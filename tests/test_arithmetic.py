@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +52,13 @@ def test_exact_runs_compute_the_same_bits_every_time():
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
     assert torch.get_float32_matmul_precision() == "highest"
     assert os.environ[WORKSPACE] == FIXED_WORKSPACE == ":4096:8"
+
+
+def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
+    told = "import sys; from fedmpi.arithmetic import repeat_results; before = set(sys.modules); repeat_results(); "
+    told += "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
+    found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_a_workspace_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatch):
