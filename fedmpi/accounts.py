@@ -12,6 +12,7 @@ from fedmpi.aggregation.gaussian_dp import GaussianAccountant
 from fedmpi.cohorts import Turnout
 from fedmpi.config import Config
 from fedmpi.diagnostics import Usage, evenness
+from fedmpi.errors import UserError
 from fedmpi.exposure import exposure
 from fedmpi.participation.clients import Cohort
 from fedmpi.plan import Ints
@@ -117,7 +118,19 @@ class Accounts:
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over the accounts of a checkpoint."""
+        """Take over the accounts of a checkpoint.
+
+        Raises
+        ------
+        UserError
+            When an account is missing there: going on without it would report less than was spent.
+        """
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise UserError(
+                f"the checkpoint lacks {', '.join(missing)}, an account of what has been spent or used before, so the "
+                "run cannot go on from it: resume with the version of fedmpi that wrote it, or choose another --out"
+            )
         if self.ledger is not None:
             self.ledger.load(_section(state, "ledger."))
         if self.accountant is not None:

@@ -9,6 +9,7 @@ Two populations are neighbours if one client's data is replaced by other data (N
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ ORDERS = (
 """Rényi orders, as dense as ε needs to come within 3 % of the library's longer default list."""
 KEPT_BITS = 7
 """Leading bits of the number of clients present that are kept where it changes from round to round."""
+LEAST, MOST = 1e-100, 1e6
+"""Multipliers below the least count as none. Above the most a round is charged without sampling, where the bound for
+samples leaves the range of floats; ε is next to nothing then."""
 
 
 def clip(update: torch.Tensor, norm: float) -> tuple[torch.Tensor, bool]:
@@ -117,7 +121,7 @@ class GaussianAccountant:
     Raises
     ------
     UserError
-        If dp-accounting is not installed or a number is out of range.
+        If dp-accounting is not installed, or of a version that hides its divergences, or a number is out of range.
     """
 
     def __init__(self, noise_multiplier: float, delta: float, clients: int):
@@ -129,6 +133,7 @@ class GaussianAccountant:
         self._library = _dp_accounting()
         self.noise_multiplier, self.delta, self.clients = noise_multiplier, delta, clients
         self._spent = np.zeros(len(ORDERS))
+        _divergences(noise_multiplier / SENSITIVITY, 1, 1)  # a library that cannot do it says so before the first round
 
     def spend(self, drawn: int, present: int) -> None:
         """Enter a round.
@@ -176,12 +181,12 @@ def _leading(number: int) -> int:
 @lru_cache(maxsize=4096)
 def _divergences(multiplier: float, drawn: int, present: int) -> NDArray[np.float64]:
     """Rényi divergences at every order of one Gaussian round on `drawn` of `present` clients; computed once."""
-    if multiplier == 0:
+    if multiplier < LEAST:
         return np.full(len(ORDERS), np.inf)
     dp = _dp_accounting()
-    gaussian = dp.GaussianDpEvent(multiplier)
+    gaussian = dp.GaussianDpEvent(min(multiplier, 1 / LEAST))
     whole = _curve(gaussian)
-    if drawn == present:
+    if drawn == present or multiplier > MOST:
         return whole
     return np.minimum(whole, _curve(dp.SampledWithoutReplacementDpEvent(present, drawn, gaussian)))
 
@@ -189,7 +194,13 @@ def _divergences(multiplier: float, drawn: int, present: int) -> NDArray[np.floa
 def _curve(event: Any) -> NDArray[np.float64]:
     """The library's divergences of one event; they have no public name there."""
     dp = _dp_accounting()
-    curve: NDArray[np.float64] = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE).compose(event)._rdp
+    composed = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE).compose(event)
+    curve: NDArray[np.float64] | None = getattr(composed, "_rdp", None)
+    if curve is None or np.shape(curve) != (len(ORDERS),):
+        raise UserError(
+            f"dp-accounting {version('dp-accounting')} does not show the Rényi divergences that client-level privacy "
+            "is accounted by: pip install 'dp-accounting>=0.4.3,<=0.6.0'"
+        )
     return curve
 
 

@@ -147,7 +147,7 @@ class PrivacyPart(Part):
     """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """δ at which the ε spent so far is reported."""
+    """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
 
 
 class ServerPart(Part):

@@ -78,7 +78,7 @@ class Saturation:
     Attributes
     ----------
     kind : str
-        "probability", "clipping" or "empty"; a run warns once per kind.
+        "probability", "clipping", "unclipped" or "empty"; a run warns once per kind.
     message : str
         One sentence for the log.
     """
@@ -188,16 +188,24 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
                 + ("" if math.isinf(size_estimate.epsilon) else f" or raise samples.threshold (now {threshold})"),
             )
         )
-    if size_estimate.clipped_fraction > CLIPPING_WORTH_A_WARNING:
-        consequence = "answer without privacy" if size_estimate.unprotected else "are counted as if they held that many"
+    private = math.isfinite(size_estimate.epsilon)
+    if private and size_estimate.unprotected:
+        found.append(
+            Saturation(
+                "unclipped",
+                f"samples.clip = false: {size_estimate.unprotected} of the {size_estimate.asked} clients asked hold "
+                f"more than M - 1 = {threshold - 1} samples and answer without privacy, so that their size_epsilon is "
+                "infinite; set samples.clip = true or raise samples.threshold",
+            )
+        )
+    elif size_estimate.clipped_fraction > CLIPPING_WORTH_A_WARNING:
         found.append(
             Saturation(
                 "clipping",
                 f"{size_estimate.clipped_fraction:.0%} of the clients asked hold more than M - 1 = {threshold - 1} "
-                f"samples and {consequence}; raise samples.threshold",
+                "samples and are counted as if they held that many; raise samples.threshold",
             )
         )
-    private = math.isfinite(size_estimate.epsilon)
     if private and size_estimate.empty > EMPTY_WORTH_A_WARNING * max(size_estimate.true_total, 1):
         found.append(
             Saturation(

@@ -183,3 +183,26 @@ def test_more_than_are_there_cannot_be_drawn(drawn: int, present: int):
     pytest.importorskip("dp_accounting")
     with pytest.raises(ValueError, match="cannot draw"):
         GaussianAccountant(1.0, 1e-5, 10).spend(drawn, present)
+
+
+@pytest.mark.parametrize("sigma, expected", [(1e-200, math.inf), (1e-99, 2.2e198), (1e9, 0.0), (1e300, 0.0)])
+def test_noise_beyond_the_range_of_floats_has_an_epsilon_too(sigma: float, expected: float):
+    pytest.importorskip("dp_accounting")
+    for drawn in (10, 100):
+        accountant = GaussianAccountant(sigma, 1e-5, 100)
+        accountant.spend(drawn, 100)
+        assert accountant.epsilon() == pytest.approx(expected)
+
+
+def test_a_library_that_hides_its_divergences_is_refused_before_the_first_round(monkeypatch: pytest.MonkeyPatch):
+    dp = pytest.importorskip("dp_accounting")
+
+    class Hiding:
+        def __init__(self, orders: object, relation: object): ...
+
+        def compose(self, event: object) -> "Hiding":
+            return self
+
+    monkeypatch.setattr(dp.rdp, "RdpAccountant", Hiding)
+    with pytest.raises(UserError, match=r"pip install 'dp-accounting>=0\.4\.3"):
+        GaussianAccountant(1.2345, 1e-5, 10)

@@ -235,6 +235,13 @@ def test_the_privacy_spent_goes_on_after_a_resume(tmp_path: Path):
     assert all(a < b for a, b in zip(whole, whole[1:], strict=False))
 
 
+def test_a_checkpoint_without_the_privacy_spent_is_refused():
+    accounts = planner(*DRAWN).accounts
+    state = {name: tensor for name, tensor in accounts.state().items() if name != "accountant.spent"}
+    with pytest.raises(UserError, match=r"lacks accountant\.spent"):
+        accounts.load(state)
+
+
 def test_diversity_of_clipped_updates_is_that_of_what_was_summed(shards: dict[str, Path]):
     """Six equal updates of length C: 1/6, however long they were before."""
     equal = released(shards, "as they are", 0, *ALL, "logging.diagnostics=true", "privacy.noise_multiplier=0")

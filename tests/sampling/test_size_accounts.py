@@ -9,8 +9,10 @@ import pytest
 
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
+from fedmpi.errors import UserError
 from fedmpi.exposure import exposure
 from fedmpi.planner import Planner
+from fedmpi.sampling.size_estimates import estimate, saturations
 from fedmpi.streams import Streams
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
@@ -97,3 +99,26 @@ def test_unclipped_answers_of_large_clients_are_counted_as_unprotected():
     plans = [planner(*PRIVATE, *rule, f"samples.clip={clip}").plan(0) for clip in ("true", "false")]
     assert [plan.facts["size_unprotected"] for plan in plans] == [0, 3]
     assert [plan.facts["size_epsilon_max"] for plan in plans] == [3.0, math.inf]
+
+
+def test_a_single_unclipped_client_is_said_once_with_the_key(caplog: pytest.LogCaptureFixture):
+    """One of eight is above M − 1 = 29, and one of a thousand is said as well."""
+    rule = ("samples.size_estimate=randomised-response", "samples.threshold=30", "samples.clip=false")
+    giving = planner(*PRIVATE, *rule)
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        assert [giving.plan(t).facts["size_unprotected"] for t in range(2)] == [1, 1]
+    said = [record.message for record in caplog.records if "samples.clip = false" in record.message]
+    assert len(said) == 1 and "1 of the 8 clients" in said[0]
+    sizes = np.array([500, *[5] * 999])
+    found = estimate("randomised-response", sizes, 1.0, 300, np.random.default_rng(3), clip=False)
+    assert [one.kind for one in saturations(found, 10, 300)] == ["unclipped"]
+
+
+@pytest.mark.parametrize("lost", ["ledger.answers", "usage.clients"])
+def test_a_checkpoint_without_an_account_is_refused_by_name(lost: str):
+    counting = planner(*ASKED, "logging.diagnostics=true").accounts
+    state = counting.state()
+    counting.load(state)
+    del state[lost]
+    with pytest.raises(UserError, match=rf"lacks {lost}"):
+        counting.load(state)
