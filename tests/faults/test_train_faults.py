@@ -101,7 +101,7 @@ def test_a_missing_folder_of_shards_is_named(tmp_path: Path):
 def test_a_truncated_shard_is_named(shards: Path, tmp_path: Path):
     file = damaged(shards, tmp_path / "digits")
     file.write_bytes(file.read_bytes()[:-2000])
-    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={file.parent}"), "--out", tmp_path / "RUN"))
+    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={file.parent}"), "--out", tmp_path / "RUN", ranks=2))
     assert str(file) in sentence
 
 
@@ -127,7 +127,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_unwritable_folder_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("a file, so nothing can be made below it")
-    sentence = the_sentence(train(*choices(*FEDAVG), "--out", tmp_path / "file" / "RUN"))
+    sentence = the_sentence(train(*choices(*FEDAVG), "--out", tmp_path / "file" / "RUN", ranks=2))
     assert f"cannot write the run folder {tmp_path / 'file' / 'RUN'} (Not a directory)" in sentence
 
 

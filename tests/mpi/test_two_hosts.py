@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +22,8 @@ exec ip netns exec $namespace unshare -u bash -c "hostname $namespace; $*"
 """
 
 
-@pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[list[str]]:
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The beginning of a command that runs mpiexec on two hosts; skips where no namespaces can be made."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("no network namespaces: iproute2 and util-linux are not installed")
@@ -37,7 +36,7 @@ def two_hosts(tmp_path: Path) -> Iterator[list[str]]:
     except subprocess.CalledProcessError as error:
         remove(hosts)
         pytest.skip(f"no network namespaces can be made: {error.stderr.strip()}")
-    shell = tmp_path / "shell_on_host"
+    shell = tmp_path_factory.mktemp("hosts") / "shell_on_host"
     shell.write_text(SHELL_ON_HOST.format(prefix=prefix))
     shell.chmod(0o755)
     launcher = ["-launcher", "ssh", "-launcher-exec", str(shell), "-hosts", ",".join(ADDRESSES), "-ppn", "2"]
@@ -65,18 +64,29 @@ def ip(*args: str) -> None:
     subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("n", "layout"), [(4, "2 nodes of 2"), (3, "2 nodes of 2")])
-@pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
-def test_sums_over_two_hosts_are_right_and_the_same_bits_everywhere(two_hosts, n, layout, reduction):
-    ranks = ["-n", str(n), sys.executable, "-m", "tests.mpi.programs", "sum_rounds", reduction, "20"]
+REDUCTIONS = ("window", "allreduce", "device")
+
+
+@pytest.fixture(scope="module", params=[4, 3])
+def together(two_hosts: list[str], request: pytest.FixtureRequest) -> tuple[int, str]:
+    """Ranks of a job of several programs, one after another, and what it printed: two on each host, or two and one."""
+    words = " + ".join(["exchanges", *(f"sum_rounds {reduction} 20" for reduction in REDUCTIONS)]).split()
+    ranks = ["-n", str(request.param), sys.executable, "-m", "tests.mpi.programs", *words]
     job = finish_job(start_job([*two_hosts, *ranks]), timeout=LIMIT)
     assert job.returncode == 0, job.stderr
-    assert layout in job.stdout
+    return request.param, job.stdout
 
 
-def test_arrays_and_relays_cross_from_host_to_host(two_hosts):
-    job = finish_job(start_job([*two_hosts, "-n", "4", sys.executable, "-m", "tests.mpi.programs", "exchanges"]), LIMIT)
-    assert job.returncode == 0, job.stderr
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_sums_over_two_hosts_are_right_and_the_same_bits_everywhere(together, reduction):
+    n, printed = together
+    assert printed.count(f"passed: sum_rounds {reduction} 20\n") == n
+    assert printed.count("2 nodes of 2\n") == len(REDUCTIONS)
+
+
+def test_arrays_and_relays_cross_from_host_to_host(together):
+    n, printed = together
+    assert printed.count("passed: exchanges\n") == n
 
 
 def test_a_model_leaves_for_another_host_while_its_sender_computes(two_hosts, tmp_path):
