@@ -114,7 +114,9 @@ def main() -> None:
     parser.add_argument(
         "--width", type=int, default=200, help="of the two hidden layers: what travels grows with its square"
     )
+    parser.add_argument("--mediators", type=int, nargs="*", help="only the rows of so many mediators, evenly owned")
     asked = parser.parse_args()
+    cases = CASES if asked.mediators is None else [Case(mediators) for mediators in asked.mediators]
     bench = Bench(asked.width)
     if bench.cluster.is_server:
         print(f"{bench.cluster.workers} workers, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
@@ -122,7 +124,7 @@ def main() -> None:
             "| mediators | placement | cohort | planned | busy, median (best) | CPU, median (best) | wall, ms | load |"
         )
         print("|---|---|---|---:|---:|---:|---:|---:|")
-    for case in CASES:
+    for case in cases:
         rounds = [bench.round(case, number) for number in range(asked.rounds + 1)][1:]
         if bench.cluster.is_server:
             busy, cpu, planned, wall = np.array(rounds).T

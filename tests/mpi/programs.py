@@ -272,6 +272,26 @@ def relays(most: str, rounds: str, made_at_least: str) -> None:
     cluster.close()
 
 
+def more_groups_than_allowed() -> None:
+    """One round of 1,100 different groups, with the real bound of communicators; every group hands a value around."""
+    cluster = Cluster.connect()
+    every = [ranks for size in range(2, cluster.size + 1) for ranks in permutations(range(cluster.size), size)]
+    wanted = [every[g] for g in np.random.default_rng(0).permutation(len(every))[:1100]]
+    made = count_made()
+    mine = cluster.groups(wanted)
+    own = [cluster.rank in ranks for ranks in wanted]
+    assert made[0] == sum(own[: groups.MOST_COMMUNICATORS]) < sum(own), "some of this rank's have none of their own"
+    assert [group is not None for group in mine] == own
+    for tag, group in enumerate(mine):
+        if group is not None:
+            group.send(np.array([tag, cluster.rank]), tag=tag)
+    for tag, group in reversed([*enumerate(mine)]):
+        if group is not None:
+            before = group.ranks[group.rank - 1]
+            assert group.recv(np.empty(2, np.int64), tag=tag).tolist() == [tag, before]
+    cluster.close()
+
+
 def count_made() -> list[int]:
     """How many communicators this rank will have made, as a list of one number that grows."""
     made, create = [0], groups.Groups._create

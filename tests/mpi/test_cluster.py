@@ -18,7 +18,7 @@ PROGRAMS = ("-m", "tests.mpi.programs")
 SUMS = [f"sum_rounds {reduction} 50" for reduction in ("window", "allreduce", "device")]
 TOGETHER = {
     1: ["exchanges", "relays 1 12 0", *SUMS, "round_sums"],
-    2: ["exchanges", "relays 1 12 0", "hand_over {folder}", *SUMS],
+    2: ["exchanges", "relays 1 12 0", *SUMS],
     3: [
         *("exchanges 1000", "relays 4 12 0", "wait_politely {folder}"),
         *("sum_rounds device 10 1000", "round_sums", "gpus_without_cuda_aware_mpi"),
@@ -100,14 +100,26 @@ def test_groups_hand_values_around_however_few_communicators_there_are(n, most, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_job_makes_more_communicators_in_its_life_than_mpi_holds_at_once():
     """MPICH holds 2,048 contexts, some of which are taken at the start; here every rank makes 2,100."""
-    job = run_mpi(4, [*PROGRAMS, "relays", "16", "280", "2100"], timeout=300)
+    job = run_mpi(4, [*PROGRAMS, "relays", "16", "280", "2100"], timeout=360)
     assert job.returncode == 0, job.stderr
 
 
-def test_a_model_leaves_while_its_sender_computes(passed):
-    passed(2, "hand_over")
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_holds_as_many_communicators_as_it_may_and_other_groups_beside_them():
+    job = run_mpi(6, [*PROGRAMS, "more_groups_than_allowed"], timeout=360)
+    assert job.returncode == 0, job.stderr
+
+
+def test_a_model_leaves_while_its_sender_computes(tmp_path):
+    """Over TCP, as between hosts: within a host the receiver copies the model without its sender's help."""
+    mpich = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
+    openmpi = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
+    job = run_mpi(2, [*PROGRAMS, "hand_over", tmp_path], env=mpich | openmpi)
+    assert job.returncode == 0, job.stderr
 
 
 def test_crossing_sends_do_not_deadlock_and_keep_their_order():
