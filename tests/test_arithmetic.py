@@ -23,18 +23,18 @@ from tests.local.synthetic import SMALL_IMAGES
 @pytest.fixture(autouse=True)
 def as_torch_begins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """TensorFloat-32 allowed wherever it can be, nothing repeatable; as it was afterwards."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     precision, filled = torch.get_float32_matmul_precision(), torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.delenv(WORKSPACE, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     torch.set_float32_matmul_precision("high")
     yield
     os.environ.pop(WORKSPACE, None)
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode(deterministic)
     torch.set_float32_matmul_precision(precision)
     torch.utils.deterministic.fill_uninitialized_memory = filled
 
