@@ -187,7 +187,7 @@ def weighted(
     Raises
     ------
     UserError
-        If no available client holds a sample.
+        If no client of the whole population holds a sample. Where those who are available hold none, nobody is drawn.
     """
     if count < 0:
         raise ValueError(f"cannot draw {count} clients")
@@ -196,8 +196,10 @@ def weighted(
     if candidates.size == 0 or count == 0:
         return everyone(np.zeros(0, np.int64))
     total = int(weights.sum())
+    if total == 0 and sizes.any():
+        return everyone(np.zeros(0, np.int64))
     if total == 0:
-        raise UserError("weighted participation needs an available client with at least one sample: none has any")
+        raise UserError("weighted participation needs a client with at least one sample: none has any")
     if not replace:
         return _without_replacement(generator, weights, candidates, count)
     positions = generator.integers(0, total, count)

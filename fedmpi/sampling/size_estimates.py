@@ -179,7 +179,7 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
         M.
     """
     found = []
-    if wanted >= size_estimate.total:
+    if size_estimate.true_total and wanted >= size_estimate.total:  # else nobody is there who could be sampled
         found.append(
             Saturation(
                 "probability",

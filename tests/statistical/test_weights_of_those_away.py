@@ -255,6 +255,38 @@ def test_one_participant_counts_whole_whichever_strata_are_there() -> None:
         assert c == pytest.approx(np.ones(len(plan.clients)), abs=1e-9)
 
 
+def test_proportional_draws_leave_small_strata_out_with_more_participants_than_strata_too() -> None:
+    """Strata of 5, 3, 2 and m = 3: E m_h = 1.5, 0.9, 0.6, so that the means of the last two count more, undivided."""
+    made = planner(
+        "preset=fedsts", "participation.count=3", "participation.draw=uniform", "participation.allocation=proportional",
+        "rounds=1000", sizes=np.ones(10, np.int64), labels=SMALL,
+    )  # fmt: skip
+    for plan, c in rounds(made, 50, make_strata(SMALL, SPREADS)):
+        found = np.bincount(SMALL[plan.clients], c, 3)
+        assert not plan.normalise
+        assert found == pytest.approx((found > 0) * SHARES / np.array([1, 0.9, 0.6]), abs=1e-9)
+
+
+@pytest.mark.parametrize("replace", ["true", "false"])
+def test_nobody_is_drawn_by_size_where_those_there_hold_no_sample(replace: str) -> None:
+    made = planner(
+        "preset=fedavg-weighted", "participation.count=2", f"participation.replace={replace}",
+        "system.availability=bernoulli", "system.probability=0.3", sizes=np.array([5, 0, 0, 0]),
+    )  # fmt: skip
+    found = [(made.cohorts.draw(t, None).present, made.plan(t).clients.tolist()) for t in range(20)]
+    assert {tuple(clients) for _, clients in found} == {(), (0,)}
+    assert all((clients == [0]) == (0 in np.atleast_1d(there)) for there, clients in found)
+
+
+@pytest.mark.parametrize("size_estimate", ["exact", "randomised-response"])
+def test_a_round_of_nobody_is_no_reason_to_want_fewer_samples(
+    size_estimate: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = ("system.availability=bernoulli", "system.probability=1e-9")
+    made = planner("preset=fedsampling", f"samples.size_estimate={size_estimate}", *away)
+    assert not len(made.plan(0).clients) and "samples.wanted" not in caplog.text
+
+
 def test_no_division_where_every_stratum_surely_has_a_participant() -> None:
     whole = planner("preset=fedsts", "participation.count=10", "participation.strata=10").plan(1, TEN)
     assert whole.normalise and weights(whole, EQUAL).sum() == pytest.approx(1)
