@@ -50,3 +50,8 @@ def test_evaluation_leaves_the_mode_of_the_module_alone():
     module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
     evaluate(module, torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), 2, 4)
     assert module.training
+
+
+def test_a_class_that_is_never_right_counts_as_zero():
+    confusion = np.array([[3, 1, 0], [2, 0, 0], [0, 0, 4]])
+    assert macro_f1(confusion) == pytest.approx((6 / 9 + 0 + 1) / 3)

@@ -136,6 +136,8 @@ def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
     assert decide(ranks=3) == (True, False)
     assert decide("topology.placement=owner") == (False, False)
     assert decide(samples=10**6) == (False, False)
+    assert decide(samples=300_000) == (True, True)
+    assert decide(samples=500_000) == (False, False)  # 1.5 GiB for each of two ranks
     assert decide("topology.placement=shared", samples=10**6) == (True, True)
 
 

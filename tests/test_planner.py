@@ -7,6 +7,7 @@ import pytest
 
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
+from fedmpi.participation.strata import make_strata
 from fedmpi.plan import Plan, learning_rate
 from fedmpi.planner import Planner
 from fedmpi.sampling.samples import bernoulli_rows
@@ -205,3 +206,14 @@ def test_the_virtual_clock_shares_the_rows_wanted_among_those_who_are_there():
     assert everybody.facts["virtual_seconds"] == pytest.approx(0.1, rel=1e-3)
     some = planner(*settings, "system.availability=bernoulli", "system.probability=0.25", sizes=sizes).plan(0)
     assert some.facts["virtual_seconds"] == pytest.approx(40 / len(some.clients), rel=1e-3)
+
+
+def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
+    opened = planner(
+        "participation.clients=stratified", "participation.count=2", "participation.opening=true",
+        "participation.draw=uniform", "samples.rule=ratio", "samples.ratio=0.3", "logging.diagnostics=true",
+    )  # fmt: skip
+    strata = make_strata(np.arange(8) % 2)
+    first, second = (opened.plan(t, strata).facts for t in range(2))
+    assert first["samples_used"] == first["sample_use_effective"] == 1.0
+    assert second["sample_use_effective"] < 1.0

@@ -18,6 +18,7 @@ from fedmpi.data.augment import WarpRanges
 from fedmpi.data.shards import open_folder
 from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
+from fedmpi.mediators.divergence import kl_divergence
 from fedmpi.plan import Plan
 from fedmpi.simulation import Simulation
 from tests.end_to_end.astraea_runs import run_here
@@ -74,6 +75,10 @@ def test_stored_bytes_are_those_of_the_shards(tmp_path: Path, folders: tuple[Pat
     added = augmented.samples - plain.samples
     assert told["copies"] == added
     assert told["overhead"] == pytest.approx(added / plain.samples)
+    before, after = (store.class_counts().sum(axis=0) for store in (plain, augmented))
+    assert told["class_totals_before"] == before.tolist() and told["class_totals"] == after.tolist()
+    assert told["kl_global_before"] == pytest.approx(kl_divergence(before))
+    assert told["kl_global"] == pytest.approx(kl_divergence(after)) and told["kl_global"] < told["kl_global_before"]
 
 
 @pytest.mark.parametrize(

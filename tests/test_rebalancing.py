@@ -151,6 +151,8 @@ def test_more_copies_than_can_be_handled_are_refused_by_the_class_that_asks_for_
     ):
         rebalance(counts, 2.0, "ratio", Streams(0))
     assert rebalance(counts, 1.9, "ratio", Streams(0)).added.sum() == pytest.approx(1e5**1.9, rel=1e-6)
+    with pytest.raises(UserError, match=r"5e\+09 copies \(2.5e\+09 of each"):  # few enough of one sample, not of two
+        rebalance(np.array([[200_000 - 2, 2]]), 2.0, "ratio", Streams(0))
 
 
 def test_an_unknown_reading_is_refused() -> None:

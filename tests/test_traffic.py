@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmpi.config import load_config
+from fedmpi.links import keeps_moments
 from fedmpi.traffic import (
     RoundTraffic,
     TargetCost,
@@ -55,6 +57,13 @@ def test_an_optimizers_state_travels_between_the_clients_only() -> None:
     plain, kept = mediator_models(10, 4, 2), mediator_models(10, 4, 2, optimizer_values=20)
     assert kept.client_up == kept.client_down == 3 * plain.client_up
     assert (kept.mediator_up, kept.mediator_down) == (plain.mediator_up, plain.mediator_down) == (80, 80)
+
+
+def test_moments_travel_where_adam_keeps_them_and_not_in_an_opening_step() -> None:
+    kept = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=true", "local.optimizer=adam"])
+    anew = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=false", "local.optimizer=adam"])
+    assert keeps_moments(kept, one_step=False)
+    assert not keeps_moments(kept, one_step=True) and not keeps_moments(anew, one_step=False)
 
 
 def test_a_compressed_transport_shrinks_what_goes_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,8 @@ from fedmpi.transport import (
     round_to_format,
     upload_bits,
 )
+from tests.end_to_end.in_process import run_into
+from tests.end_to_end.runs import curve
 
 ROUNDED: list[Kind] = ["float16", "bfloat16", "int8"]
 FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -148,6 +151,15 @@ def test_residuals_survive_a_checkpoint_with_their_owner():
     loaded.load(state, range(2, 9))
     assert sorted(loaded.residuals or {}) == [3, 8]
     assert torch.equal(loaded.send(1, 3, update()), saved.send(1, 3, update()))
+
+
+def test_what_was_left_out_is_sent_after_a_resume_too(tmp_path: Path):
+    feedback = ("transport.kind=topk", "transport.fraction=0.05", "transport.error_feedback=true", "rounds=3")
+    settings = ("preset=fedavg", "data.shards=digits:clients=4", "participation.count=4", "local.lr=0.1", *feedback)
+    assert run_into(tmp_path / "whole", *settings) == 0
+    assert run_into(tmp_path / "parts", *settings, stop_after=1) == 75
+    assert run_into(tmp_path / "parts", *settings, resume=True) == 0
+    assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
 
 
 def test_error_feedback_beyond_memory_is_refused_with_the_size():

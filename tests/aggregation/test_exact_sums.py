@@ -99,17 +99,19 @@ def test_the_fixed_point_sum_rounds_to_the_nearest_unit():
     assert abs(np.mean(buffer / 2.0**40 - expected.numpy())) < 50 * 0.05 * 2.0**-40
 
 
+@pytest.mark.parametrize("count", [1, SHORT + 1])
 @pytest.mark.parametrize("kind", [FloatSum, FixedPointSum])
-def test_an_accumulator_starts_again_after_a_reset(kind: type):
+def test_an_accumulator_starts_again_after_a_reset(kind: type, count: int):
     buffer = np.full(10, 7, np.float32 if kind is FloatSum else np.int64)
     accumulator = kind(buffer)
     assert not buffer.any()
     for _ in range(SHORT + 2):
         accumulator.add(torch.ones(10), 2.0)
     accumulator.reset()
-    accumulator.add(torch.ones(10), 0.5)
+    for _ in range(count):
+        accumulator.add(torch.ones(10), 0.5)
     accumulator.flush()
-    assert accumulator.to_update(buffer).tolist() == [0.5] * 10
+    assert accumulator.to_update(buffer).tolist() == [0.5 * count] * 10
 
 
 def test_the_update_is_a_copy_so_that_changing_it_leaves_the_shared_buffer_alone():

@@ -141,13 +141,15 @@ def test_femnist_is_read_from_leaf_json(tmp_path: Path) -> None:
 
 def test_bad_leaf_rows_are_counted_with_writer_and_record(tmp_path: Path) -> None:
     _leaf(tmp_path / "test" / "a.json", {"w1": _writer(1)})
-    content = _leaf(tmp_path / "train" / "a.json", {"w1": _writer(3)})
+    content = _leaf(tmp_path / "train" / "a.json", {"w1": _writer(5)})
     content["user_data"]["w1"]["y"][1] = 99
     content["user_data"]["w1"]["x"][2][5] = 0.5001
+    content["user_data"]["w1"]["x"][3][5] = -1 / 255
+    content["user_data"]["w1"]["x"][4][5] = 256 / 255
     (tmp_path / "train" / "a.json").write_text(json.dumps(content))
     tally = Tally()
     raw = _read("femnist", tmp_path, tally=tally)
-    assert len(raw.labels) == 1 and raw.skipped == 2
+    assert len(raw.labels) == 1 and raw.skipped == 4
     assert "writer w1, record 1: label 99" in tally.first
 
 

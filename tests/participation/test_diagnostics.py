@@ -68,7 +68,8 @@ def test_usage_counts_clients_with_multiplicity_and_repeated_samples() -> None:
 def test_drift_is_the_weighted_mean_squared_distance_from_the_mean_model() -> None:
     weights = COEFFICIENTS / COEFFICIENTS.sum()
     distances = ((CHANGES - weights @ CHANGES) ** 2).sum(axis=1)
-    assert client_drift(*moments_and_norm(CHANGES, COEFFICIENTS)) == pytest.approx(weights @ distances)
+    for scale in (1.0, 3.0):  # weights need not sum to one
+        assert client_drift(*moments_and_norm(CHANGES, scale * COEFFICIENTS)) == pytest.approx(weights @ distances)
     assert client_drift(*moments_and_norm(3 * CHANGES[[0, 0]], np.ones(2))) == pytest.approx(0.0, abs=1e-9)
 
 

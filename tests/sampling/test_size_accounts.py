@@ -11,6 +11,7 @@ from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
 from fedmpi.errors import UserError
 from fedmpi.exposure import exposure
+from fedmpi.participation.strata import make_strata
 from fedmpi.planner import Planner
 from fedmpi.sampling.size_estimates import estimate, saturations
 from fedmpi.streams import Streams
@@ -76,6 +77,7 @@ STRATA = ("participation.clients=stratified", "participation.count=2")
     [
         ([*STRATA, "participation.features=label-histogram", "participation.draw=uniform"], "participation.features"),
         ([*STRATA, "participation.opening=true"], "participation.opening"),
+        ([*STRATA, "aggregation.weights=samples"], "aggregation.weights"),
         (["aggregation.weights=uniform", "topology.kind=mediators"], "topology.scheduling"),
         (["aggregation.weights=uniform", "topology.kind=mediators", "topology.scheduling=random"], None),
         ([*STRATA, "aggregation.weights=stratified"], None),
@@ -122,3 +124,14 @@ def test_a_checkpoint_without_an_account_is_refused_by_name(lost: str):
     del state[lost]
     with pytest.raises(UserError, match=rf"lacks {lost}"):
         counting.load(state)
+
+
+def test_nobody_answers_the_size_query_in_an_opening_round():
+    opening = ("participation.opening=true", "participation.draw=uniform", "aggregation.weights=stratified")
+    opened = planner(*PRIVATE, *STRATA, *opening)
+    strata = make_strata(np.arange(8) % 2)
+    facts = [opened.plan(t, strata).facts for t in range(2)]
+    assert facts[0]["opening"] and facts[1]["size_asked"] == 8
+    assert "size_asked" not in facts[0] and "sampling_probability" not in facts[0]
+    assert [round["size_epsilon_round"] for round in facts] == [0.0, 3.0]
+    assert [round["size_epsilon_mean"] for round in facts] == [0.0, 3.0]

@@ -194,6 +194,17 @@ def test_where_some_always_arrive_first_nothing_is_promised_about_who_counts(unl
     planner(*equal, *private)
     asked = ["preset=fedavg", *unlike, "system.clock=true", "participation.count=10"]
     planner(*asked, "aggregation.weights=unbiased", sizes=sizes)
+    steps = [*equal, "local.steps=3", "local.batch_size=10", "aggregation.weights=unbiased"]
+    planner(*steps, sizes=EQUAL + np.arange(100))  # as many samples pass, whatever the sizes
+    with pytest.raises(UserError, match="over_selection"):
+        planner(*steps, sizes=np.where(np.arange(100) == 99, 9, 600))
+
+
+def test_an_opening_step_waits_for_everybody() -> None:
+    made = planner("preset=fedsso", *FIRST[:2], "participation.fraction=0.1", "system.speed=lognormal")
+    turnout = made.cohorts.draw(0, None)
+    assert len(turnout.cohort.clients) == len(turnout.asked) == 100
+    assert turnout.seconds is not None and len(turnout.seconds) == 100
 
 
 SMALL = np.repeat(np.arange(3), [5, 3, 2])

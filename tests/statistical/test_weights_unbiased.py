@@ -110,6 +110,8 @@ def test_the_literal_weights_of_fedsso_sum_to_one_only_for_equal_sizes():
     cohort = uniform_cohorts(2)[0]
     assert coefficients("literal", cohort, np.full(6, 8)).sum() == pytest.approx(1)
     assert coefficients("literal", cohort, SIZES).sum() == pytest.approx(6 / 2 * 5 / 24)
+    twice = Cohort(np.array([0, 3]), np.array([2, 1]), np.array([0.25, 0.5]))
+    assert coefficients("literal", twice, SIZES) == pytest.approx(6 / 3 * np.array([2 * 1, 9]) / 24)
 
 
 @pytest.mark.parametrize("kind", ["samples", "uniform", "stratified", "normalised"])
