@@ -65,6 +65,16 @@ def test_wide_integers_need_a_task(tmp_path: Path) -> None:
     assert _read("arrays", tmp_path / "a.npz", ReadOptions(task="vector")).dtype == "float32"
 
 
+def test_token_ids_run_from_zero(tmp_path: Path) -> None:
+    x = np.arange(40).reshape(10, 4)
+    x[3, 1] = -1
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x[:1], y_test=[0])
+    tally = Tally()
+    raw = _read("arrays", tmp_path / "a.npz", ReadOptions(task="text"), tally)
+    assert len(raw.labels) == 9 and len(raw.test_y) == 1 and raw.skipped == 1
+    assert "row 3: a token id below 0" in tally.first
+
+
 def test_rows_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     x = RNG.random((10, 3))
     x[4, 1], x[7, 0] = np.nan, np.inf

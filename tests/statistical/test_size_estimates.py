@@ -226,7 +226,7 @@ def test_an_empty_client_answers_as_one_with_a_single_sample_and_is_reported(mec
     def answered(sizes: list[int]) -> float:
         return estimate(mechanism, np.array(sizes), 2.0, 20, answer_stream(STREAMS, 3, False), clip).raw
 
-    assert answered([0, 7, 0, 5]) == answered([1, 7, 1, 5])
+    assert answered([0, 7, 0, 5] * 10) == answered([1, 7, 1, 5] * 10)  # some of them tell the truth
     found = estimate(mechanism, np.array([0, 7, 0, 5]), 2.0, 20, answer_stream(STREAMS, 3, False), clip)
     assert found.unprotected == 0
     assert [one.kind for one in saturations(found, 1, 20)] == ["empty"]
