@@ -239,6 +239,17 @@ def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path: Path, every
     assert [record["round"] for record in curve(tmp_path / "RUN") if "test_accuracy" in record] == evaluated
 
 
+def test_a_signal_in_the_last_round_comes_too_late_to_stop_the_run(tmp_path: Path):
+    assert run_into(tmp_path / "RUN", "preset=fedavg", "rounds=2", stop_after=2) == 0
+    assert len(curve(tmp_path / "RUN")) == 2 and (tmp_path / "RUN" / "summary.json").exists()
+
+
+def test_the_last_round_is_saved_whatever_the_interval(tmp_path: Path):
+    assert run_into(tmp_path / "RUN", "preset=fedavg", "rounds=4", "checkpoint.every=3") == 0
+    last = newest_checkpoint(tmp_path / "RUN" / "checkpoints")
+    assert last is not None and last.next_round == 4
+
+
 # Models that can and cannot be saved
 
 
