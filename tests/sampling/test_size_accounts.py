@@ -135,3 +135,12 @@ def test_nobody_answers_the_size_query_in_an_opening_round():
     assert "size_asked" not in facts[0] and "sampling_probability" not in facts[0]
     assert [round["size_epsilon_round"] for round in facts] == [0.0, 3.0]
     assert [round["size_epsilon_mean"] for round in facts] == [0.0, 3.0]
+
+
+def test_unclipped_answers_and_participants_weighed_openly_add_up():
+    rule = ("samples.size_estimate=randomised-response", "samples.threshold=20", "samples.clip=false")
+    drawn = ("participation.clients=uniform", "participation.count=2", "aggregation.weights=samples", "seed=1")
+    plan = planner(*PRIVATE, *rule, *drawn).plan(0)
+    large = np.flatnonzero(SIZES >= 20)
+    assert len(np.setdiff1d(plan.clients, large)) and len(np.setdiff1d(large, plan.clients))
+    assert plan.facts["size_unprotected"] == len(np.union1d(large, plan.clients))
