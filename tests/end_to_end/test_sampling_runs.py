@@ -88,10 +88,11 @@ def test_only_the_last_participants_are_measured_anew_if_so_asked():
     for record, probed in zip(latest.records, (12, 4, 4), strict=True):
         assert record["bytes_client_up"] == (models + compressed_probes(probed, size, 9)).client_up
     assert everybody.records[2]["bytes_client_up"] == everybody.records[0]["bytes_client_up"]
-    first, second = (run(*fresh, "participation.refresh_who=participants", f"rounds={t}").experiment for t in (1, 2))
+    stale = (*fresh, "participation.refresh_who=participants", "participation.count=10")
+    first, second = (run(*stale, f"rounds={t}").experiment for t in (1, 2))
     assert first.stratifier.strata and second.stratifier.strata
     changed = np.flatnonzero(first.stratifier.strata.norms != second.stratifier.strata.norms)
-    assert np.array_equal(changed, first.stratifier.latest)
+    assert np.array_equal(changed, first.stratifier.latest) and changed[0] == 0
 
 
 STATEFUL = (
@@ -150,6 +151,7 @@ def test_gamma_is_what_clients_gain_on_their_own_data():
     assert first["gradient_diversity"] == pytest.approx(1.0, rel=1e-4)
     many = run("preset=fedavg", *SMALL, "participation.count=6", "local.lr=0.1", "rounds=1", "logging.diagnostics=true")
     assert many.records[0]["gamma"] > 0 and many.records[0]["client_drift"] > 0
+    assert many.records[0]["update_norm"] == pytest.approx(float((many.model - many.start).norm()), rel=1e-4)
 
 
 def test_the_distance_from_a_reference_model_ends_where_the_reference_is_the_run_itself(tmp_path: Path):
@@ -190,3 +192,9 @@ def test_a_mediators_clients_take_their_time_one_after_another():
     total = int(chained.experiment.data.sizes.sum())
     assert chained.records[0]["mediators"] == 1
     assert chained.records[0]["virtual_seconds"] == pytest.approx(2 * total / 100, rel=1e-6)
+    several = run(*settings, "topology.clients_per_mediator=4", "rounds=1")
+    groups, sizes = several.experiment.planner.groups, several.experiment.data.sizes
+    assert groups is not None
+    chains = np.bincount(groups.group(0, np.arange(12))[0], sizes)
+    assert len(chains) == 3 and chains.max() > 1.05 * chains.mean()
+    assert several.records[0]["virtual_seconds"] == pytest.approx(chains.max() / 100, rel=1e-6)
