@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
-from fedmpi.layout import server_trains, shares_data
+from fedmpi.experiment import Experiment
+from fedmpi.layout import Layout, server_trains, shares_data
 from fedmpi.local.schedule import schedule
 from fedmpi.local.work import LocalRule
 from fedmpi.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
@@ -144,3 +145,18 @@ def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
 def test_what_the_user_says_about_the_server_counts():
     assert decide("server.trains=never") == (True, False)
     assert decide("server.trains=always", ranks=3) == (True, True)
+
+
+@pytest.mark.parametrize("rule", ["samples.rule=exact", "samples.rule=ratio"])
+def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
+    """300 rows and an evaluation that costs 60 more among three workers: 60, 120 and 120, to a client's 5 rows."""
+    drawn = (rule, "samples.wanted=300") if rule.endswith("exact") else (rule, "samples.ratio=0.2088")
+    shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=1")
+    experiment = Experiment.connect(load_config(None, [*shards, *drawn, "model.hidden=[8]"]))
+    trainer, plan, rows = experiment.trainer, experiment.plan(1), []
+    sizes, trainer.evaluation_cost = experiment.data.sizes, 60.0
+    for worker in range(3):
+        trainer.layout, trainer.worker, trainer._members = Layout(np.arange(4) * 20, worker, True, True), worker, None
+        rows.append(300 * sizes[trainer.members(plan)].sum() / sizes.sum())
+    experiment.close()
+    assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)
