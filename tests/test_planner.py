@@ -211,7 +211,7 @@ def test_the_virtual_clock_shares_the_rows_wanted_among_those_who_are_there():
 def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
     opened = planner(
         "participation.clients=stratified", "participation.count=2", "participation.opening=true",
-        "participation.draw=uniform", "samples.rule=ratio", "samples.ratio=0.3", "logging.diagnostics=true",
+        "participation.draw=uniform", "samples.rule=exact", "samples.wanted=20", "logging.diagnostics=true",
     )  # fmt: skip
     strata = make_strata(np.arange(8) % 2)
     first, second = (opened.plan(t, strata).facts for t in range(2))
