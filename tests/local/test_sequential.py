@@ -163,9 +163,10 @@ def test_a_client_without_samples_changes_nothing():
     assert (report.clients, report.steps, report.samples) == (1, 0, 0)
 
 
-def test_a_visit_has_its_own_order_and_masks():
-    source, rule = InMemorySource(SMALL_IMAGES, [20]), LocalRule(lr=0.1, epochs=1, batch_size=4)
-    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.3)
+@pytest.mark.parametrize("batch_size, dropout", [(4, 0.3), (4, 0.0), (None, 0.3)])
+def test_a_visit_has_its_own_order_and_masks(batch_size: int | None, dropout: float):
+    source, rule = InMemorySource(SMALL_IMAGES, [20]), LocalRule(lr=0.1, epochs=1, batch_size=batch_size)
+    model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=dropout)
     engine = SequentialEngine(model, source, STREAMS)
     first, again, second = (summed(engine, model, [Task(0, None, 1.0, visit=v)], rule)[0] for v in (0, 0, 1))
     assert torch.equal(first, again)
