@@ -269,6 +269,9 @@ def test_a_balanced_test_part_has_equal_class_totals(tmp_path: Path) -> None:
     write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), made, tmp_path / "out", 2, 0, "c")
     totals = np.bincount(open_store(tmp_path / "out").test()[1], minlength=CLASSES)
     assert np.ptp(totals) == 0 and totals[0] == np.bincount(LABELS).min()
+    fewer = drawn("astraea", 10, variant="LTRF2", test_total=2 * CLASSES)  # type: ignore[arg-type]
+    write_shards(replace(RAW, test_x=IMAGES, test_y=LABELS), fewer, tmp_path / "fewer", 2, 0, "c")
+    assert np.bincount(open_store(tmp_path / "fewer").test()[1]).tolist() == [2] * CLASSES
 
 
 def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_path: Path) -> None:

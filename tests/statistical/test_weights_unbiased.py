@@ -144,3 +144,10 @@ def test_impossible_weights_are_refused():
         coefficients("median", everyone(6), SIZES)
     with pytest.raises(ValueError, match="unknown population"):
         coefficients("unbiased", everyone(6), SIZES, population="rows")
+
+
+@pytest.mark.parametrize("middle, normalised", [(1.0, True), (0.0, True), (0.5, False)])
+def test_a_stratum_of_which_nobody_is_there_leaves_a_mean_of_the_others(middle: float, normalised: bool):
+    summary = StrataSummary(np.full(3, 2), np.array([1, 0, 1]), np.zeros(3), np.array([1.0, middle, 1.0]))
+    cohort = Cohort(np.array([0, 4]), np.ones(2, np.int64), np.full(2, 0.5), np.array([0, 2]), summary)
+    assert is_normalised("stratified", cohort) == normalised
