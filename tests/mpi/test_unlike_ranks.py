@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -16,11 +18,17 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What three ranks say of every scenario."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
+    """A job of three ranks that goes through all scenarios and is ended by `another_model`."""
     out = tmp_path_factory.mktemp("unlike") / "found.json"
-    job = run_mpi(3, [*PROGRAM, out])
-    assert job.returncode == 0, job.stderr
+    return out, run_mpi(3, [*PROGRAM, out, "another_model"])
+
+
+@pytest.fixture(scope="module")
+def found(ended: tuple[Path, CompletedProcess[str]]) -> dict[str, list[dict[str, Any]]]:
+    """What the three ranks say of every scenario."""
+    out, job = ended
+    assert out.exists(), job.stderr
     return json.loads(out.read_text())
 
 
@@ -102,8 +110,8 @@ def test_more_ranks_than_sums_are_exact_for_are_refused(found: dict):
     assert "this job has 3 ranks, and sums over more than 2" in refused["words"]
 
 
-def test_a_run_that_is_ended_says_so_once_and_exits_with_1():
-    job = run_mpi(3, [*PROGRAM, "another_model"])
+def test_a_run_that_is_ended_says_so_once_and_exits_with_1(ended: tuple[Path, CompletedProcess[str]]):
+    _, job = ended
     assert job.returncode == 1
     assert "error: the ranks hold different models after round 0" in job.stderr
     assert "Traceback" not in job.stderr
