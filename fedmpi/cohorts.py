@@ -75,8 +75,8 @@ class CohortDraw:
     Raises
     ------
     UserError
-        If the first to arrive are taken, who that is depends on the client, and unbiased weights or an account of
-        privacy would have to know how likely each is to be among them.
+        If the first to arrive are taken, who that is depends on the client, and unbiased weights would have to know how
+        likely each is to be among them.
     """
 
     def __init__(self, config: Config, sizes: Ints, class_counts: Ints | None, streams: Streams, values: int):
@@ -99,27 +99,19 @@ class CohortDraw:
                 RateLaw("lognormal", system.upload, sigma),
                 RateLaw("lognormal", system.download, sigma),
             )
-        if system.clock and system.over_selection > 1:
+        if system.clock and system.over_selection > 1 and config.aggregation.weights == "unbiased":
             self._check_arrival()
 
     def _check_arrival(self) -> None:
-        """Refuse what must know π_k where some clients arrive before others whoever is asked."""
+        """Refuse weights that must know π_k where some clients arrive before others whoever is asked."""
         seconds = self._seconds(np.arange(len(self.sizes)), self.sizes, opening=False)
-        if (seconds == seconds[0]).all():
-            return
-        reason = (
-            "with system.over_selection the first to arrive count, and here some clients always arrive before others "
-            "(speeds, bandwidths or numbers of samples differ), so that nobody knows how likely each is to count: set "
-            "system.over_selection = 1"
-        )
-        if self.config.aggregation.weights == "unbiased":
+        if (seconds != seconds[0]).any():
             raise UserError(
-                f'aggregation.weights = "unbiased" divides by the probability to count, but {reason}, or '
-                'aggregation.weights = "normalised", which then estimates over those who arrive'
-            )
-        if self.config.privacy.clip_norm is not None and self.config.privacy.noise_multiplier > 0:
-            raise UserError(
-                f"privacy.clip_norm with noise counts on a draw that does not know the client, but {reason}"
+                'aggregation.weights = "unbiased" divides by the probability to count, but with system.over_selection '
+                "the first to arrive count, and here some clients always arrive before others (speeds, bandwidths or "
+                "numbers of samples differ), so that nobody knows how likely each is to count: set "
+                'system.over_selection = 1, or aggregation.weights = "normalised", which then estimates over those who '
+                "arrive"
             )
 
     def draw(self, t: int, strata: Strata | None) -> Turnout:

@@ -147,7 +147,7 @@ def _drawn(generator: np.random.Generator, shared: dict[str, str], seed: int) ->
         table["aggregation"]["weights"] = "uniform"
         if not _bounds_one_client(table):
             table["privacy"].pop("noise_multiplier")
-    if table["aggregation"]["weights"] == "unbiased" or "clip_norm" in table["privacy"]:
+    if table["aggregation"]["weights"] == "unbiased":
         table["system"]["over_selection"] = 1.0  # clients of unlike sizes: who arrives first is no matter of the draw
     try:
         pruned = config_table(Config.model_validate(table))  # without the keys that mean nothing beside the others

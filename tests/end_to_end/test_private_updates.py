@@ -162,6 +162,8 @@ def test_an_opening_round_of_all_divides_clipped_updates_by_all():
 def test_over_selected_clients_count_as_drawn():
     drawn = planner(*DRAWN).plan(0).facts["update_epsilon"]
     more = planner(*DRAWN, "system.clock=true", "system.over_selection=2").plan(0).facts["update_epsilon"]
+    unlike = planner(*DRAWN, "system.clock=true", "system.over_selection=2", "system.speed=lognormal").plan(0)
+    assert unlike.facts["update_epsilon"] == more
     assert more == planner("participation.clients=uniform", "participation.count=6").plan(0).facts["update_epsilon"]
     assert more > drawn
 

@@ -185,13 +185,9 @@ def test_where_some_always_arrive_first_nothing_is_promised_about_who_counts(unl
     settings = ["preset=fedavg", *FIRST, *unlike]
     with pytest.raises(UserError, match='"unbiased".*over_selection'):
         planner(*settings, "aggregation.weights=unbiased", sizes=sizes)
-    private = ["aggregation.weights=uniform", "privacy.clip_norm=1.0", "privacy.noise_multiplier=1.0"]
-    with pytest.raises(UserError, match=r"privacy\.clip_norm.*over_selection"):
-        planner(*settings, *private, sizes=sizes)
     planner(*settings, "aggregation.weights=normalised", sizes=sizes)
     equal = ["preset=fedavg", *FIRST, "system.speed=constant"]
     planner(*equal, "aggregation.weights=unbiased")
-    planner(*equal, *private)
     asked = ["preset=fedavg", *unlike, "system.clock=true", "participation.count=10"]
     planner(*asked, "aggregation.weights=unbiased", sizes=sizes)
     steps = [*equal, "local.steps=3", "local.batch_size=10", "aggregation.weights=unbiased"]
