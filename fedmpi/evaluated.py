@@ -30,7 +30,7 @@ class EvaluatedParts:
     """
 
     def __init__(self, config: Config, store: ShardStore, data: Samples):
-        self.names = config.evaluation.parts
+        self.names = config.evaluation.parts(store.part_samples("val") > 0)
         self._data = data
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         for part in self.names:

@@ -76,7 +76,7 @@ class Recorder:
         log.addHandler(self._warnings)
         log.setLevel(logging.INFO)
         self._events: SummaryWriter | None = None
-        self._judge = "val" if "val" in config.evaluation.parts else "test"
+        self._judge = "test"  # until a record tells a score on validation samples
         self._best: Record = {}
         self._last: Record = {}
         self._accuracies: list[float | None] = []
@@ -213,7 +213,7 @@ class Recorder:
             return self._summarise(facts)
 
     def _summarise(self, facts: Record) -> Record:
-        parts = dict.fromkeys(("test", *self.config.evaluation.parts))
+        parts = dict.fromkeys(("test", self._judge))
         summary: Record = {
             "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
             **{f"best_{part}_accuracy": self._best.get(f"{part}_accuracy") for part in parts},
@@ -249,11 +249,12 @@ class Recorder:
             self._events.flush()
 
     def _remember(self, record: Record) -> None:
+        self._judge = "val" if "val_accuracy" in record else self._judge
         judged = record.get(f"{self._judge}_accuracy")
         self._last = {**self._last, **record} if judged is None else record
         for link in self._links:
             self._links[link] += int(record.get(f"bytes_{link}", 0))
-        self._accuracies.append(record.get(f"{self.config.evaluation.parts[0]}_accuracy"))
+        self._accuracies.append(record.get("test_accuracy", record.get("val_accuracy")))
         self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
         if judged is not None and judged > self._best.get(f"{self._judge}_accuracy", -1.0):
             self._best = record

@@ -87,7 +87,8 @@ class Trainer:
         self.layout = layout
         self.boundaries, self.worker = layout.boundaries, layout.worker
         self.store = store
-        evaluated = sum(map(store.part_samples, config.evaluation.parts)) if layout.server_trains else 0
+        parts = config.evaluation.parts(store.part_samples("val") > 0)
+        evaluated = sum(map(store.part_samples, parts)) if layout.server_trains else 0
         self.evaluation_cost = evaluated / FORWARDS_PER_GRADIENT
         self.streams = streams
         self.observer = observer

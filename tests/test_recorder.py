@@ -195,7 +195,7 @@ def judged(folder: Path, on: str, scores: list[tuple[float, float]], **settings:
     config = load_config(None, ["logging.tensorboard=false", *SETTINGS, *keys])
     recorder = Recorder(folder, config, resume=False)
     for t, values in enumerate(scores):
-        there = {f"{part}_accuracy": values[part == "val"] for part in config.evaluation.parts}
+        there = {f"{part}_accuracy": values[part == "val"] for part in config.evaluation.parts(True)}
         recorder.write({"round": t, **there})
     summary = recorder.finish(nn.Linear(2, 2), {})
     recorder.close()
@@ -203,7 +203,8 @@ def judged(folder: Path, on: str, scores: list[tuple[float, float]], **settings:
 
 
 @pytest.mark.parametrize(
-    ("on", "best", "test", "chosen"), [("test", 2, 0.9, "test"), ("both", 1, 0.5, "val"), ("val", 1, None, "val")]
+    ("on", "best", "test", "chosen"),
+    [("test", 2, 0.9, "test"), ("both", 1, 0.5, "val"), ("val", 1, None, "val"), ("auto", 1, 0.5, "val")],
 )
 def test_the_best_round_is_chosen_on_validation_where_there_is_one(tmp_path: Path, on, best, test, chosen):
     summary = judged(tmp_path, on, [(0.7, 0.3), (0.5, 0.8), (0.9, 0.6)])

@@ -176,18 +176,20 @@ class EvaluationPart(Part):
 
     every: Count = 1
     """Rounds between two evaluations (the last round is always evaluated)."""
-    on: Literal["test", "val", "both"] = "test"
-    """The test part; val: the samples held out of the clients (data_prep --val); both. The best round is the one with
-    the highest accuracy on val where that is evaluated, else on test."""
+    on: Literal["auto", "test", "val", "both"] = "auto"
+    """The test part; val: the samples held out of the clients (data_prep --val); both; auto: both where there are
+    validation samples, else test. The best round is the one with the highest accuracy on val where that is evaluated,
+    else on test."""
     batch_size: Count = 2000
     """Samples evaluated at once."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts evaluated on, of "test" and "val"."""
-        return ("test", "val") if self.on == "both" else (self.on,)
+    def parts(self, validation: bool) -> tuple[str, ...]:
+        """The parts evaluated on, of "test" and "val", for data with or without validation samples."""
+        if self.on == "both" or (self.on == "auto" and validation):
+            return ("test", "val")
+        return ("test",) if self.on == "auto" else (self.on,)
 
 
 class CheckpointPart(Part):

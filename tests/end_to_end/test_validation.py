@@ -35,7 +35,9 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("on", "parts"), [("test", {"test"}), ("val", {"val"}), ("both", {"test", "val"})])
+@pytest.mark.parametrize(
+    ("on", "parts"), [("test", {"test"}), ("val", {"val"}), ("both", {"test", "val"}), ("auto", {"test", "val"})]
+)
 def test_records_tell_the_scores_of_the_parts_asked_for(shards: Path, tmp_path: Path, on: str, parts: set[str]):
     settings = (*SETTINGS, f"data.shards={shards}", f"evaluation.on={on}", "evaluation.every=2")
     assert run_into(tmp_path / "RUN", *settings) == 0
@@ -70,6 +72,12 @@ def test_the_summary_tells_the_round_that_validation_chose(shards: Path, tmp_pat
     assert summary["best_chosen_on"] == "val" and summary["best_round"] == best["round"]
     assert summary["best_val_accuracy"] == best["val_accuracy"]
     assert summary["best_test_accuracy"] == best["test_accuracy"]
+
+
+def test_data_without_validation_samples_are_evaluated_on_the_test_part(tmp_path: Path):
+    assert run_into(tmp_path / "RUN", *SETTINGS) == 0
+    assert not [key for record in records(tmp_path / "RUN") for key in record if key.startswith("val_")]
+    assert json.loads((tmp_path / "RUN" / "summary.json").read_text())["best_chosen_on"] == "test"
 
 
 @pytest.mark.parametrize("on", ["val", "both"])
