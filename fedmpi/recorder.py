@@ -146,6 +146,8 @@ class Recorder:
                     f"{self.config.data.shards} holds other data than those that {self.folder} was trained on up to "
                     f"round {checkpoint.next_round}: prepare them as they were, or choose another --out"
                 )
+            if checkpoint is None:
+                self._begin_again()
             kept = self._records(checkpoint.header["settled"] if checkpoint else 0)
             self._summed.update(b"".join(kept))
             if checkpoint and checkpoint.header.get("records") != self._summed.hexdigest():
@@ -163,6 +165,16 @@ class Recorder:
             self._seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
         return checkpoint
+
+    def _begin_again(self) -> None:
+        """Say that what a run left before its first checkpoint is dropped; a finished one is left alone."""
+        if (self.folder / "summary.json").exists():
+            raise UserError(
+                f"{self.folder} holds a finished run and no checkpoint to go on from: choose another --out"
+            )
+        path = self.folder / "metrics.jsonl"
+        if path.exists() and (count := len(path.read_bytes().splitlines())):
+            log.warning("no checkpoint yet in %s: begins again at round 0, %d records are dropped", self.folder, count)
 
     def _records(self, settled: int) -> list[bytes]:
         """The first `settled` lines of metrics.jsonl, each one record."""

@@ -91,6 +91,30 @@ def test_resume_in_an_empty_folder_starts_from_scratch(undisturbed: Path, tmp_pa
     assert curve(tmp_path / "RUN") == curve(undisturbed)
 
 
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(
+    undisturbed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    run = copy_of(undisturbed, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        assert run_into(run, *SETTINGS, resume=True) == 0
+    assert f"no checkpoint yet in {run}: begins again at round 0, 4 records are dropped" in caplog.text
+    assert curve(run) == curve(undisturbed)
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_begun_again(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    before = content(run)
+    with pytest.raises(UserError, match="holds a finished run and no checkpoint"):
+        run_into(run, *SETTINGS, resume=True)
+    after = content(run)
+    assert {name: text for name, text in after.items() if name != "run.log"} == {
+        name: text for name, text in before.items() if name != "run.log"
+    }
+
+
 def test_the_keys_that_differ_on_resume_are_named(undisturbed: Path):
     other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "local.lr=0.5", "rounds=9"])
     with pytest.raises(UserError, match=r"\(rounds: 4 there, 9 here and \d more\): resume with the same one"):
