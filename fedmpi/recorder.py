@@ -169,9 +169,7 @@ class Recorder:
     def _begin_again(self) -> None:
         """Say that what a run left before its first checkpoint is dropped; a finished one is left alone."""
         if (self.folder / "summary.json").exists():
-            raise UserError(
-                f"{self.folder} holds a finished run and no checkpoint to go on from: choose another --out"
-            )
+            raise UserError(f"{self.folder} holds a finished run and no checkpoint to go on from: choose another --out")
         path = self.folder / "metrics.jsonl"
         if path.exists() and (count := len(path.read_bytes().splitlines())):
             log.warning("no checkpoint yet in %s: begins again at round 0, %d records are dropped", self.folder, count)
