@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -52,14 +52,16 @@ def uniform(values: int, seed: int = 1) -> Tensor:
 
 
 @given(VALUES, st.floats(0, 1, exclude_max=True, width=32))
+@example(-513.0, 0.75)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_a_rounded_value_is_one_of_its_two_neighbours_in_the_format(kind: Kind, value: float, draw: float):
     found = round_to_format(torch.tensor([value]), torch.tensor([draw]), kind)
     form = FORMATS[kind]
     assert torch.equal(found.to(form).float(), found)
     nearest = torch.tensor([value]).to(form)
-    other = torch.nextafter(nearest.to(torch.bfloat16), torch.tensor([math.inf], dtype=torch.bfloat16)).float()
-    step = abs(float(other - nearest)) if kind == "bfloat16" else max(abs(value) * 2**-10, 2**-24)
+    size = nearest.abs().to(torch.bfloat16)
+    larger = torch.nextafter(size, torch.tensor([math.inf], dtype=torch.bfloat16))
+    step = float(larger.float() - size.float()) if kind == "bfloat16" else max(abs(value) * 2**-10, 2**-24)
     assert abs(float(found) - value) <= step
     if float(nearest.float()) == value:
         assert float(found) == value
