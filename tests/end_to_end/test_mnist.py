@@ -14,10 +14,11 @@ from tests.mpi.launch import run_mpi
 CONFIG = Path(__file__).parents[2] / "jobs" / "experiments" / "mnist_fedavg.toml"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # seconds, on a very busy machine
 @pytest.mark.parametrize(
     ("partition", "least"),
-    [pytest.param(["iid"], 0.95, marks=pytest.mark.slow), (["dirichlet", "--alpha", "0.1"], 0.80)],
+    [(["iid"], 0.95), (["dirichlet", "--alpha", "0.1"], 0.80)],
     ids=["iid", "dirichlet"],
 )
 def test_fedavg_on_mnist_with_a_server_and_two_workers(

@@ -120,7 +120,7 @@ def sum_rounds(reduction: str, rounds: str, chunk: str = "") -> None:
         assert (moved.window > 0) == (reduction == "window")
         assert (moved.allreduce > 0) == (reduction != "window" or cluster.nodes > 1)
     if cluster.is_server:
-        print(f"{cluster.nodes} nodes of {cluster.node_size}")
+        sys.stdout.write(f"{cluster.nodes} nodes of {cluster.node_size}\n")  # one write: print makes two of a line
     cluster.close()
 
 
