@@ -92,6 +92,7 @@ def test_a_large_cohort_is_dealt_out_in_proportion_to_speeds(workers: int):
 def test_an_idle_but_slow_worker_gets_nothing_that_a_busy_one_finishes_first():
     assert longest_first(np.array([10.0, 9.0]), 2, speeds=np.array([1.0, 0.1])).tolist() == [0, 0]
     assert longest_first(np.array([10.0, 9.0]), 2, head_start=500.0, speeds=np.array([1.0, 0.1])).tolist() == [1, 1]
+    assert longest_first(np.array([90.0]), 2, head_start=100.0, speeds=np.array([5.0, 1.0])).tolist() == [0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,6 +137,9 @@ def test_small_data_is_shared_and_the_server_trains_where_its_core_would_idle():
     assert decide() == (True, True)
     assert decide(ranks=3) == (True, False)
     assert decide("topology.placement=owner") == (False, False)
+    top = ("transport.kind=topk", "transport.fraction=0.1")
+    assert decide(*top) == (True, True)
+    assert decide(*top, "transport.error_feedback=true") == (False, False)
     assert decide(samples=10**6) == (False, False)
     assert decide(samples=300_000) == (True, True)
     assert decide(samples=500_000) == (False, False)  # 1.5 GiB for each of two ranks

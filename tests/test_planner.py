@@ -70,6 +70,30 @@ def test_a_plan_made_ahead_is_the_same_and_entered_in_the_accounts_in_its_round(
         assert all(np.array_equal(a, b) for a, b in zip(ahead.arrays(), now.arrays(), strict=True))
 
 
+def test_the_accounts_count_the_rows_that_are_drawn_in_the_round():
+    used = planner("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=exact", "logging.diagnostics=true")
+    for t in range(3):
+        before = used.accounts.usage.samples.copy()  # type: ignore[union-attr]
+        plan = used.plan(t)
+        drawn = bernoulli_rows(Streams(used.config.seed), t, SIZES, plan.probability)
+        after = used.accounts.usage.samples  # type: ignore[union-attr]
+        assert np.flatnonzero(after - before).tolist() == drawn.tolist()
+
+
+def test_the_accounts_count_a_client_as_often_as_it_is_drawn():
+    drawn = planner("preset=fedavg-weighted", "participation.count=8", "logging.diagnostics=true")
+    assert len(drawn.plan(0).clients) < 8
+    assert drawn.accounts.usage.clients.sum() == 8  # type: ignore[union-attr]
+
+
+def test_accounts_go_on_where_a_checkpoint_left_them():
+    settings = ["preset=fedsampling", "samples.wanted=25", "samples.threshold=40", "logging.diagnostics=true"]
+    first, second = planner(*settings), planner(*settings)
+    first.plan(0)
+    second.accounts.load(first.accounts.state())
+    assert second.plan(1).facts == first.plan(1).facts
+
+
 def test_a_round_without_participants_may_weigh_samples_of_a_gradient_sum():
     nobody = planner(
         "preset=fedavg", "participation.count=4", "aggregation.weights=gradient-sum", "system.availability=bernoulli",

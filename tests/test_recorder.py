@@ -188,6 +188,18 @@ def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, 
 # What the records say in the end
 
 
+def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
+    first = Recorder(tmp_path, CONFIG, resume=False)
+    first._started -= 1000.0
+    first.checkpoint(0, {"model": torch.zeros(2)}, {"data": "", "settled": 0})
+    first.close()
+    second = Recorder(tmp_path, CONFIG, resume=True)
+    second.resume()
+    summary = second.finish(nn.Linear(2, 2), {})
+    second.close()
+    assert summary["wall_seconds"] >= 1000
+
+
 def recorded(folder: Path, accuracies: list[float | None]) -> dict[str, Any]:
     """The summary after rounds with these accuracies; None where there was no evaluation."""
     recorder = Recorder(folder, CONFIG, resume=False)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmpi.config import load_config
-from fedmpi.links import keeps_moments
+from fedmpi.links import keeps_moments, round_links
+from fedmpi.plan import Plan
 from fedmpi.traffic import (
     RoundTraffic,
     TargetCost,
@@ -64,6 +68,27 @@ def test_moments_travel_where_adam_keeps_them_and_not_in_an_opening_step() -> No
     anew = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=false", "local.optimizer=adam"])
     assert keeps_moments(kept, one_step=False)
     assert not keeps_moments(kept, one_step=True) and not keeps_moments(anew, one_step=False)
+
+
+MODEL = SimpleNamespace(size=100, trainable=100)
+
+
+def plan_of(t: int, participants: int, **facts: int) -> Plan:
+    members, none = np.arange(participants), np.empty(0)
+    return Plan(t, 0.1, members, np.ones(participants), True, True, mediators=members // 2, balance=none, facts=facts)
+
+
+def test_rebalancing_is_agreed_on_before_the_first_round_alone() -> None:
+    config = load_config(None, ["preset=fedavg", "rebalance.enabled=true"])
+    first, second = (round_links(config, MODEL, 20, 10, plan_of(t, 4), 0) for t in (0, 1))
+    assert first == second + rebalancing(20, 10) and second == star_models(100, 4, 4)
+
+
+def test_who_is_asked_receives_and_who_takes_part_sends() -> None:
+    star, chain = load_config(None, ["preset=fedavg"]), load_config(None, ["preset=astraea-mediator"])
+    plan = plan_of(1, 4, asked=7)
+    assert round_links(star, MODEL, 20, 10, plan, 0) == star_models(100, received=7, returned=4)
+    assert round_links(chain, MODEL, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, lost=3)
 
 
 def test_a_compressed_transport_shrinks_what_goes_up() -> None:

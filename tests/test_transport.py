@@ -192,6 +192,11 @@ def test_top_k_is_counted_to_the_byte(values: int, fraction: float):
     assert star_models(values, 0, 1, upload_bits("topk", fraction, values)).client_up == -(-bits // 8)
 
 
+def test_a_place_among_a_power_of_two_needs_its_logarithm():
+    assert upload_bits("topk", 1.0, 1024) == 32 + 10
+    assert upload_bits("topk", 1.0, 1025) == 32 + 11
+
+
 def test_what_is_clipped_is_what_arrived():
     """Stochastic rounding may lengthen an update; its share of the sum stays bounded all the same."""
     observer = UpdateObserver(1e-3, False, Transport("int8", 1.0, False, Streams(5)))

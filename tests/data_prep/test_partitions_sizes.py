@@ -93,6 +93,11 @@ def test_levelling_takes_from_the_largest_only(values, removed, floor) -> None:
         assert left[taken > 0].max() <= left[taken > 0].min() + 1 and left.max() <= left[taken > 0].max() + 1
 
 
+def test_the_sample_that_everyone_gets_is_part_of_a_clients_share() -> None:
+    assert whole_sizes(np.array([1.0, 9.0]), 10).tolist() == [1, 9]
+    assert whole_sizes(np.array([2.0, 3.0, 15.0]), 20).tolist() == [2, 3, 15]
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50), st.integers(0, 500))
 def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:

@@ -64,6 +64,8 @@ def test_batch_and_sample_probes_are_gradients_of_drawn_samples():
 def test_a_probe_depends_on_round_and_client_alone():
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
     assert torch.equal(probed(model, "sample")[2], probed(model, "sample", clients=[4, 2])[2])
+    later = dict(client_gradients(SOURCE, model, [2], model.initial, "sample", STREAMS, 3))
+    assert not torch.equal(probed(model, "sample")[2], later[2])
 
 
 @pytest.mark.parametrize("net", [BatchNormNet, FunctionalDropoutNet])

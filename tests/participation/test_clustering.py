@@ -28,6 +28,12 @@ def test_kmeans_depends_on_the_stream_alone() -> None:
     assert np.array_equal(kmeans(CLOUDS, 4, stream(1)), kmeans(CLOUDS, 4, stream(1)))
 
 
+def test_kmeans_starts_where_its_stream_says() -> None:
+    shapeless = np.random.default_rng(3).random((200, 2)).astype(np.float32)
+    found = [kmeans(shapeless, 8, stream(seed)) for seed in (1, 2)]
+    assert adjusted_rand_score(*found) < 0.99
+
+
 def test_kmeans_strata_have_no_gaps_even_with_fewer_distinct_vectors_than_strata() -> None:
     vectors = np.repeat(np.array([[0.0, 0.0], [1.0, 1.0]], np.float32), 6, axis=0)
     assert np.array_equal(kmeans(vectors, 5, stream()), np.repeat([0, 1], 6))
