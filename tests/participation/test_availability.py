@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.cohorts import CohortDraw
+from fedmpi.config import load_config
 from fedmpi.errors import UserError
 from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
+from fedmpi.participation.strata import make_strata, stratified
 from fedmpi.streams import Streams
 
 STREAMS = Streams(7)
@@ -36,6 +39,27 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
     assert day.mean(axis=0) == pytest.approx(np.full(50, 0.5), abs=0.02)
     assert day[24] == pytest.approx(day[0])
     assert day[0].std() > 0.1
+
+
+def test_a_cohort_knows_the_chances_of_its_own_round() -> None:
+    day = ("system.availability=time-of-day", "system.probability=0.9", "system.lowest=0.2")
+    config = load_config(None, ["preset=fedavg", "aggregation.weights=unbiased", *day])
+    draw = CohortDraw(config, np.full(50, 4), None, STREAMS, values=10)
+    for t in (0, 5):
+        presence = draw.draw(t, None).cohort.presence
+        assert presence is not None and presence.chance is not None
+        assert np.array_equal(presence.chance, probabilities(draw.law, STREAMS, t, 50))
+
+
+@pytest.mark.parametrize("design", ["systematic", "sequential"])
+def test_a_cohort_is_drawn_by_the_design_of_the_configuration(design: str) -> None:
+    drawn = ["participation.draw=importance", f"participation.design={design}", "participation.count=4"]
+    config = load_config(None, ["preset=fedstas", *drawn])
+    strata = make_strata(np.arange(20) % 2, np.ones(2), np.arange(1.0, 21.0) ** 2)
+    cohort = CohortDraw(config, np.full(20, 4), None, STREAMS, values=10).draw(3, strata).cohort
+    wanted = stratified(strata, 20, 4, STREAMS, 3, allocation="neyman", draw="importance", design=design)  # type: ignore[arg-type]
+    assert np.array_equal(cohort.clients, wanted.clients)
+    assert cohort.inclusion == pytest.approx(wanted.inclusion)
 
 
 def test_label_groups_have_their_own_probabilities() -> None:
