@@ -7,6 +7,7 @@ import pytest
 
 from fedmpi.balance import MOST_STEP_ROWS, STATE, Balance, BalanceLearner
 from fedmpi.placement import STEP_ROWS, equal_parts, longest_first
+from tests.end_to_end.in_process import run
 
 ROW_SECONDS = 2e-5
 
@@ -131,3 +132,11 @@ def test_what_is_told_is_heard():
 def test_equal_parts_follow_the_learned_speeds_of_their_workers():
     offsets = np.arange(0, 6001, 10)
     assert np.diff(offsets[equal_parts(offsets, 3, speeds=np.array([1.5, 0.75, 0.75]))]).tolist() == [3000, 1500, 1500]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+def test_the_work_of_drawn_rows_is_told_as_rows_and_steps(engine: str):
+    drawn = ("samples.rule=ratio", "samples.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
+    done = run("preset=fedavg", "rounds=1", *drawn)
+    rows, steps = done.experiment.trainer.work
+    assert rows == 2 * done.records[0]["samples"] and steps == done.records[0]["steps"] < rows
