@@ -171,3 +171,14 @@ def test_what_is_staged_arrives_whole_both_ways_again_and_again():
         assert torch.equal(slot, source)
         received.append(staging.to_device(slot))
     assert [float(update.mean()) for update in received] == [1.0, 2.0, 3.0]
+
+
+def test_an_exact_sum_has_its_whole_range_again_after_a_reset():
+    accumulator = FixedPointSum(np.zeros(1, np.int64), bits=40)
+    nearly_all = torch.tensor([0.9 * 2.0 ** (63 - 40)])
+    for _ in range(3):
+        accumulator.add(nearly_all, 1.0)
+        accumulator.reset()
+    accumulator.add(nearly_all, 1.0)
+    with pytest.raises(OverflowError):
+        accumulator.add(nearly_all, 1.0)

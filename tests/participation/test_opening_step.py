@@ -51,6 +51,7 @@ def test_later_probes_see_rows_of_their_own():
     made = run("preset=fedsso", "data.shards=digits:clients=12", "participation.probe=sample", "rounds=1")
     experiment = made.experiment
     probe = make_probe(experiment.config, experiment.model, experiment.data, experiment.streams, 0)
-    at = [torch.cat([g for _, g in probe(t, made.start, np.arange(12))]) for t in (0, 1, 1)]
+    at = [torch.cat([g for _, g in probe(t, made.start, np.arange(12))]) for t in (0, 1, 1, 2)]
     assert not torch.equal(at[0], at[1])
     assert torch.equal(at[1], at[2])
+    assert not torch.equal(at[2], at[3])

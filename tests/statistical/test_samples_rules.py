@@ -122,3 +122,15 @@ def test_a_probability_outside_zero_to_one_is_refused(wrong: float):
         bernoulli_rows(STREAMS, 0, UNEVEN, wrong)
     with pytest.raises(ValueError, match="must lie in"):
         ratio_rows(STREAMS, 0, UNEVEN, wrong)
+
+
+@pytest.mark.parametrize("rule", [ratio_rows, bernoulli_rows])
+def test_every_block_of_the_axis_has_a_stream_of_its_own(rule):
+    """Two blocks of participants, or of samples, do not use the same places."""
+    clients, each = (2 * RATIO_BLOCK, 10) if rule is ratio_rows else (BERNOULLI_BLOCK // 8, 16)
+    sizes = np.full(clients, each, np.int64)
+    rows = rule(Streams(3), 0, sizes, 0.5)
+    half = int(sizes.sum()) // 2
+    first, second = rows[rows < half], rows[rows >= half] - half
+    assert len(first) > 1000 and len(second) > 1000
+    assert not np.array_equal(first, second)
