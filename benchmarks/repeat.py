@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.contestants import find_mpiexec
 from benchmarks.intervals import paired, points, spread, spread_ratio
 
 LAST = 10
@@ -53,7 +54,7 @@ Outcomes = dict[int, Outcome]
 def train(folder: Path, settings: list[str], ranks: int) -> None:
     """Run unless the folder holds a finished run."""
     if not finished(folder):
-        launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
+        launcher = [find_mpiexec(), "-n", str(ranks)] if ranks > 1 else []
         assignments = [part for setting in settings for part in ("--set", setting)]
         command = [*launcher, sys.executable, "-m", "fedmpi", "train", *assignments, "--out", str(folder), "--resume"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

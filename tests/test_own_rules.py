@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.mpi.launch import run_mpi
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,12 +77,10 @@ def test_rules_of_ones_own_run_where_the_guide_puts_them(tmp_path: Path, ranks: 
     settings = ["participation.clients=in-turn", "participation.count=3", "samples.rule=every-second"]
     settings += ["aggregation.weights=root", "logging.diagnostics=true", "logging.tensorboard=false", "rounds=3"]
     settings += ["data.shards=digits:clients=9", "server.trains=always", "checkpoint.every=0"]
-    launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
-    command = [*launcher, sys.executable, "-m", "fedmpi", "train", "--out", str(tmp_path / "run")]
+    command = ["-m", "fedmpi", "train", "--out", str(tmp_path / "run")]
     for setting in settings:
         command += ["--set", setting]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_mpi(ranks, command, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-1000:]
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["participants"] for record in records] == [3, 3, 3]
