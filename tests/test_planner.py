@@ -7,11 +7,13 @@ import pytest
 
 from fedmpi.cohorts import CohortDraw
 from fedmpi.config import load_config
+from fedmpi.participation.draws import inclusion_by_norm
 from fedmpi.participation.strata import make_strata
 from fedmpi.plan import Plan, learning_rate
 from fedmpi.planner import Planner
 from fedmpi.sampling.samples import bernoulli_rows
-from fedmpi.streams import Streams
+from fedmpi.streams import Purpose, Streams
+from fedmpi.system_model import DROP_OUT
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 
@@ -241,3 +243,18 @@ def test_an_opening_step_uses_every_sample_whatever_the_sampling_rule():
     first, second = (opened.plan(t, strata).facts for t in range(2))
     assert first["samples_used"] == first["sample_use_effective"] == 1.0
     assert second["sample_use_effective"] < 1.0
+
+
+@pytest.mark.parametrize("design", ["systematic", "sequential"])
+def test_importance_draws_follow_the_design_asked_for(design: str):
+    made = planner("participation.clients=importance", "participation.count=3", f"participation.design={design}")
+    norms = np.array([1.0, 8.0, 2.0, 0.5, 3.0, 1.0, 4.0, 2.0])
+    cohort = made.cohorts.draw(4, make_strata(np.zeros(8, np.int64), None, norms)).cohort
+    assert cohort.inclusion == pytest.approx(inclusion_by_norm(norms, 3, design)[cohort.clients])
+
+
+def test_who_drops_out_is_decided_anew_in_every_round_by_the_rounds_own_stream():
+    made = planner("preset=fedavg", "participation.count=8", "system.drop_out=0.5")
+    for t in (3, 4):
+        chance = made.streams.generator(Purpose.AVAILABILITY, t, DROP_OUT).random(len(SIZES))
+        assert made.plan(t).clients.tolist() == np.flatnonzero(chance >= 0.5).tolist()
