@@ -30,7 +30,6 @@ from fedmpi.transport import (
     Transport,
     check_residuals,
     keep_largest,
-    kept_values,
     quantise,
     round_to_format,
     upload_bits,
@@ -241,9 +240,3 @@ def test_a_run_learns_the_same_within_the_rounding_and_records_fewer_bytes(kind:
 def test_what_does_not_go_with_a_transport_is_said(settings: list[str], words: str):
     with pytest.raises(UserError, match=words):
         load_config(None, settings)
-
-
-def test_places_of_a_power_of_two_need_no_bit_more():
-    """1,024 places are told apart by ten bits, 1,025 by eleven."""
-    for values, bits in ((1024, 10), (1025, 11)):
-        assert upload_bits("topk", 0.5, values) * values == kept_values(0.5, values) * (32 + bits)

@@ -118,7 +118,3 @@ def test_filling_by_mix_ends_with_every_request_met_from_stock(clients, classes,
     counts = fill_by_mix(sizes, stock, mixes, generator)
     np.testing.assert_array_equal(counts.sum(axis=1), sizes)
     np.testing.assert_array_equal(counts.sum(axis=0), stock)
-
-
-def test_whole_sizes_are_the_exact_ones_where_these_are_whole():
-    assert whole_sizes(np.array([3.0, 1.0, 4.0]), 16).tolist() == [6, 2, 8]

@@ -92,12 +92,6 @@ def test_a_fixed_ratio_takes_every_clients_share_rounded_down_or_up():
     assert np.all(counts <= np.ceil(0.25 * UNEVEN))
 
 
-def test_blocks_of_participants_draw_their_rows_apart():
-    rows = ratio_rows(STREAMS, 3, np.full(2 * RATIO_BLOCK, 20), 0.5)
-    first, second = np.split(rows, 2)
-    assert second[0] >= 20 * RATIO_BLOCK and not np.array_equal(first, second - 20 * RATIO_BLOCK)
-
-
 def test_the_pooled_batch_has_exactly_the_wanted_size_and_at_most_everything():
     assert exact_rows(STREAMS, 0, UNEVEN, 77).size == 77
     assert exact_rows(STREAMS, 0, UNEVEN, 10_000).tolist() == list(range(UNEVEN.sum()))
