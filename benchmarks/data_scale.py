@@ -23,7 +23,7 @@ import numpy as np
 from data_prep.partitions import partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.streams import Purpose, Streams
 
 IMAGE = (3, 32, 32)
 POOL = 4096  # distinct generated images; the source must cost less than the writer

@@ -14,11 +14,11 @@ import time
 
 import numpy as np
 
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.shards import open_store
 from fedmpi.mediators.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
 from fedmpi.mediators.scheduling import schedule
 from fedmpi.rebalancing import rebalance
-from fedmpi.streams import Purpose, Streams
 
 KINDS = ("greedy", "exchange", "random")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.planner import Planner
 from fedmpi.sampling.samples import sampled_positions
-from fedmpi.streams import Purpose, Streams
 
 SYSTEMS = {
     "uniform, 1 %": ["participation.clients=uniform", "participation.fraction=0.01"],

@@ -21,6 +21,7 @@ import torch
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.sequential import SequentialEngine
@@ -30,7 +31,6 @@ from fedmpi.mediators.relay_plan import RelayPlan, place_mediators, plan_relay
 from fedmpi.mediators.scheduling import random_groups
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Purpose, Streams
 
 CLIENTS, ONLINE, EPOCHS = 48, 24, 2
 RULE = LocalRule("adam", lr=0.001, epochs=4, batch_size=10)

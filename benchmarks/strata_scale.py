@@ -20,11 +20,11 @@ import torch
 
 from fedmpi.cluster import Cluster
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.plan import Ints
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.plan import Ints
 from fedmpi.planner import Planner
 from fedmpi.stratification import Stratifier
-from fedmpi.streams import Streams
 
 KINDS = 10
 SYSTEMS = ("fedsts", "fedsso")

@@ -21,7 +21,7 @@ from data_prep.listing import help_of_laws, show_lists
 from data_prep.prepare import Job, parse_law_options, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.guard import run_guarded
 from fedmpi.inspection import inspect_folder
 from fedmpi.inspection_plot import check_picture

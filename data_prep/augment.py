@@ -23,12 +23,12 @@ from data_prep.raw import RawDataset
 from data_prep.team import join_team
 from data_prep.writer import write_shards
 from fedmpi.cluster import Cluster
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.data.augment import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
-from fedmpi.errors import UserError
 from fedmpi.guard import run_guarded
 from fedmpi.rebalancing import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
-from fedmpi.streams import Streams
 
 Reading = Literal["ratio", "ratio-minus-one"]
 

@@ -18,8 +18,8 @@ import numpy as np
 from data_prep.partitions.common import Int64Array
 from data_prep.raw import AnyArray
 from data_prep.room import GrowingFile, SparedFile
+from fedmpi.common.files import sync_folder
 from fedmpi.data.schema import PARTIAL, ShardFile
-from fedmpi.files import sync_folder
 
 _ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as its dtype
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from data_prep.room import require_room
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import sync_folder
 from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY
-from fedmpi.errors import UserError
-from fedmpi.files import sync_folder
 
 _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")

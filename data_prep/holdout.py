@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.partitions.common import Int64Array
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import offsets_of
-from fedmpi.errors import UserError
 
 
 def hold_out(

@@ -19,8 +19,8 @@ from data_prep.sources import fetch
 from data_prep.stop import check
 from data_prep.writer import write_shards
 from fedmpi.cluster import Cluster
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import h5py
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import even_sizes, level_down
-from fedmpi.errors import UserError
 
 Int64Array = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

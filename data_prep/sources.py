@@ -12,7 +12,7 @@ import pooch
 import requests
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 UNPACKED = "unpacked"
 ARCHIVES = (".zip", ".tar.gz", ".tar.bz2", ".tgz")

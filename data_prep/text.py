@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch, lines
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 # A token: letters and digits of any script, with apostrophes inside ("don't"); all else separates.
 TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")

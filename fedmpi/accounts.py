@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedmpi.aggregation.gaussian_dp import GaussianAccountant
 from fedmpi.cohorts import Turnout
+from fedmpi.common.errors import UserError
+from fedmpi.common.plan import Ints
 from fedmpi.config import Config
 from fedmpi.diagnostics import Usage, evenness
-from fedmpi.errors import UserError
 from fedmpi.exposure import exposure
 from fedmpi.participation.clients import Cohort
-from fedmpi.plan import Ints
 from fedmpi.private_updates import adds_noise, draws_in_secret
 from fedmpi.sampling.ledger import PrivacyLedger
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
+from fedmpi.common.errors import RanksDisagree, UserError
+from fedmpi.common.plan import Ints, Plan
 from fedmpi.data.schema import DataDescription
-from fedmpi.errors import RanksDisagree, UserError
 from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.plan import Ints, Plan
 from fedmpi.refusal import on_server
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.common.plan import Floats
 from fedmpi.placement import STEP_ROWS
-from fedmpi.plan import Floats
 
 MEMORY = 0.95
 """Weight of a round in what is learned a round later: the last twenty rounds count most."""

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedmpi.errors import UserError
-from fedmpi.files import make_folder, sync_folder, write_whole
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import make_folder, sync_folder, write_whole
 
 log = logging.getLogger("fedmpi")
 

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.errors import UserError
 from fedmpi.guard import run_guarded
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
-from fedmpi.files import write_whole, writing
+from fedmpi.common.files import write_whole, writing
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.work import LocalRule, Task
 

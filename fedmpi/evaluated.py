@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
-from fedmpi.errors import UserError
 from fedmpi.rebalanced import Samples
 
 NAMES = {"test": "test", "val": "validation"}

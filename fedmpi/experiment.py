@@ -20,6 +20,8 @@ from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.data.shards import open_store
 from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
@@ -32,7 +34,6 @@ from fedmpi.measures import LocalLosses, Reference
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
-from fedmpi.plan import Plan
 from fedmpi.planner import Planner
 from fedmpi.private_updates import adds_noise, check_buffers, planned_participants
 from fedmpi.probing import make_probe
@@ -42,7 +43,6 @@ from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest
 from fedmpi.stratification import Stratifier
-from fedmpi.streams import Streams
 from fedmpi.training import Trainer
 from fedmpi.transport import RESIDUALS, check_residuals
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Ints
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
 from fedmpi.mediators.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import schedule
-from fedmpi.plan import Ints
 from fedmpi.rebalancing import Rebalancing
-from fedmpi.streams import Purpose, Streams
 
 
 class MediatorGroups:

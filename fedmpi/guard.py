@@ -14,7 +14,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
-from fedmpi.errors import ClientFailure, RanksDisagree, UserError
+from fedmpi.common.errors import ClientFailure, RanksDisagree, UserError
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED = 0, 1, 2, 75
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.shards import ShardStore
-from fedmpi.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

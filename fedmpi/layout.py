@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from fedmpi.agreement import places_on_node, refuse_mixed_devices
-from fedmpi.arithmetic import repeat_results
 from fedmpi.cluster import Cluster
+from fedmpi.common.arithmetic import repeat_results
+from fedmpi.common.plan import Ints
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription
 from fedmpi.memory import keep_freed_memory
-from fedmpi.plan import Ints
 
 log = logging.getLogger("fedmpi")
 

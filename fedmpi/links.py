@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from fedmpi import traffic
+from fedmpi.common.plan import Plan
 from fedmpi.config import Config
-from fedmpi.plan import Plan
 from fedmpi.traffic import RoundTraffic
 from fedmpi.transport import upload_bits
 

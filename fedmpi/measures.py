@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.diagnostics import weight_divergence
-from fedmpi.errors import UserError
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 
 def model_file(module: nn.Module) -> bytes:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.gaussian_dp import clip
+from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.work import Task
 from fedmpi.measures import LocalLosses
-from fedmpi.streams import Streams
 from fedmpi.transport import Transport
 
 

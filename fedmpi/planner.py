@@ -15,11 +15,12 @@ import numpy as np
 from fedmpi.accounts import Accounts
 from fedmpi.aggregation.weights import coefficients, is_normalised
 from fedmpi.cohorts import CohortDraw, Turnout
+from fedmpi.common.plan import Floats, Ints, Plan, learning_rate
+from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.grouping import MediatorGroups
 from fedmpi.participation.clients import Cohort
 from fedmpi.participation.strata import Strata
-from fedmpi.plan import Floats, Ints, Plan, learning_rate
 from fedmpi.private_updates import planned_participants
 from fedmpi.sampling.samples import offsets_of, sampled_positions, used_counts
 from fedmpi.sampling.size_estimates import (
@@ -29,7 +30,6 @@ from fedmpi.sampling.size_estimates import (
     sampling_probability,
     saturations,
 )
-from fedmpi.streams import Streams
 from fedmpi.system_model import round_seconds
 
 log = logging.getLogger("fedmpi")

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.models import builder_of
 
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))

@@ -6,8 +6,8 @@ It holds only where that client changes nothing but its own clipped update.
 
 from __future__ import annotations
 
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config
-from fedmpi.errors import UserError
 from fedmpi.models.flat import FlatModel
 from fedmpi.participation.clients import cohort_size
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from fedmpi.cohorts import opens_with_a_step
+from fedmpi.common.plan import Ints
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.local.batched import why_not_batched
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.probes_batched import BatchedProbe
 from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
-from fedmpi.plan import Ints
 from fedmpi.stratification import Probe
-from fedmpi.streams import Purpose, Streams
 
 
 def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> Probe:

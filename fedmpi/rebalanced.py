@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmpi.common.errors import UserError
+from fedmpi.common.plan import Ints
+from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.server_parts import RebalancePart
 from fedmpi.data.augment import AugmentedData, WarpRanges, check_images
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
-from fedmpi.errors import UserError
 from fedmpi.mediators.divergence import kl_divergence, summarise
-from fedmpi.plan import Ints
 from fedmpi.rebalancing import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
-from fedmpi.streams import Streams
 
 log = logging.getLogger("fedmpi")
 Samples = ClientData | AugmentedData

@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

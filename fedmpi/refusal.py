@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedmpi.cluster import Cluster
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ import numpy as np
 
 import fedmpi
 from fedmpi.cluster import Cluster
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.loading import flat_table
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore, open_store
-from fedmpi.errors import UserError
 from fedmpi.plugin_files import plugin_files
 from fedmpi.provenance import versions
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedmpi.agreement import check_models
+from fedmpi.common.plan import Plan
 from fedmpi.experiment import Experiment
 from fedmpi.interrupt import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.metrics import evaluate
-from fedmpi.plan import Plan
 from fedmpi.progress import open_display, show_summary
 from fedmpi.recorder import Recorder
 from fedmpi.refusal import on_server

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.participation.allocation import spread
 from fedmpi.participation.clustering import kmeans, optics
@@ -23,8 +25,6 @@ from fedmpi.participation.features import (
     refreshed,
 )
 from fedmpi.participation.strata import Strata, make_strata
-from fedmpi.plan import Floats, Ints
-from fedmpi.streams import Purpose, Streams
 
 log = logging.getLogger("fedmpi")
 Probe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]

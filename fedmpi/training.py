@@ -11,6 +11,8 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.agreement import Attendance, check_work
 from fedmpi.balance import Balance
 from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
 from fedmpi.engine_trial import EngineTrial
@@ -22,10 +24,8 @@ from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.observer import UpdateObserver
 from fedmpi.placement import equal_parts, longest_first, planned_cost, planned_work
-from fedmpi.plan import Plan
 from fedmpi.sampled_rows import SampledRows
 from fedmpi.sampling.samples import holders, offsets_of, sampled_positions
-from fedmpi.streams import Streams
 
 FORWARDS_PER_GRADIENT = 3
 """Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 Kind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedmpi.agreement import check_work
-from fedmpi.errors import RanksDisagree
-from fedmpi.plan import Plan
+from fedmpi.common.errors import RanksDisagree
+from fedmpi.common.plan import Plan
 
 PLAN = Plan(3, 0.1, np.arange(4), np.ones(4), per_sample=True, normalise=True)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
 from fedmpi.cluster import Cluster
+from fedmpi.common.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
 from fedmpi.config import load_config
 from fedmpi.layout import prepare_device
 from fedmpi.local.traits import forward_traits
@@ -55,7 +55,9 @@ def test_exact_runs_compute_the_same_bits_every_time():
 
 
 def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
-    told = "import sys; from fedmpi.arithmetic import repeat_results; before = set(sys.modules); repeat_results(); "
+    told = (
+        "import sys; from fedmpi.common.arithmetic import repeat_results; before = set(sys.modules); repeat_results(); "
+    )
     told += "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
     found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

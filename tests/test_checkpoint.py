@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedmpi.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, save_checkpoint
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 
 def saved(folder: Path, next_round: int, keep: int = 2) -> Checkpoint:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedmpi.common.errors import UserError
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
-from fedmpi.errors import UserError
 
 
 def from_settings(*settings: str):

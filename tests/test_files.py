@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.common.files import make_folder, sync_folder, write_whole
 from fedmpi.config import load_config
-from fedmpi.files import make_folder, sync_folder, write_whole
 from fedmpi.recorder import Recorder
 
 

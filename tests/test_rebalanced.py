@@ -13,13 +13,13 @@ from data_prep.augment import write_augmented
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.common.errors import UserError
+from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.data.augment import WarpRanges
 from fedmpi.data.shards import open_folder
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.mediators.divergence import kl_divergence
-from fedmpi.plan import Plan
 from fedmpi.simulation import Simulation
 from tests.end_to_end.astraea_runs import run_here
 

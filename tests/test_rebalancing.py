@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.errors import UserError
 from fedmpi.rebalancing import MOST_ALPHA, copies_of, copies_per_sample, rebalance, source_rows
-from fedmpi.streams import Streams
 
 READINGS = ("ratio", "ratio-minus-one")
 

@@ -20,9 +20,9 @@ from torch import nn
 
 from fedmpi.checkpoint import newest_checkpoint
 from fedmpi.cli import train
+from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
-from fedmpi.errors import UserError
 from fedmpi.model_file import model_file
 from fedmpi.recorder import OF_A_RUN, Recorder
 from tests.data_prep.command import main

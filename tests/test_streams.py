@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.streams import Purpose, Streams
 
 
 def test_the_same_key_gives_the_same_numbers():

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.links import keeps_moments, round_links
-from fedmpi.plan import Plan
 from fedmpi.traffic import (
     RoundTraffic,
     TargetCost,

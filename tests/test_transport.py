@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.local.work import Task
 from fedmpi.observer import UpdateObserver
 from fedmpi.simulation import Simulation
-from fedmpi.streams import Streams
 from fedmpi.traffic import star_models
 from fedmpi.transport import (
     BUCKET,

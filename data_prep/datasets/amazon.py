@@ -16,7 +16,7 @@ from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.files import folder_of, hold_out, hold_out_groups, lines
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 PATTERNS = ("*.json.gz", "*.json", "*.jsonl.gz", "*.jsonl")
 # Key names of 2014 and 2018, then of 2023.

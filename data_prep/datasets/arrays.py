@@ -14,7 +14,7 @@ from data_prep.datasets.labels import LabelRule, classes_of, told
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
 CHANNELS = (1, 3, 4)

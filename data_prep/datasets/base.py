@@ -9,7 +9,7 @@ from typing import Literal
 
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 Task = Literal["image", "text", "vector"]
 

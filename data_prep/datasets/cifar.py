@@ -16,7 +16,7 @@ from data_prep.datasets.cifar_pickle import read_pickle
 from data_prep.datasets.files import Scratch, require
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 SHAPE = (3, 32, 32)
 HINT10 = "the unpacked folder cifar-10-batches-py (data_batch_1 ... 5, test_batch, batches.meta)"

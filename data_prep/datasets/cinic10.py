@@ -9,7 +9,7 @@ from data_prep.datasets.files import folder_of
 from data_prep.datasets.folders import ImageForm, survey
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FORM = ImageForm(3, 32, 32)

@@ -20,7 +20,7 @@ from data_prep.datasets.files import find, require
 from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 ARCHIVE = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 ARCHIVE_CHECKSUM = "md5:58c8d27c78d21e728a6bc7b3cc06412e"

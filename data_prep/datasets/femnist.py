@@ -19,7 +19,7 @@ from data_prep.datasets.json_stream import members
 from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SHAPE = (1, 28, 28)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.room import temporary_room
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 BLOCK = 1 << 20
 STATISTICS_ROWS = 20_000

@@ -12,7 +12,7 @@ from PIL import Image
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 DEEP_GREY = {"I;16", "I;16L", "I;16B", "I;16N"}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.files import BLOCK, Scratch, open_bytes
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 UNSIGNED_BYTE = 0x08
 

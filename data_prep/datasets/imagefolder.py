@@ -10,7 +10,7 @@ from data_prep.datasets.files import folder_of, hold_out
 from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
 from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 HINT = "DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, or DIR/CLASS/*.png (a fifth is then held out for testing)"
 STATISTICS_ROWS = 2000

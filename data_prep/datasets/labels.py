@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 MISSING = ("", "nan")
 WHOLE = 2.0**53  # beyond, a float cannot tell neighbouring whole numbers apart

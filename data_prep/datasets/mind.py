@@ -10,7 +10,7 @@ from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.files import Names, lines, require, sort_classes
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 COLUMNS = 8
 CATEGORY, TITLE = 1, 3

@@ -16,7 +16,7 @@ from data_prep.datasets.imagefolder import IMAGEFOLDER
 from data_prep.datasets.mind import MIND
 from data_prep.datasets.mnist import MNIST
 from data_prep.datasets.sentiment140 import SENTIMENT140
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 ALL = (MNIST, *EMNIST, CIFAR10, CIFAR100, CINIC10, SENTIMENT140, MIND, AMAZON, FEMNIST, ARRAYS, IMAGEFOLDER, DIGITS)
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import BLOCK, UTF_16, Scratch, lines, open_bytes
 from data_prep.datasets.labels import UNLABELLED, is_missing
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 USER_COLUMN = "user"

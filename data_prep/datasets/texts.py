@@ -13,7 +13,7 @@ from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import Names, compact
 from data_prep.raw import RawDataset
 from data_prep.text import TextRows, read_vectors
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.partitions.common import Draw, Int64Array, Law, Option, OptionValue, Partition, Request
 from data_prep.partitions.registry import PARTITIONS
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 __all__ = ["PARTITIONS", "Draw", "Law", "Option", "Partition", "Request", "partition"]
 

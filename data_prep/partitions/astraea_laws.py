@@ -14,8 +14,8 @@ import numpy as np
 
 from data_prep.partitions.common import Draw, Int64Array, Law, Option, Request
 from data_prep.sizes import SIZE_LAWS, FloatArray, largest_remainders, relative_sizes, whole_sizes
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, offsets_of, take_counts
-from fedmpi.errors import UserError
 
 # Letter frequencies of English text in per cent, A to Z: R. E. Lewand, Cryptological Mathematics (2000), p. 36.
 LETTER_FREQUENCIES = np.array(

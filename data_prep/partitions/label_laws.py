@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.partitions.common import Draw, Int64Array, Law, Option, Request
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import (
     REDRAWS,
     dirichlet_by_class,
@@ -16,7 +17,6 @@ from fedmpi.data.assignment import (
     offsets_of,
     take_counts,
 )
-from fedmpi.errors import UserError
 
 _MIXING_PASSES = 40  # per class of a client; a table of 100 clients forgets its start after about ten
 

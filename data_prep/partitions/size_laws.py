@@ -5,8 +5,8 @@ from __future__ import annotations
 from data_prep.partitions.common import Draw, Law, Option, Request
 from data_prep.partitions.label_laws import enough
 from data_prep.sizes import SIZE_LAWS, capped_sizes, lognormal_sizes, relative_sizes, whole_sizes
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import iid
-from fedmpi.errors import UserError
 
 MEANT = "the mean before sizes are rounded and raised to at least one"
 

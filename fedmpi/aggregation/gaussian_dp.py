@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 CHUNK = 2**20
 SENSITIVITY = 2.0

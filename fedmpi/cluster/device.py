@@ -16,7 +16,7 @@ from fedmpi.cluster.communicators import Communicators, total
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.sums import Reduction, pieces
 from fedmpi.cluster.waiting import meet
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 MISSING_MPI = "install an MPI with `pip install 'fedmpi[mpi]'` and launch with the mpiexec of the same environment"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from fedmpi.common.errors import UserError
 from fedmpi.config.checks import RELEVANCE
 from fedmpi.config.parts import Config
 from fedmpi.config.presets import preset_table
-from fedmpi.errors import UserError
 
 Table = dict[str, Any]
 ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))

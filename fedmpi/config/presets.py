@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, Tensors
-from fedmpi.errors import UserError
 from fedmpi.rebalancing import Rebalancing, source_rows
-from fedmpi.streams import Purpose, Streams
 
 Int64Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
 
 NAME = "digits"
 CLASSES = 10

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 SCHEMA = "fedmpi-shards/1"
 MANIFEST = "manifest.json"

@@ -18,9 +18,9 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.read_ahead import Request
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, REPREPARE, ShardFile
-from fedmpi.errors import UserError
 
 AnyArray = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]

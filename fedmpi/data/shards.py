@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.read_ahead import physical_memory, read_ahead
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
@@ -24,7 +25,6 @@ from fedmpi.data.shardfile import (
     part_offsets,
     read_arrays,
 )
-from fedmpi.errors import UserError
 
 AnyArray = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
+from fedmpi.common.errors import ClientFailure
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.errors import ClientFailure
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched_stack import Stack
 from fedmpi.local.batched_update import stack_optimizer
@@ -25,7 +26,6 @@ from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.layers_net import StackedNet, translate, why_not_stackable
-from fedmpi.streams import Purpose, Streams
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25

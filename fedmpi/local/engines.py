@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.local.batched import BatchedEngine, why_not_batched
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
@@ -20,7 +21,6 @@ from fedmpi.local.traits import forward_traits
 from fedmpi.local.trial import Observed, time_engines
 from fedmpi.local.work import DataSource, Engine, Ints, LocalRule, Observer, Task, WorkReport
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Streams
 
 if TYPE_CHECKING:
     from fedmpi.config import Config

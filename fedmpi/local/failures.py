@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from fedmpi.errors import ClientFailure, UserError
+from fedmpi.common.errors import ClientFailure, UserError
 
 LARGEST_LOSS = 2.0**40
 """Above it nothing is learned any more; the sums of losses that travel with the update keep to 2**50."""

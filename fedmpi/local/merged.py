@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.errors import ClientFailure, UserError
+from fedmpi.common.errors import ClientFailure, UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.failures import LARGEST_LOSS, check_loss
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
-from fedmpi.streams import Purpose, Streams
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples of one pass: on a CPU few enough to keep the activations in the cache."""

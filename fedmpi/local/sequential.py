@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, named_client
 from fedmpi.local.optimizers import SGD, Adam, AdamState, LocalOptimizer
@@ -23,7 +24,6 @@ from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport
 from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
-from fedmpi.streams import Purpose, Streams
 
 GATHER_BYTES = 1 << 22
 """Rows gathered at once: large enough to spread the cost of the call, small enough for the cache."""

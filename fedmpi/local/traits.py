@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.arithmetic import full_precision
+from fedmpi.common.arithmetic import full_precision
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.errors import UserError
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Purpose, Streams
 
 TRIAL_ROWS = 4
 

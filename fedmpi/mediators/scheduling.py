@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.mediators.divergence import Floats, pooled_counts, target_distribution
 
 Ints = NDArray[np.int64]

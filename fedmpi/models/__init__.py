@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.models.image_layers import flattened, image_shape
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout
 
 Precision = Literal["float32", "bfloat16"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription

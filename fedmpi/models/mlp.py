@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription

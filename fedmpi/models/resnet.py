@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.models.image_layers import image_shape
 
 if TYPE_CHECKING:

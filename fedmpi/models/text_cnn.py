@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_head, text_shape
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

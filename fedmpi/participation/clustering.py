@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 Labels = NDArray[np.int64]
 Matrix = NDArray[np.floating]

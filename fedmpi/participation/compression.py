@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

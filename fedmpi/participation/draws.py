@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.participation.clients import Cohort
 
 Ints = NDArray[np.int64]

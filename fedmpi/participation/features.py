@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.participation.compression import compress, norms, restore
-from fedmpi.streams import Purpose, Streams
 
 Kind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.inspection_plot import check_picture
 from fedmpi.sampling.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
 

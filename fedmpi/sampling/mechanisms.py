@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

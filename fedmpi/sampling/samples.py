@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.streams import Purpose, Streams
 
 IntArray = NDArray[np.int64]
 

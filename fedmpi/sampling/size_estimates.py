@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.sampling.mechanisms import Exact, Mechanism, build, clip_sizes
-from fedmpi.streams import Purpose, Streams
 
 IntArray = NDArray[np.int64]
 

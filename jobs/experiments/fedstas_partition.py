@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.shards import open_store
-from fedmpi.streams import Purpose, Streams
 
 CLIENTS, SAMPLES, CLASSES = 100, 600, 10
 

@@ -13,12 +13,12 @@ from data_prep.augment import augment, write_augmented
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.data.augment import AugmentedData, WarpRanges, warp, warps_of
 from fedmpi.data.shards import ShardStore, open_folder, open_store
 from fedmpi.data.source import ClientData
-from fedmpi.errors import UserError
 from fedmpi.rebalancing import rebalance, source_rows
-from fedmpi.streams import Streams
 
 STREAMS = Streams(5)
 NONE = WarpRanges(0, 0, 0, 0)
@@ -42,7 +42,7 @@ def one_map(**ranges: float) -> np.ndarray:
 
 def drawn() -> np.ndarray:
     """The six numbers in [-1, 1) behind `one_map`: rotation, shear, two zooms, two shifts."""
-    from fedmpi.streams import Purpose
+    from fedmpi.common.streams import Purpose
 
     return STREAMS.generator(Purpose.AUGMENT_WARP, 0, 0).random(6) * 2 - 1
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.embedded import load_digits_split
 from fedmpi.data.shards import open_store
-from fedmpi.errors import UserError
 
 
 def test_every_fifth_image_of_a_class_is_for_testing() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.inspection import divergences, gini, inspect_folder, label_distances, measure
 
 

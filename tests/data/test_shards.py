@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.schema import MANIFEST, PREPARING
 from fedmpi.data.shards import open_store
-from fedmpi.errors import UserError
 
 Write = Callable[..., Path]
 SIZES = [3, 1, 7, 4, 5]

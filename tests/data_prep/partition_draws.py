@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.partitions import Partition, partition
-from fedmpi.streams import Purpose, Streams
+from fedmpi.common.streams import Purpose, Streams
 
 
 def draw(

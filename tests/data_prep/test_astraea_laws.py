@@ -14,9 +14,9 @@ from data_prep.__main__ import run
 from data_prep.datasets.registry import DATASETS
 from data_prep.holdout import balanced_rows
 from data_prep.partitions.astraea_laws import LETTER_FREQUENCIES, class_shares, class_totals
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import fill_by_mix
 from fedmpi.data.shards import open_store
-from fedmpi.errors import UserError
 from tests.data_prep.partition_draws import counts_of, draw
 
 UPPER, LOWER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"

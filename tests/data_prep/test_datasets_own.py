@@ -17,7 +17,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.files import Scratch, channel_statistics, hold_out, hold_out_groups
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 RNG = np.random.default_rng(7)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.sizes import largest_remainders, lognormal_sizes, whole_sizes
+from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import fill_by_mix, level_down
-from fedmpi.errors import UserError
 from tests.data_prep.partition_draws import counts_of, draw
 
 

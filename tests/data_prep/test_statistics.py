@@ -11,8 +11,8 @@ from data_prep.partitions import partition
 from data_prep.raw import RawDataset
 from data_prep.statistics import class_count_blocks, describe
 from data_prep.writer import write_shards
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.inspection import inspect_folder
-from fedmpi.streams import Purpose, Streams
 
 LABELS = np.random.default_rng(0).integers(0, 7, 900)
 

@@ -21,11 +21,11 @@ from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.assignment import offsets_of
 from fedmpi.data.schema import MANIFEST, PREPARING
 from fedmpi.data.shards import open_store
-from fedmpi.errors import UserError
-from fedmpi.streams import Purpose, Streams
 
 ROWS, CLASSES = 500, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 1, 4, 4), dtype=np.uint8)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config, build_config, config_table
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.guard import run_guarded
 from fedmpi.simulation import Simulation
-from fedmpi.streams import Purpose, Streams
 from tests.mpi.trace import Tracer
 
 Choices = dict[str, dict[str, list[Any]]]

@@ -12,8 +12,8 @@ import torch
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.traffic import MEGABYTE, astraea_formula, cost_to_target, fedavg_formula
 from tests.end_to_end.astraea_runs import SMALL, Run, run_here

@@ -14,11 +14,11 @@ from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.data.assignment import offsets_of
-from fedmpi.errors import UserError
 from fedmpi.planner import Planner
-from fedmpi.streams import Streams
 from tests.aggregation.test_gaussian_dp import gaussian_epsilon
 from tests.end_to_end.in_process import Run, run, run_into
 

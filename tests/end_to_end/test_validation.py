@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.metrics import evaluate
 from tests.data_prep.command import main

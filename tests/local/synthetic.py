@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.work import Engine, LocalRule, Task, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Streams
 
 IMAGES = DataDescription((1, 28, 28), "float32", 47, "image", 0, (), ())
 SMALL_IMAGES = DataDescription((1, 6, 6), "float32", 5, "image", 0, (), ())

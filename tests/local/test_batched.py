@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.common.errors import ClientFailure
+from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.errors import ClientFailure
 from fedmpi.local.batched import BatchedEngine, chunk_size, why_not_batched
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, Task
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Streams
 from tests.local.stacks import (
     CLASSES,
     COLOURED,

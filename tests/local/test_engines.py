@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config
-from fedmpi.errors import UserError
 from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, Task

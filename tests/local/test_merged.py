@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
+from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.data.schema import DataDescription
-from fedmpi.errors import ClientFailure, UserError
 from fedmpi.local import merged as merged_module
 from fedmpi.local.batched import BatchedEngine
 from fedmpi.local.merged import MergedEngine

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FixedPointSum
+from fedmpi.common.errors import UserError
 from fedmpi.config import Config, build_config
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.errors import ClientFailure
+from fedmpi.common.errors import ClientFailure
 from fedmpi.local.probes import Probe, client_gradients, gradient_blocks
 from fedmpi.local.probes_batched import SMALL, BatchedProbe
 from fedmpi.models.flat import FlatModel

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedmpi.common.streams import Purpose
 from fedmpi.local.schedule import needs_order, schedule, step_count
 from fedmpi.local.work import LocalRule
-from fedmpi.streams import Purpose
 from tests.local.synthetic import STREAMS
 
 sizes = st.integers(0, 60)

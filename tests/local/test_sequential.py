@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.errors import ClientFailure, UserError
+from fedmpi.common.streams import Purpose
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
-from fedmpi.errors import ClientFailure, UserError
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import schedule
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, Task
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Purpose
 from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,

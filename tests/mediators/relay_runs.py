@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.communicators import Communicators
+from fedmpi.common.streams import Streams
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.optimizers import AdamState
@@ -27,7 +28,6 @@ from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay, visiting_order
 from fedmpi.mediators.scheduling import greedy
 from fedmpi.models.flat import FlatModel
-from fedmpi.streams import Streams
 
 ROUNDS, CLIENTS = 3, 24
 SGD = LocalRule(lr=0.1, batch_size=24)

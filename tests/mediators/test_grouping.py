@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.grouping import MediatorGroups
-from fedmpi.streams import Streams
 
 CLIENTS = 40
 

@@ -12,7 +12,7 @@ import torch
 
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.cluster import Cluster
-from fedmpi.errors import ClientFailure
+from fedmpi.common.errors import ClientFailure
 from fedmpi.mediators.relay import run_relay
 from fedmpi.mediators.relay_plan import plan_relay
 from tests.mediators.relay_runs import (

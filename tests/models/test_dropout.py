@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.dropout import ClientMasks, Dropout, JoinedMasks, Masks, draw_mask, install_dropout
-from fedmpi.streams import Purpose, Streams
 
 
 def stream(client: int) -> np.random.Generator:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 from fedmpi.models import REGISTRY, build
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
 

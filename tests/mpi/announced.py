@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
 from fedmpi.guard import run_guarded
-from fedmpi.plan import Plan
 from fedmpi.simulation import Simulation
 
 

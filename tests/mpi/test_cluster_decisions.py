@@ -20,7 +20,7 @@ from fedmpi.cluster.launcher import (
 from fedmpi.cluster.resources import choose_device, fair_threads
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.cluster.window import CACHE_LINE, slice_of
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"

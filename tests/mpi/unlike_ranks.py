@@ -21,8 +21,9 @@ import torch
 from fedmpi import agreement, layout
 from fedmpi.aggregation import fused_metrics
 from fedmpi.cluster import Cluster
+from fedmpi.common.errors import RanksDisagree, UserError
+from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.errors import RanksDisagree, UserError
 from fedmpi.experiment import Experiment
 from fedmpi.guard import run_guarded
 from fedmpi.layout import agree_on_work
@@ -30,7 +31,6 @@ from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
-from fedmpi.plan import Plan
 from fedmpi.simulation import Simulation
 from fedmpi.training import Trainer
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.errors import UserError
 from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
 from fedmpi.participation.strata import make_strata, stratified
-from fedmpi.streams import Streams
 
 STREAMS = Streams(7)
 

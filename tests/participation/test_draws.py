@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.participation.draws import (
     draw_by_norm,
     importance,
@@ -18,7 +19,6 @@ from fedmpi.participation.draws import (
     sequential_inclusion,
     systematic,
 )
-from fedmpi.streams import Purpose, Streams
 
 NORMS = np.array([0.5, 3.0, 1.0, 2.0, 1.5])
 

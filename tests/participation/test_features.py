@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.participation.compression import compress, restore
 from fedmpi.participation.features import (
     Features,
@@ -17,7 +18,6 @@ from fedmpi.participation.features import (
     plan_features,
     refreshed,
 )
-from fedmpi.streams import Streams
 
 GRADIENTS = np.random.default_rng(0).normal(size=(30, 400)).astype(np.float32)
 BLOCKS = [

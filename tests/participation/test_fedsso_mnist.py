@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.participation.clustering import optics
 from fedmpi.participation.features import gradient_features, plan_features
-from fedmpi.streams import Purpose, Streams
 
 CLIENTS, CLASSES, PIXELS, HIDDEN = 100, 10, 784, 50
 SIZE = PIXELS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.common.streams import Streams
 from fedmpi.participation.strata import Strata, make_strata, stratified
-from fedmpi.streams import Streams
 from fedmpi.system_model import first_to_arrive
 
 LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)

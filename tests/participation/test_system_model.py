@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.participation.clients import uniform
-from fedmpi.streams import Purpose, Streams
 from fedmpi.system_model import (
     Devices,
     RateLaw,

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fedmpi.common.plan import Plan
 from fedmpi.config import Config
 from fedmpi.experiment import Experiment
 from fedmpi.guard import run_guarded
-from fedmpi.plan import Plan
 from fedmpi.recorder import open_recorder
 from fedmpi.simulation import Simulation
 

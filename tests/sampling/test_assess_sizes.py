@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.sampling.assess import advice, assess, plot, render
 from fedmpi.sampling.size_estimates import answer_stream, estimate, sampling_probability
-from fedmpi.streams import Streams
 
 SIZES = np.concatenate([np.resize([1, 2, 3], 500), np.full(20, 60)]).astype(np.int64)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.errors import UserError
 from fedmpi.exposure import exposure
 from fedmpi.participation.strata import make_strata
 from fedmpi.planner import Planner
 from fedmpi.sampling.size_estimates import estimate, saturations
-from fedmpi.streams import Streams
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 PRIVATE = ("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=duchi", "samples.threshold=40")

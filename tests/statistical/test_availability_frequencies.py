@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.common.streams import Streams
 from fedmpi.participation.availability import Availability, available_clients, probabilities
 from fedmpi.participation.clients import everyone
-from fedmpi.streams import Streams
 from fedmpi.system_model import survivors
 
 CLIENTS, ROUNDS = 60, 2000

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.participation.clients import (
     Cohort,
     cohort_size,
@@ -16,7 +17,6 @@ from fedmpi.participation.clients import (
     uniform,
     weighted,
 )
-from fedmpi.streams import Purpose, Streams
 
 FALSE_ALARM = 1e-6
 SIZES = np.array([1, 2, 3, 5, 8, 13, 21, 34, 0, 4], np.int64)

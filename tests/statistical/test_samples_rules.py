@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.sampling.samples import (
     BERNOULLI_BLOCK,
     RATIO_BLOCK,
@@ -19,7 +20,6 @@ from fedmpi.sampling.samples import (
     split,
     used_counts,
 )
-from fedmpi.streams import Purpose, Streams
 
 FALSE_ALARM = 1e-6
 STREAMS = Streams(5)

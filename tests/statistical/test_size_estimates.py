@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi.errors import UserError
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.sampling.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
 from fedmpi.sampling.samples import bernoulli_rows
 from fedmpi.sampling.size_estimates import answer_stream, estimate, sampling_probability, saturations
-from fedmpi.streams import Purpose, Streams
 
 PRIVATE = ("randomised-response", "duchi", "piecewise")
 STREAMS = Streams(21)

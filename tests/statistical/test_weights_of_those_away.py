@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedmpi.cohorts import CohortDraw
+from fedmpi.common.errors import UserError
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.errors import UserError
 from fedmpi.experiment import Experiment
 from fedmpi.participation.strata import Strata, make_strata
-from fedmpi.plan import Plan
 from fedmpi.planner import Planner
-from fedmpi.streams import Streams
 
 LABELS = np.repeat(np.arange(10), 10)
 EQUAL = np.full(100, 600, np.int64)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedmpi.aggregation.weights import KINDS, coefficients, is_normalised
+from fedmpi.common.streams import Streams
 from fedmpi.participation.clients import Cohort, StrataSummary, everyone
 from fedmpi.sampling.samples import bernoulli_rows, offsets_of, used_counts
-from fedmpi.streams import Streams
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
 UPDATES = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2])
