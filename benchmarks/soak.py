@@ -19,7 +19,7 @@ import psutil
 
 from fedmpi.config import Config, load_config
 from fedmpi.experiment import Experiment
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 from fedmpi.recorder import Recorder
 from fedmpi.simulation import Simulation
 

@@ -22,9 +22,9 @@ from data_prep.prepare import Job, parse_law_options, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
-from fedmpi.guard import run_guarded
 from fedmpi.inspection import inspect_folder
 from fedmpi.inspection_plot import check_picture
+from fedmpi.process.guard import run_guarded
 
 DONE, INTERRUPTED = 0, 130
 # ClickException of whichever copy of click this typer carries.

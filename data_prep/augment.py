@@ -27,7 +27,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.data.augment import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 from fedmpi.rebalancing import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 
 Reading = Literal["ratio", "ratio-minus-one"]

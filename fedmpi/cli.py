@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 
 app = typer.Typer(
     name="fedmpi",

@@ -16,7 +16,7 @@ from fedmpi.common.plan import Ints
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription
-from fedmpi.memory import keep_freed_memory
+from fedmpi.process.malloc import keep_freed_memory
 
 log = logging.getLogger("fedmpi")
 

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from fedmpi.memory import keep_freed_memory
+from fedmpi.process.malloc import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "kept" else None
 

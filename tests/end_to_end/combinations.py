@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config, build_config, config_table
 from fedmpi.experiment import Experiment
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 from fedmpi.simulation import Simulation
 from tests.mpi.trace import Tracer
 

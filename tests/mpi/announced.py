@@ -14,7 +14,7 @@ import numpy as np
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 from fedmpi.simulation import Simulation
 
 

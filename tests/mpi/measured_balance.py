@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 from fedmpi.round_sum import RoundTotals
 from fedmpi.simulation import Simulation
 from tests.mpi.trace import Tracer

@@ -25,12 +25,12 @@ from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.guard import run_guarded
 from fedmpi.layout import agree_on_work
 from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
+from fedmpi.process.guard import run_guarded
 from fedmpi.simulation import Simulation
 from fedmpi.training import Trainer
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
 from fedmpi.experiment import Experiment
-from fedmpi.guard import run_guarded
+from fedmpi.process.guard import run_guarded
 from fedmpi.recorder import open_recorder
 from fedmpi.simulation import Simulation
 
