@@ -23,6 +23,7 @@ from data_prep.room import SPARE, megabytes
 from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_training, write_validation
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
+from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import (
@@ -39,7 +40,6 @@ from fedmpi.data.schema import (
     ShardFile,
     read_manifest,
 )
-from fedmpi.refusal import on_server
 
 _HOLD_OUT_STREAM = 1  # the partition itself draws from stream 0
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
+from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Ints, Plan
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.refusal import on_server
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Of splitmix64 (Steele, Lea & Flood 2014)."""

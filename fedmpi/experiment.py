@@ -19,6 +19,7 @@ from fedmpi.agreement import agree_on_traits
 from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.checkpoint import Checkpoint
 from fedmpi.cluster import Cluster
+from fedmpi.cluster.refusal import on_server
 from fedmpi.cohorts import CohortDraw
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
@@ -39,7 +40,6 @@ from fedmpi.private_updates import adds_noise, check_buffers, planned_participan
 from fedmpi.probing import make_probe
 from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
-from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest
 from fedmpi.stratification import Stratifier

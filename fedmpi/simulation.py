@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedmpi.agreement import check_models
+from fedmpi.cluster.refusal import on_server
 from fedmpi.common.plan import Plan
 from fedmpi.experiment import Experiment
 from fedmpi.metrics import evaluate
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.progress import open_display, show_summary
 from fedmpi.recorder import Recorder
-from fedmpi.refusal import on_server
 from fedmpi.round_sum import RoundSum, RoundTotals
 
 
