@@ -13,11 +13,11 @@ import argparse
 import numpy as np
 
 from benchmarks.intervals import paired
+from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.shards import open_store
 from fedmpi.mediators.divergence import kl_divergence, pooled_counts
 from fedmpi.mediators.scheduling import schedule
-from fedmpi.participation.clients import uniform
 
 KINDS = ("greedy", "exchange", "random")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.cohorts import CohortDraw
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.planner import Planner

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
-from fedmpi.cohorts import CohortDraw
 from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.planner import Planner
-from fedmpi.stratification import Stratifier
 
 KINDS = 10
 SYSTEMS = ("fedsts", "fedsso")

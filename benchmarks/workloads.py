@@ -22,11 +22,11 @@ from benchmarks import networks
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import MANIFEST
 from fedmpi.data.shards import ShardStore, open_store
 from fedmpi.models import build
-from fedmpi.participation.clients import uniform
 
 Ints = npt.NDArray[np.int64]
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.gaussian_dp import GaussianAccountant
-from fedmpi.cohorts import Turnout
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Ints
 from fedmpi.config import Config
 from fedmpi.diagnostics import Usage, evenness
 from fedmpi.exposure import exposure
-from fedmpi.participation.clients import Cohort
 from fedmpi.private_updates import adds_noise, draws_in_secret
 from fedmpi.sampling.ledger import PrivacyLedger
 

@@ -18,9 +18,10 @@ from fedmpi.aggregation.weights import surplus
 from fedmpi.agreement import agree_on_traits
 from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.checkpoint import Checkpoint
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
-from fedmpi.cohorts import CohortDraw
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
@@ -42,7 +43,6 @@ from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest
-from fedmpi.stratification import Stratifier
 from fedmpi.training import Trainer
 from fedmpi.transport import RESIDUALS, check_residuals
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from fedmpi.accounts import Accounts
 from fedmpi.aggregation.weights import coefficients, is_normalised
-from fedmpi.cohorts import CohortDraw, Turnout
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.devices import round_seconds
+from fedmpi.clients.strata import Strata
+from fedmpi.clients.turnout import CohortDraw, Turnout
 from fedmpi.common.plan import Floats, Ints, Plan, learning_rate
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.grouping import MediatorGroups
-from fedmpi.participation.clients import Cohort
-from fedmpi.participation.strata import Strata
 from fedmpi.private_updates import planned_participants
 from fedmpi.sampling.samples import offsets_of, sampled_positions, used_counts
 from fedmpi.sampling.size_estimates import (
@@ -30,7 +31,6 @@ from fedmpi.sampling.size_estimates import (
     sampling_probability,
     saturations,
 )
-from fedmpi.system_model import round_seconds
 
 log = logging.getLogger("fedmpi")
 PER_SAMPLE = ("samples", "gradient-sum")

@@ -6,10 +6,10 @@ It holds only where that client changes nothing but its own clipped update.
 
 from __future__ import annotations
 
+from fedmpi.clients.cohort import cohort_size
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.models.flat import FlatModel
-from fedmpi.participation.clients import cohort_size
 
 
 def adds_noise(config: Config) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedmpi.cohorts import opens_with_a_step
+from fedmpi.clients.stratifier import Probe
+from fedmpi.clients.turnout import opens_with_a_step
 from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
@@ -15,7 +16,6 @@ from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.probes_batched import BatchedProbe
 from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
-from fedmpi.stratification import Probe
 
 
 def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> Probe:

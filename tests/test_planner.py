@@ -5,15 +5,15 @@ import logging
 import numpy as np
 import pytest
 
-from fedmpi.cohorts import CohortDraw
+from fedmpi.clients.devices import DROP_OUT
+from fedmpi.clients.draws import inclusion_by_norm
+from fedmpi.clients.strata import make_strata
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.plan import Plan, learning_rate
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.participation.draws import inclusion_by_norm
-from fedmpi.participation.strata import make_strata
 from fedmpi.planner import Planner
 from fedmpi.sampling.samples import bernoulli_rows
-from fedmpi.system_model import DROP_OUT
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.participation.clients import Cohort
+from fedmpi.clients.cohort import Cohort
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
-from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.allocation import (
+from fedmpi.clients.allocation import (
     _exact_shares,
     allocate,
     bounded_shares,
@@ -17,6 +16,7 @@ from fedmpi.participation.allocation import (
     spread,
     systematic_rounding,
 )
+from fedmpi.common.streams import Purpose, Streams
 
 
 def stream(round: int = 0) -> np.random.Generator:

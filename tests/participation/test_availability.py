@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.cohorts import CohortDraw
+from fedmpi.clients.availability import Availability, available_clients, dominant_label, probabilities
+from fedmpi.clients.strata import make_strata, stratified
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
-from fedmpi.participation.strata import make_strata, stratified
 
 STREAMS = Streams(7)
 

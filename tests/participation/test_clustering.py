@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
+from fedmpi.clients.clustering import kmeans, optics
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.clustering import kmeans, optics
 
 GENERATOR = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 8)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
+from fedmpi.clients.gradient_codes import CELLS, compress, norms, restore
 from fedmpi.common.errors import UserError
-from fedmpi.participation.compression import CELLS, compress, norms, restore
 
 LAWS = ["normal", "heavy-tailed", "mostly zero", "far from zero", "two scales"]
 

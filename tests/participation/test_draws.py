@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.common.errors import UserError
-from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.draws import (
+from fedmpi.clients.draws import (
     draw_by_norm,
     importance,
     inclusion_by_norm,
@@ -19,6 +17,8 @@ from fedmpi.participation.draws import (
     sequential_inclusion,
     systematic,
 )
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 NORMS = np.array([0.5, 3.0, 1.0, 2.0, 1.5])
 

@@ -7,10 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from fedmpi.common.errors import UserError
-from fedmpi.common.streams import Streams
-from fedmpi.participation.compression import compress, restore
-from fedmpi.participation.features import (
+from fedmpi.clients.features import (
     Features,
     gradient_features,
     label_histogram,
@@ -18,6 +15,9 @@ from fedmpi.participation.features import (
     plan_features,
     refreshed,
 )
+from fedmpi.clients.gradient_codes import compress, restore
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Streams
 
 GRADIENTS = np.random.default_rng(0).normal(size=(30, 400)).astype(np.float32)
 BLOCKS = [

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi.clients.clustering import optics
+from fedmpi.clients.features import gradient_features, plan_features
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.clustering import optics
-from fedmpi.participation.features import gradient_features, plan_features
 
 CLIENTS, CLASSES, PIXELS, HIDDEN = 100, 10, 784, 50
 SIZE = PIXELS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.clients.devices import first_to_arrive
+from fedmpi.clients.strata import Strata, make_strata, stratified
 from fedmpi.common.streams import Streams
-from fedmpi.participation.strata import Strata, make_strata, stratified
-from fedmpi.system_model import first_to_arrive
 
 LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)
 NORMS = np.random.default_rng(0).lognormal(size=len(LABELS))

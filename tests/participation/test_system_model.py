@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.common.errors import UserError
-from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.clients import uniform
-from fedmpi.system_model import (
+from fedmpi.clients.cohort import uniform
+from fedmpi.clients.devices import (
     Devices,
     RateLaw,
     draw_devices,
@@ -17,6 +15,8 @@ from fedmpi.system_model import (
     round_seconds,
     survivors,
 )
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 STREAMS = Streams(1)
 

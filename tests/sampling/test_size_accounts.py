@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from fedmpi.cohorts import CohortDraw
+from fedmpi.clients.strata import make_strata
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.exposure import exposure
-from fedmpi.participation.strata import make_strata
 from fedmpi.planner import Planner
 from fedmpi.sampling.size_estimates import estimate, saturations
 

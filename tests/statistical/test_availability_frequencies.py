@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.clients.availability import Availability, available_clients, probabilities
+from fedmpi.clients.cohort import everyone
+from fedmpi.clients.devices import survivors
 from fedmpi.common.streams import Streams
-from fedmpi.participation.availability import Availability, available_clients, probabilities
-from fedmpi.participation.clients import everyone
-from fedmpi.system_model import survivors
 
 CLIENTS, ROUNDS = 60, 2000
 LABELS = np.arange(CLIENTS) % 4

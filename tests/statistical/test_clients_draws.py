@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi.common.errors import UserError
-from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.clients import (
+from fedmpi.clients.cohort import (
     Cohort,
     cohort_size,
     everyone,
@@ -17,6 +15,8 @@ from fedmpi.participation.clients import (
     uniform,
     weighted,
 )
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
 
 FALSE_ALARM = 1e-6
 SIZES = np.array([1, 2, 3, 5, 8, 13, 21, 34, 0, 4], np.int64)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from fedmpi.aggregation.weights import coefficients
+from fedmpi.clients.allocation import allocate
+from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.clients.devices import first_to_arrive, survivors
+from fedmpi.clients.draws import Design, inclusion_by_norm, proportional_inclusion, systematic
+from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.allocation import allocate
-from fedmpi.participation.clients import Cohort, StrataSummary
-from fedmpi.participation.draws import Design, inclusion_by_norm, proportional_inclusion, systematic
-from fedmpi.participation.strata import make_strata, stratified
 from fedmpi.sampling.size_estimates import estimate, sampling_probability
-from fedmpi.system_model import first_to_arrive, survivors
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1])
 SIZES = np.array([4, 3])

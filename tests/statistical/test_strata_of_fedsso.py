@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fedmpi.aggregation.weights import coefficients
-from fedmpi.cohorts import CohortDraw
+from fedmpi.clients.allocation import _exact_shares, systematic_rounding
+from fedmpi.clients.cohort import Cohort, StrataSummary, uniform, weighted
+from fedmpi.clients.strata import make_strata, stratified
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.participation.allocation import _exact_shares, systematic_rounding
-from fedmpi.participation.clients import Cohort, StrataSummary, uniform, weighted
-from fedmpi.participation.strata import make_strata, stratified
 from fedmpi.planner import Planner
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fedmpi.cohorts import CohortDraw
+from fedmpi.clients.strata import Strata, make_strata
+from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.participation.strata import Strata, make_strata
 from fedmpi.planner import Planner
 
 LABELS = np.repeat(np.arange(10), 10)

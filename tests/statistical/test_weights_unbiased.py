@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedmpi.aggregation.weights import KINDS, coefficients, is_normalised
+from fedmpi.clients.cohort import Cohort, StrataSummary, everyone
 from fedmpi.common.streams import Streams
-from fedmpi.participation.clients import Cohort, StrataSummary, everyone
 from fedmpi.sampling.samples import bernoulli_rows, offsets_of, used_counts
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)

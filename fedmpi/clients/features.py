@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedmpi.clients.gradient_codes import compress, norms, restore
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.compression import compress, norms, restore
 
 Kind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
 

@@ -10,13 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.cluster import Cluster
-from fedmpi.common.plan import Floats, Ints
-from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config import Config
-from fedmpi.participation.allocation import spread
-from fedmpi.participation.clustering import kmeans, optics
-from fedmpi.participation.features import (
+from fedmpi.clients.allocation import spread
+from fedmpi.clients.clustering import kmeans, optics
+from fedmpi.clients.features import (
     Features,
     gradient_features,
     label_histogram,
@@ -24,7 +20,11 @@ from fedmpi.participation.features import (
     plan_features,
     refreshed,
 )
-from fedmpi.participation.strata import Strata, make_strata
+from fedmpi.clients.strata import Strata, make_strata
+from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import Config
 
 log = logging.getLogger("fedmpi")
 Probe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]

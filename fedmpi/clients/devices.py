@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.participation.clients import Cohort, StrataSummary
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.clients.cohort import Cohort
 from fedmpi.common.errors import UserError
-from fedmpi.participation.clients import Cohort
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedmpi.clients.availability import Availability, available_clients, dominant_label, probabilities
+from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone, uniform, weighted
+from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
+from fedmpi.clients.draws import importance
+from fedmpi.clients.strata import Strata, stratified
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.config.client_parts import ParticipationPart
-from fedmpi.participation.availability import Availability, available_clients, dominant_label, probabilities
-from fedmpi.participation.clients import Cohort, Presence, cohort_size, everyone, uniform, weighted
-from fedmpi.participation.draws import importance
-from fedmpi.participation.strata import Strata, stratified
-from fedmpi.system_model import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.traffic import BYTES_PER_VALUE
 from fedmpi.transport import upload_bits
 

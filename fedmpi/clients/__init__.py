@@ -1,0 +1,1 @@
+"""Who takes part: draws, strata, availability, devices."""
