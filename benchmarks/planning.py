@@ -18,7 +18,7 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.planner import Planner
-from fedmpi.sampling.samples import sampled_positions
+from fedmpi.samples.rules import sampled_positions
 
 SYSTEMS = {
     "uniform, 1 %": ["participation.clients=uniform", "participation.fraction=0.01"],

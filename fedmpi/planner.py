@@ -23,7 +23,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.grouping import MediatorGroups
 from fedmpi.private_updates import planned_participants
-from fedmpi.sampling.samples import offsets_of, sampled_positions, used_counts
+from fedmpi.samples.rules import offsets_of, sampled_positions, used_counts
 from fedmpi.sampling.size_estimates import (
     SizeEstimate,
     answer_stream,

@@ -24,8 +24,8 @@ from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.observer import UpdateObserver
 from fedmpi.placement import equal_parts, longest_first, planned_cost, planned_work
-from fedmpi.sampled_rows import SampledRows
-from fedmpi.sampling.samples import holders, offsets_of, sampled_positions
+from fedmpi.samples.rules import holders, offsets_of, sampled_positions
+from fedmpi.samples.sampled_rows import SampledRows
 
 FORWARDS_PER_GRADIENT = 3
 """Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.sampling.samples import (
+from fedmpi.samples.rules import (
     BERNOULLI_BLOCK,
     RATIO_BLOCK,
     bernoulli_rows,

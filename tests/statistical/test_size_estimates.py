@@ -12,8 +12,8 @@ from scipy import stats
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.samples.rules import bernoulli_rows
 from fedmpi.sampling.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
-from fedmpi.sampling.samples import bernoulli_rows
 from fedmpi.sampling.size_estimates import answer_stream, estimate, sampling_probability, saturations
 
 PRIVATE = ("randomised-response", "duchi", "piecewise")

@@ -9,7 +9,7 @@ import pytest
 from fedmpi.aggregation.weights import KINDS, coefficients, is_normalised
 from fedmpi.clients.cohort import Cohort, StrataSummary, everyone
 from fedmpi.common.streams import Streams
-from fedmpi.sampling.samples import bernoulli_rows, offsets_of, used_counts
+from fedmpi.samples.rules import bernoulli_rows, offsets_of, used_counts
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
 UPDATES = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2])

@@ -1,0 +1,1 @@
+"""Which of the participants' rows are used."""
