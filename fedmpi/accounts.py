@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.gaussian_dp import GaussianAccountant
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Ints
 from fedmpi.config import Config
 from fedmpi.diagnostics import Usage, evenness
-from fedmpi.exposure import exposure
-from fedmpi.private_updates import adds_noise, draws_in_secret
-from fedmpi.sampling.ledger import PrivacyLedger
+from fedmpi.privacy.exposure import exposure
+from fedmpi.privacy.gaussian import GaussianAccountant
+from fedmpi.privacy.ledger import PrivacyLedger
+from fedmpi.privacy.updates import adds_noise, draws_in_secret
 
 
 class Accounts:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import fedmpi
 from fedmpi.aggregation.fused_metrics import check_ranks
-from fedmpi.aggregation.gaussian_dp import add_noise
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.weights import surplus
 from fedmpi.agreement import agree_on_traits
@@ -37,7 +36,8 @@ from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.observer import UpdateObserver
 from fedmpi.planner import Planner
-from fedmpi.private_updates import adds_noise, check_buffers, planned_participants
+from fedmpi.privacy.gaussian import add_noise
+from fedmpi.privacy.updates import adds_noise, check_buffers, planned_participants
 from fedmpi.probing import make_probe
 from fedmpi.provenance import git_commit, versions
 from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.gaussian_dp import clip
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.work import Task
 from fedmpi.measures import LocalLosses
+from fedmpi.privacy.gaussian import clip
 from fedmpi.transport import Transport
 
 

@@ -22,15 +22,15 @@ from fedmpi.common.plan import Floats, Ints, Plan, learning_rate
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.grouping import MediatorGroups
-from fedmpi.private_updates import planned_participants
-from fedmpi.samples.rules import offsets_of, sampled_positions, used_counts
-from fedmpi.sampling.size_estimates import (
+from fedmpi.privacy.size_estimates import (
     SizeEstimate,
     answer_stream,
     estimate,
     sampling_probability,
     saturations,
 )
+from fedmpi.privacy.updates import planned_participants
+from fedmpi.samples.rules import offsets_of, sampled_positions, used_counts
 
 log = logging.getLogger("fedmpi")
 PER_SAMPLE = ("samples", "gradient-sum")

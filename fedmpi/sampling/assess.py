@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedmpi.common.errors import UserError
 from fedmpi.inspection_plot import check_picture
-from fedmpi.sampling.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
+from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

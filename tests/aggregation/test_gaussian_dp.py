@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from fedmpi.aggregation.gaussian_dp import GaussianAccountant, _leading, add_noise, clip
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.privacy.gaussian import GaussianAccountant, _leading, add_noise, clip
 
 
 def test_long_updates_are_shortened_to_the_norm_and_short_ones_left_alone():

@@ -15,7 +15,7 @@ from fedmpi.clients.devices import first_to_arrive, survivors
 from fedmpi.clients.draws import Design, inclusion_by_norm, proportional_inclusion, systematic
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.sampling.size_estimates import estimate, sampling_probability
+from fedmpi.privacy.size_estimates import estimate, sampling_probability
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1])
 SIZES = np.array([4, 3])

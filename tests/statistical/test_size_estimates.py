@@ -12,9 +12,9 @@ from scipy import stats
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.privacy.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
+from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability, saturations
 from fedmpi.samples.rules import bernoulli_rows
-from fedmpi.sampling.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
-from fedmpi.sampling.size_estimates import answer_stream, estimate, sampling_probability, saturations
 
 PRIVATE = ("randomised-response", "duchi", "piecewise")
 STREAMS = Streams(21)

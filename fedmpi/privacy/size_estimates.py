@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.sampling.mechanisms import Exact, Mechanism, build, clip_sizes
+from fedmpi.privacy.mechanisms import Exact, Mechanism, build, clip_sizes
 
 IntArray = NDArray[np.int64]
 

@@ -1,0 +1,1 @@
+"""Private sizes and private updates: mechanisms, what they cost, what they add up to."""
