@@ -44,7 +44,7 @@ from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest
 from fedmpi.training import Trainer
-from fedmpi.transport import RESIDUALS, check_residuals
+from fedmpi.updates.compression import RESIDUALS, check_residuals
 
 log = logging.getLogger("fedmpi")
 

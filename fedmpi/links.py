@@ -6,11 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
-from fedmpi import traffic
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
-from fedmpi.traffic import RoundTraffic
-from fedmpi.transport import upload_bits
+from fedmpi.updates import traffic
+from fedmpi.updates.compression import upload_bits
+from fedmpi.updates.traffic import RoundTraffic
 
 
 class ModelSize(Protocol):

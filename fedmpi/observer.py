@@ -14,7 +14,7 @@ from fedmpi.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.work import Task
 from fedmpi.measures import LocalLosses
 from fedmpi.privacy.gaussian import clip
-from fedmpi.transport import Transport
+from fedmpi.updates.compression import Transport
 
 
 class UpdateObserver:

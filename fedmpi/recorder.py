@@ -30,7 +30,7 @@ from fedmpi.config import Config, config_toml
 from fedmpi.config.loading import differences
 from fedmpi.model_file import model_file
 from fedmpi.progress import TerminalWarnings
-from fedmpi.traffic import cost_to_target
+from fedmpi.updates.traffic import cost_to_target
 
 log = logging.getLogger("fedmpi")
 Record = dict[str, Any]

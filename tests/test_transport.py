@@ -20,8 +20,7 @@ from fedmpi.experiment import Experiment
 from fedmpi.local.work import Task
 from fedmpi.observer import UpdateObserver
 from fedmpi.simulation import Simulation
-from fedmpi.traffic import star_models
-from fedmpi.transport import (
+from fedmpi.updates.compression import (
     BUCKET,
     LEVELS,
     MANTISSA,
@@ -34,6 +33,7 @@ from fedmpi.transport import (
     round_to_format,
     upload_bits,
 )
+from fedmpi.updates.traffic import star_models
 from tests.end_to_end.in_process import run_into
 from tests.end_to_end.runs import curve
 

@@ -20,8 +20,8 @@ from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.config.client_parts import ParticipationPart
-from fedmpi.traffic import BYTES_PER_VALUE
-from fedmpi.transport import upload_bits
+from fedmpi.updates.compression import upload_bits
+from fedmpi.updates.traffic import BYTES_PER_VALUE
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from scipy import stats
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
-from fedmpi.traffic import compressed_probes, star_models
+from fedmpi.updates.traffic import compressed_probes, star_models
 from tests.end_to_end.in_process import Run, run, run_into
 from tests.end_to_end.runs import curve
 

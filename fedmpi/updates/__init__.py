@@ -1,0 +1,1 @@
+"""How updates travel, and what they weigh on the links."""
