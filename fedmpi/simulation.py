@@ -16,11 +16,11 @@ from fedmpi.agreement import check_models
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.plan import Plan
 from fedmpi.experiment import Experiment
-from fedmpi.metrics import evaluate
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.progress import open_display, show_summary
 from fedmpi.recorder import Recorder
 from fedmpi.round_sum import RoundSum, RoundTotals
+from fedmpi.tasks.metrics import evaluate
 
 
 class Simulation:

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import f1_score, log_loss
 from torch import nn
 
-from fedmpi.metrics import evaluate, macro_f1
+from fedmpi.tasks.metrics import evaluate, macro_f1
 
 
 def some_predictions(classes: int, samples: int = 500) -> tuple[np.ndarray, np.ndarray]:
