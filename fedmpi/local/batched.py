@@ -25,7 +25,7 @@ from fedmpi.local.failures import check_loss, check_update, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.layers_net import StackedNet, translate, why_not_stackable
+from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.batched_update import Block, StackOptimizer
-from fedmpi.models.layers import Op, Place, Slot, Step, Workspace
-from fedmpi.models.layers_dense import CrossEntropy, DropoutOp
-from fedmpi.models.layers_net import StackedNet
-from fedmpi.models.layers_text import EmbeddingOp, Tables
+from fedmpi.models.stacked.base import Op, Place, Slot, Step, Workspace
+from fedmpi.models.stacked.dense import CrossEntropy, DropoutOp
+from fedmpi.models.stacked.net import StackedNet
+from fedmpi.models.stacked.text import EmbeddingOp, Tables
 
 MOST_BINDINGS = 64
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.work import LocalRule
-from fedmpi.models.layers import Step
+from fedmpi.models.stacked.base import Step
 
 
 @dataclass(frozen=True)

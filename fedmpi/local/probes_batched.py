@@ -17,8 +17,8 @@ from fedmpi.local.batched_stack import Stack
 from fedmpi.local.failures import named_client
 from fedmpi.local.work import DataSource, Ints, LocalRule
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.layers import Step
-from fedmpi.models.layers_net import translate
+from fedmpi.models.stacked.base import Step
+from fedmpi.models.stacked.net import translate
 
 SMALL = 64
 """Samples up to which a client is probed side by side with others; larger ones fill the machine alone."""

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.layers_image import Geometry
-from fedmpi.models.layers_net import stacked, why_not_stackable
+from fedmpi.models.stacked.image import Geometry
+from fedmpi.models.stacked.net import stacked, why_not_stackable
 
 IMAGES = DataDescription((2, 8, 8), "float32", 3, "image", 0, (), ())
 TEXTS = DataDescription((6,), "int32", 3, "text", 11, (), ())

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmpi.models.layers import Op, Place, Slot
+from fedmpi.models.stacked.base import Op, Place, Slot
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmpi.models.layers import Op, Place, Slot
-from fedmpi.models.layers_dense import cut_negative
+from fedmpi.models.stacked.base import Op, Place, Slot
+from fedmpi.models.stacked.dense import cut_negative
 
 
 class Tables:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedmpi.models.layers import Op, Place, Slot
+from fedmpi.models.stacked.base import Op, Place, Slot
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout as ClientDropout
-from fedmpi.models.layers import ALIGNMENT, Layer, Slot
-from fedmpi.models.layers_dense import Dropout, Flatten, Linear, ReLU
-from fedmpi.models.layers_image import Columns, Convolution, Geometry, MaxPool
-from fedmpi.models.layers_text import Embedding, MaxOverTime
+from fedmpi.models.stacked.base import ALIGNMENT, Layer, Slot
+from fedmpi.models.stacked.dense import Dropout, Flatten, Linear, ReLU
+from fedmpi.models.stacked.image import Columns, Convolution, Geometry, MaxPool
+from fedmpi.models.stacked.text import Embedding, MaxOverTime
 from fedmpi.models.text_layers import FrozenEmbedding
 from fedmpi.models.text_layers import MaxOverTime as MaxOverTimeModule
 

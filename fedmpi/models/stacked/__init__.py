@@ -1,0 +1,1 @@
+"""Layers that train several clients' weights side by side."""
