@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.intervals import paired
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.data.divergence import kl_divergence, pooled_counts
 from fedmpi.data.shards import open_store
-from fedmpi.mediators.divergence import kl_divergence, pooled_counts
 from fedmpi.mediators.scheduling import schedule
 
 KINDS = ("greedy", "exchange", "random")

@@ -15,10 +15,10 @@ import time
 import numpy as np
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.data.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
+from fedmpi.data.rebalancing import rebalance
 from fedmpi.data.shards import open_store
-from fedmpi.mediators.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
 from fedmpi.mediators.scheduling import schedule
-from fedmpi.rebalancing import rebalance
 
 KINDS = ("greedy", "exchange", "random")
 

@@ -26,9 +26,9 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.data.augment import AugmentedRows, WarpRanges
+from fedmpi.data.rebalancing import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.process.guard import run_guarded
-from fedmpi.rebalancing import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 
 Reading = Literal["ratio", "ratio-minus-one"]
 
@@ -54,7 +54,7 @@ def write_augmented(
     alpha : float
         α >= 0.
     copies : {"ratio", "ratio-minus-one"}
-        See `fedmpi.rebalancing.copies_per_sample`.
+        See `fedmpi.data.rebalancing.copies_per_sample`.
     seed : int
         The seed of the runs whose copies these are.
     ranges : WarpRanges

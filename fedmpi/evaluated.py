@@ -6,9 +6,9 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
+from fedmpi.data.rebalanced import Samples
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
-from fedmpi.rebalanced import Samples
 
 NAMES = {"test": "test", "val": "validation"}
 

@@ -24,6 +24,7 @@ from fedmpi.cluster.refusal import on_server
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
+from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
 from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.evaluated import EvaluatedParts
@@ -40,7 +41,6 @@ from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, check_buffers, planned_participants
 from fedmpi.probing import make_probe
 from fedmpi.provenance import git_commit, versions
-from fedmpi.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest
 from fedmpi.training import Trainer

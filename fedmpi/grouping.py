@@ -10,10 +10,10 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
+from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.data.rebalancing import Rebalancing
 from fedmpi.data.shards import ShardStore
-from fedmpi.mediators.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import schedule
-from fedmpi.rebalancing import Rebalancing
 
 
 class MediatorGroups:

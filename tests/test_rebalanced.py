@@ -17,9 +17,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.data.augment import WarpRanges
+from fedmpi.data.divergence import kl_divergence
 from fedmpi.data.shards import open_folder
 from fedmpi.experiment import Experiment
-from fedmpi.mediators.divergence import kl_divergence
 from fedmpi.simulation import Simulation
 from tests.end_to_end.astraea_runs import run_here
 

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.data.rebalancing import Rebalancing, source_rows
 from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, Tensors
-from fedmpi.rebalancing import Rebalancing, source_rows
 
 Int64Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
-from fedmpi.mediators.divergence import Floats, pooled_counts, target_distribution
+from fedmpi.data.divergence import Floats, pooled_counts, target_distribution
 
 Ints = NDArray[np.int64]
 

@@ -16,9 +16,9 @@ from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.data.augment import AugmentedData, WarpRanges, warp, warps_of
+from fedmpi.data.rebalancing import rebalance, source_rows
 from fedmpi.data.shards import ShardStore, open_folder, open_store
 from fedmpi.data.source import ClientData
-from fedmpi.rebalancing import rebalance, source_rows
 
 STREAMS = Streams(5)
 NONE = WarpRanges(0, 0, 0, 0)

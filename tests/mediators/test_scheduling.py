@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 
 from fedmpi.common.errors import UserError
-from fedmpi.mediators.divergence import kl_divergence, pooled_counts, summarise, target_distribution
+from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import exchange, greedy, random_groups, schedule
 
 GENERATOR = np.random.default_rng

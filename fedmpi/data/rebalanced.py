@@ -20,10 +20,10 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.server_parts import RebalancePart
 from fedmpi.data.augment import AugmentedData, WarpRanges, check_images
+from fedmpi.data.divergence import kl_divergence, summarise
+from fedmpi.data.rebalancing import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
-from fedmpi.mediators.divergence import kl_divergence, summarise
-from fedmpi.rebalancing import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 
 log = logging.getLogger("fedmpi")
 Samples = ClientData | AugmentedData
