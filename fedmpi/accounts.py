@@ -13,7 +13,7 @@ from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Ints
 from fedmpi.config import Config
-from fedmpi.diagnostics import Usage, evenness
+from fedmpi.local.diagnostics import Usage, evenness
 from fedmpi.privacy.exposure import exposure
 from fedmpi.privacy.gaussian import GaussianAccountant
 from fedmpi.privacy.ledger import PrivacyLedger

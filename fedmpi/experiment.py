@@ -26,20 +26,20 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
-from fedmpi.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.evaluated import EvaluatedParts
 from fedmpi.grouping import mediator_groups
 from fedmpi.layout import agree_on_work, lay_out, prepare_device
 from fedmpi.links import paper_formula, round_links
+from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.local.engines import choose_engine
-from fedmpi.measures import LocalLosses, Reference
+from fedmpi.local.measures import LocalLosses, Reference
+from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.probing import make_probe
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.observer import UpdateObserver
 from fedmpi.planner import Planner
 from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, check_buffers, planned_participants
-from fedmpi.probing import make_probe
 from fedmpi.provenance import git_commit, versions
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest

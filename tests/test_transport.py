@@ -17,8 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
+from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import Task
-from fedmpi.observer import UpdateObserver
 from fedmpi.simulation import Simulation
 from fedmpi.updates.compression import (
     BUCKET,

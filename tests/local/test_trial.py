@@ -14,8 +14,8 @@ from torch import Tensor
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
-from fedmpi.engine_trial import EngineTrial
 from fedmpi.local import trial
+from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
 from fedmpi.local.trial import time_engines
 from fedmpi.local.work import LocalRule, Task, WorkReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.diagnostics import (
+from fedmpi.local.diagnostics import (
     UpdateMoments,
     Usage,
     client_drift,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
-from fedmpi.diagnostics import UpdateMoments, update_moments
+from fedmpi.local.diagnostics import UpdateMoments, update_moments
+from fedmpi.local.measures import LocalLosses
 from fedmpi.local.work import Task
-from fedmpi.measures import LocalLosses
 from fedmpi.privacy.gaussian import clip
 from fedmpi.updates.compression import Transport
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
-from fedmpi.diagnostics import weight_divergence
+from fedmpi.local.diagnostics import weight_divergence
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
