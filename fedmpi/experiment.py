@@ -27,7 +27,6 @@ from fedmpi.config import Config
 from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
 from fedmpi.evaluated import EvaluatedParts
-from fedmpi.grouping import mediator_groups
 from fedmpi.layout import agree_on_work, lay_out, prepare_device
 from fedmpi.links import paper_formula, round_links
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
@@ -35,6 +34,7 @@ from fedmpi.local.engines import choose_engine
 from fedmpi.local.measures import LocalLosses, Reference
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.probing import make_probe
+from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.planner import Planner

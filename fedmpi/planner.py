@@ -21,7 +21,7 @@ from fedmpi.clients.turnout import CohortDraw, Turnout
 from fedmpi.common.plan import Floats, Ints, Plan, learning_rate
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
-from fedmpi.grouping import MediatorGroups
+from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.size_estimates import (
     SizeEstimate,
     answer_stream,

@@ -7,7 +7,7 @@ import pytest
 
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.grouping import MediatorGroups
+from fedmpi.mediators.groups import MediatorGroups
 
 CLIENTS = 40
 
