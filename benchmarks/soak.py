@@ -20,7 +20,7 @@ import psutil
 from fedmpi.config import Config, load_config
 from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
-from fedmpi.recorder import Recorder
+from fedmpi.records.recorder import Recorder
 from fedmpi.simulation import Simulation
 
 SAMPLES = 20

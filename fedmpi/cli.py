@@ -62,7 +62,7 @@ def train(
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
     from fedmpi.experiment import Experiment  # slow: a wrong configuration is refused before
-    from fedmpi.recorder import open_recorder
+    from fedmpi.records.recorder import open_recorder
     from fedmpi.simulation import Simulation
 
     experiment = Experiment.connect(loaded)

@@ -16,7 +16,6 @@ from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.weights import surplus
 from fedmpi.agreement import agree_on_traits
 from fedmpi.balance import Balance, BalanceLearner
-from fedmpi.checkpoint import Checkpoint
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
@@ -40,7 +39,8 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.planner import Planner
 from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, check_buffers, planned_participants
-from fedmpi.provenance import git_commit, versions
+from fedmpi.records.checkpoint import Checkpoint
+from fedmpi.records.provenance import git_commit, versions
 from fedmpi.round_sum import RoundTotals
 from fedmpi.run_facts import agree, data_digest
 from fedmpi.training import Trainer

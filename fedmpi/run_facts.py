@@ -20,8 +20,8 @@ from fedmpi.config import Config
 from fedmpi.config.loading import flat_table
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore, open_store
-from fedmpi.plugin_files import plugin_files
-from fedmpi.provenance import versions
+from fedmpi.records.plugin_files import plugin_files
+from fedmpi.records.provenance import versions
 
 Facts = dict[str, str]
 NAMED = 3

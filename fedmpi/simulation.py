@@ -17,8 +17,8 @@ from fedmpi.cluster.refusal import on_server
 from fedmpi.common.plan import Plan
 from fedmpi.experiment import Experiment
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
-from fedmpi.progress import open_display, show_summary
-from fedmpi.recorder import Recorder
+from fedmpi.records.progress import open_display, show_summary
+from fedmpi.records.recorder import Recorder
 from fedmpi.round_sum import RoundSum, RoundTotals
 from fedmpi.tasks.metrics import evaluate
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedmpi.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, save_checkpoint
 from fedmpi.common.errors import UserError
+from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, save_checkpoint
 
 
 def saved(folder: Path, next_round: int, keep: int = 2) -> Checkpoint:

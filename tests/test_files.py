@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.common.files import make_folder, sync_folder, write_whole
 from fedmpi.config import load_config
-from fedmpi.recorder import Recorder
+from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.records.recorder import Recorder
 
 
 @pytest.fixture

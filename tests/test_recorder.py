@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedmpi.checkpoint import newest_checkpoint
 from fedmpi.cli import train
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
-from fedmpi.model_file import model_file
-from fedmpi.recorder import OF_A_RUN, Recorder
+from fedmpi.records.checkpoint import newest_checkpoint
+from fedmpi.records.model_file import model_file
+from fedmpi.records.recorder import OF_A_RUN, Recorder
 from tests.data_prep.command import main
 from tests.end_to_end.in_process import run_into
 from tests.end_to_end.runs import curve

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.recorder import open_recorder
+from fedmpi.records.recorder import open_recorder
 from fedmpi.simulation import Simulation
 from tests.end_to_end.runs import Record, records
 

@@ -11,7 +11,7 @@ import torch
 
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.recorder import Recorder
+from fedmpi.records.recorder import Recorder
 from fedmpi.simulation import Simulation
 
 QUIET = ("logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0")

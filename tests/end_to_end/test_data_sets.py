@@ -21,7 +21,7 @@ from data_prep.datasets.registry import DATASETS
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
 from fedmpi.inspection import inspect_folder
-from fedmpi.recorder import open_recorder
+from fedmpi.records.recorder import open_recorder
 from fedmpi.simulation import Simulation
 
 ROUNDS = 5

@@ -19,7 +19,7 @@ import pytest
 import fedmpi
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
-from fedmpi.plugin_files import plugin_files
+from fedmpi.records.plugin_files import plugin_files
 from fedmpi.run_facts import _difference, facts_of_data, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import REPOSITORY, find_mpiexec, finish_job, run_alone, start_job

@@ -17,7 +17,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.config import Config
 from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
-from fedmpi.recorder import open_recorder
+from fedmpi.records.recorder import open_recorder
 from fedmpi.simulation import Simulation
 
 

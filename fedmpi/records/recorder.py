@@ -21,15 +21,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from fedmpi.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
 from fedmpi.config.loading import differences
-from fedmpi.model_file import model_file
-from fedmpi.progress import TerminalWarnings
+from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.records.model_file import model_file
+from fedmpi.records.progress import TerminalWarnings
 from fedmpi.updates.traffic import cost_to_target
 
 log = logging.getLogger("fedmpi")
