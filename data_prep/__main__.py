@@ -22,8 +22,8 @@ from data_prep.prepare import Job, parse_law_options, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
-from fedmpi.inspection import inspect_folder
-from fedmpi.inspection_plot import check_picture
+from fedmpi.inspect.plot import check_picture
+from fedmpi.inspect.report import inspect_folder
 from fedmpi.process.guard import run_guarded
 
 DONE, INTERRUPTED = 0, 130

@@ -1,4 +1,4 @@
-"""What a partition looks like before it is written: the measures of `fedmpi.inspection` from the labels alone."""
+"""What a partition looks like before it is written: the measures of `fedmpi.inspect.report` from the labels alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from data_prep.partitions.common import Int64Array, Partition
-from fedmpi.inspection import Heterogeneity, measure
+from fedmpi.inspect.report import Heterogeneity, measure
 
 _CELLS = 1 << 22
 

@@ -124,7 +124,7 @@ def inspect(
 
     Example: fedmpi inspect digits
     """
-    from fedmpi.inspection import inspect_folder
+    from fedmpi.inspect.report import inspect_folder
 
     inspection = inspect_folder(shards, verify=verify)
     inspection.render(Console())
@@ -147,7 +147,7 @@ def estimate(
     Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
     """
     from fedmpi.data.shards import open_store
-    from fedmpi.sampling import assess
+    from fedmpi.inspect import estimates as assess
 
     held = open_store(sizes).sizes
     asked = len(held) if participants is None else participants

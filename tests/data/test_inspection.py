@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedmpi.common.errors import UserError
-from fedmpi.inspection import divergences, gini, inspect_folder, label_distances, measure
+from fedmpi.inspect.report import divergences, gini, inspect_folder, label_distances, measure
 
 
 def test_gini_of_equal_sizes_is_zero_and_of_one_owner_nearly_one() -> None:

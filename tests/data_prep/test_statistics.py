@@ -12,7 +12,7 @@ from data_prep.raw import RawDataset
 from data_prep.statistics import class_count_blocks, describe
 from data_prep.writer import write_shards
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.inspection import inspect_folder
+from fedmpi.inspect.report import inspect_folder
 
 LABELS = np.random.default_rng(0).integers(0, 7, 900)
 

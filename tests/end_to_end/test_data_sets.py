@@ -20,7 +20,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from fedmpi.config import load_config
 from fedmpi.experiment import Experiment
-from fedmpi.inspection import inspect_folder
+from fedmpi.inspect.report import inspect_folder
 from fedmpi.records.recorder import open_recorder
 from fedmpi.simulation import Simulation
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.inspect.estimates import advice, assess, plot, render
 from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability
-from fedmpi.sampling.assess import advice, assess, plot, render
 
 SIZES = np.concatenate([np.resize([1, 2, 3], 500), np.full(20, 60)]).astype(np.int64)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmpi.common.errors import UserError
-from fedmpi.inspection_plot import check_picture
+from fedmpi.inspect.plot import check_picture
 from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
 
 IntArray = NDArray[np.int64]

@@ -185,8 +185,8 @@ class Inspection:
         return lines + [("note", note) for note in manifest.notes]
 
     def plot(self, path: Path | str) -> None:
-        """Draw the client x class bubble chart and the size histogram; see `fedmpi.inspection_plot`."""
-        from fedmpi.inspection_plot import draw  # imports matplotlib
+        """Draw the client x class bubble chart and the size histogram; see `fedmpi.inspect.plot`."""
+        from fedmpi.inspect.plot import draw  # imports matplotlib
 
         draw(self.store, Path(path))
 

@@ -1,0 +1,1 @@
+"""What `fedmpi inspect` and `fedmpi estimate` show."""
