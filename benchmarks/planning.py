@@ -17,7 +17,7 @@ import numpy as np
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.planner import Planner
+from fedmpi.rounds.server import Planner
 from fedmpi.samples.rules import sampled_positions
 
 SYSTEMS = {

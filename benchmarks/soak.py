@@ -18,10 +18,10 @@ import numpy as np
 import psutil
 
 from fedmpi.config import Config, load_config
-from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
 from fedmpi.records.recorder import Recorder
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 
 SAMPLES = 20
 

@@ -24,7 +24,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.planner import Planner
+from fedmpi.rounds.server import Planner
 
 KINDS = 10
 SYSTEMS = ("fedsts", "fedsso")

@@ -61,9 +61,9 @@ def train(
     loaded = _load(config, settings)
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
-    from fedmpi.experiment import Experiment  # slow: a wrong configuration is refused before
     from fedmpi.records.recorder import open_recorder
-    from fedmpi.simulation import Simulation
+    from fedmpi.rounds.assemble import Experiment  # slow: a wrong configuration is refused before
+    from fedmpi.rounds.loop import Simulation
 
     experiment = Experiment.connect(loaded)
     folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"

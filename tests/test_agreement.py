@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.agreement import check_work
 from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
+from fedmpi.rounds.agreement import check_work
 
 PLAN = Plan(3, 0.1, np.arange(4), np.ones(4), per_sample=True, normalise=True)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.balance import MOST_STEP_ROWS, STATE, Balance, BalanceLearner
-from fedmpi.placement import STEP_ROWS, equal_parts, longest_first
+from fedmpi.rounds.balance import MOST_STEP_ROWS, STATE, Balance, BalanceLearner
+from fedmpi.rounds.placement import STEP_ROWS, equal_parts, longest_first
 from tests.end_to_end.in_process import run
 
 ROW_SECONDS = 2e-5

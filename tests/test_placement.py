@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
-from fedmpi.experiment import Experiment
-from fedmpi.layout import Layout, server_trains, shares_data
 from fedmpi.local.schedule import schedule
 from fedmpi.local.work import LocalRule
-from fedmpi.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
+from fedmpi.rounds.workers import Layout, server_trains, shares_data
 
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
 

@@ -19,8 +19,8 @@ from fedmpi.config import load_config
 from fedmpi.data.augment import WarpRanges
 from fedmpi.data.divergence import kl_divergence
 from fedmpi.data.shards import open_folder
-from fedmpi.experiment import Experiment
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 from tests.end_to_end.astraea_runs import run_here
 
 ALPHA = 0.67

@@ -16,10 +16,10 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import Task
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 from fedmpi.updates.compression import (
     BUCKET,
     LEVELS,

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fedmpi.round_sum import RoundTotals
+from fedmpi.rounds.sum import RoundTotals
 
 
 def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():

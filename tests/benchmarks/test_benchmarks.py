@@ -16,8 +16,8 @@ from benchmarks.floors import Rounds
 from benchmarks.measure import ContestantFailed, run_tree
 from benchmarks.workloads import WORKLOADS, Workload, prepare
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Whole local sets as batches: then the order of the samples, which every contestant draws in its own way, has no part.

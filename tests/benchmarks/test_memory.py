@@ -12,8 +12,8 @@ from benchmarks.soak import SAMPLES, Watched, growth
 from data_prep.partitions.common import Partition
 from data_prep.writer import write_shards
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 from tests.mpi.launch import run_mpi
 
 ROUNDS = 160

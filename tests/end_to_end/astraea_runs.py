@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
 from fedmpi.records.recorder import open_recorder
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 from tests.end_to_end.runs import Record, records
 
 SMALL = (

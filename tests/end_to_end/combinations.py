@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config, build_config, config_table
-from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 from tests.mpi.trace import Tracer
 
 Choices = dict[str, dict[str, list[Any]]]

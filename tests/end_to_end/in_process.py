@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
 from fedmpi.records.recorder import Recorder
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 
 QUIET = ("logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0")
 

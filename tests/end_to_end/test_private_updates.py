@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.data.assignment import offsets_of
-from fedmpi.planner import Planner
+from fedmpi.rounds.server import Planner
 from tests.aggregation.test_gaussian_dp import gaussian_epsilon
 from tests.end_to_end.in_process import Run, run, run_into
 

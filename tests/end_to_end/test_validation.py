@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
-from fedmpi.experiment import Experiment
+from fedmpi.rounds.assemble import Experiment
 from fedmpi.tasks.metrics import evaluate
 from tests.data_prep.command import main
 from tests.end_to_end.in_process import run, run_into

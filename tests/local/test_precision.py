@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config, build_config
-from fedmpi.experiment import Experiment
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import Engine, LocalRule, Task
 from fedmpi.models.flat import FlatModel
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 from tests.local.synthetic import (
     IMAGES,
     SMALL_IMAGES,

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 
 
 def main() -> int:

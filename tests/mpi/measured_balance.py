@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
-from fedmpi.round_sum import RoundTotals
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
+from fedmpi.rounds.sum import RoundTotals
 from tests.mpi.trace import Tracer
 
 SLOWNESS, STEP_ROWS = 3.0, 20.0

@@ -128,9 +128,9 @@ def round_sums() -> None:
     """The update and metrics of rounds are the same whichever way their one buffer is summed, float or exact."""
     import torch
 
-    from fedmpi.agreement import Attendance
     from fedmpi.local.work import WorkReport
-    from fedmpi.round_sum import RoundSum
+    from fedmpi.rounds.agreement import Attendance
+    from fedmpi.rounds.sum import RoundSum
 
     def update(rank: int, t: int) -> torch.Tensor:
         return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))

@@ -20,7 +20,7 @@ import fedmpi
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
 from fedmpi.records.plugin_files import plugin_files
-from fedmpi.run_facts import _difference, facts_of_data, facts_of_run
+from fedmpi.rounds.run_facts import _difference, facts_of_data, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import REPOSITORY, find_mpiexec, finish_job, run_alone, start_job
 
@@ -73,7 +73,7 @@ CONNECTING = """
 import json, sys
 from fedmpi.config import load_config
 from fedmpi.common.errors import UserError
-from fedmpi.experiment import Experiment
+from fedmpi.rounds.assemble import Experiment
 
 common, mine = map(json.loads, sys.argv[2:])
 told = []

@@ -24,15 +24,15 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
-from fedmpi.layout import agree_on_work
 from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
 from fedmpi.process.guard import run_guarded
-from fedmpi.simulation import Simulation
-from fedmpi.training import Trainer
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
+from fedmpi.rounds.worker import Trainer
+from fedmpi.rounds.workers import agree_on_work
 
 FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
 ASTRAEA = (
@@ -111,7 +111,7 @@ def a_gpu_on_one(rank: int, patch: Patch) -> dict[str, Any]:
 def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes rank 0 for a worker, the others do not: some clients are trained twice, others never."""
     own = layout.agree_on_work
-    patch.setattr("fedmpi.experiment.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
+    patch.setattr("fedmpi.rounds.assemble.agree_on_work", lambda *about: (True, own(*about)[1] or rank == 1))
     return run(f"{FEDAVG} server.trains=never")
 
 

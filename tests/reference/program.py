@@ -15,10 +15,10 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
-from fedmpi.experiment import Experiment
 from fedmpi.process.guard import run_guarded
 from fedmpi.records.recorder import open_recorder
-from fedmpi.simulation import Simulation
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
 
 
 def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:

@@ -12,9 +12,9 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.planner import Planner
 from fedmpi.privacy.exposure import exposure
 from fedmpi.privacy.size_estimates import estimate, saturations
+from fedmpi.rounds.server import Planner
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 PRIVATE = ("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=duchi", "samples.threshold=40")

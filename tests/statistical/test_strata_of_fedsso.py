@@ -15,7 +15,7 @@ from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from fedmpi.planner import Planner
+from fedmpi.rounds.server import Planner
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])
 SIZES = np.array([4, 2, 1])

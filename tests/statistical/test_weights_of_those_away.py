@@ -13,8 +13,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.experiment import Experiment
-from fedmpi.planner import Planner
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.server import Planner
 
 LABELS = np.repeat(np.arange(10), 10)
 EQUAL = np.full(100, 600, np.int64)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.accounts import Accounts
 from fedmpi.aggregation.weights import coefficients, is_normalised
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.devices import round_seconds
@@ -30,6 +29,7 @@ from fedmpi.privacy.size_estimates import (
     saturations,
 )
 from fedmpi.privacy.updates import planned_participants
+from fedmpi.rounds.accounts import Accounts
 from fedmpi.samples.rules import offsets_of, sampled_positions, used_counts
 
 log = logging.getLogger("fedmpi")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmpi.agreement import places_on_node, refuse_mixed_devices
 from fedmpi.cluster import Cluster
 from fedmpi.common.arithmetic import repeat_results
 from fedmpi.common.plan import Ints
@@ -17,6 +16,7 @@ from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription
 from fedmpi.process.malloc import keep_freed_memory
+from fedmpi.rounds.agreement import places_on_node, refuse_mixed_devices
 
 log = logging.getLogger("fedmpi")
 

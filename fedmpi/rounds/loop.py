@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedmpi.agreement import check_models
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.plan import Plan
-from fedmpi.experiment import Experiment
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.records.progress import open_display, show_summary
 from fedmpi.records.recorder import Recorder
-from fedmpi.round_sum import RoundSum, RoundTotals
+from fedmpi.rounds.agreement import check_models
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.sum import RoundSum, RoundTotals
 from fedmpi.tasks.metrics import evaluate
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.plan import Floats
-from fedmpi.placement import STEP_ROWS
+from fedmpi.rounds.placement import STEP_ROWS
 
 MEMORY = 0.95
 """Weight of a round in what is learned a round later: the last twenty rounds count most."""

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FixedPointSum, FloatSum
 from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, metric_slots
-from fedmpi.agreement import Attendance
 from fedmpi.cluster import Cluster
 from fedmpi.local.diagnostics import UpdateMoments
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
+from fedmpi.rounds.agreement import Attendance
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
 ATTENDED = ("places", "fingerprint", "due")

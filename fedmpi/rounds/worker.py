@@ -8,22 +8,22 @@ import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.agreement import Attendance, check_work
-from fedmpi.balance import Balance
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
-from fedmpi.layout import Layout
-from fedmpi.links import keeps_moments
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
-from fedmpi.placement import equal_parts, longest_first, planned_cost, planned_work
+from fedmpi.rounds.agreement import Attendance, check_work
+from fedmpi.rounds.balance import Balance
+from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost, planned_work
+from fedmpi.rounds.traffic_count import keeps_moments
+from fedmpi.rounds.workers import Layout
 from fedmpi.samples.rules import holders, offsets_of, sampled_positions
 from fedmpi.samples.sampled_rows import SampledRows
 

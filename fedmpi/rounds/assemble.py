@@ -14,8 +14,6 @@ import fedmpi
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.aggregation.weights import surplus
-from fedmpi.agreement import agree_on_traits
-from fedmpi.balance import Balance, BalanceLearner
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
@@ -25,9 +23,6 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
-from fedmpi.evaluated import EvaluatedParts
-from fedmpi.layout import agree_on_work, lay_out, prepare_device
-from fedmpi.links import paper_formula, round_links
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.measures import LocalLosses, Reference
@@ -36,14 +31,19 @@ from fedmpi.local.probing import make_probe
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.planner import Planner
 from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, check_buffers, planned_participants
 from fedmpi.records.checkpoint import Checkpoint
 from fedmpi.records.provenance import git_commit, versions
-from fedmpi.round_sum import RoundTotals
-from fedmpi.run_facts import agree, data_digest
-from fedmpi.training import Trainer
+from fedmpi.rounds.agreement import agree_on_traits
+from fedmpi.rounds.balance import Balance, BalanceLearner
+from fedmpi.rounds.evaluated import EvaluatedParts
+from fedmpi.rounds.run_facts import agree, data_digest
+from fedmpi.rounds.server import Planner
+from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.traffic_count import paper_formula, round_links
+from fedmpi.rounds.worker import Trainer
+from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device
 from fedmpi.updates.compression import RESIDUALS, check_residuals
 
 log = logging.getLogger("fedmpi")
