@@ -19,8 +19,8 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.data.assignment import offsets_of
 from fedmpi.rounds.server import Planner
-from tests.aggregation.test_gaussian_dp import gaussian_epsilon
 from tests.end_to_end.in_process import Run, run, run_into
+from tests.privacy.test_gaussian_dp import gaussian_epsilon
 
 pytest.importorskip("dp_accounting")
 

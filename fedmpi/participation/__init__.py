@@ -1,1 +1,0 @@
-"""Which clients take part: draws, strata, allocation, availability (pure functions over arrays)."""
