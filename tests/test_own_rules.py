@@ -24,9 +24,9 @@ def every_second(sizes: IntArray, start: int, stop: int | None) -> IntArray:
     return np.arange(start + start % 2, sizes.sum() if stop is None else stop, 2)
 """
 SAMPLER = {
-    "participation/clients.py": [("\ndef uniform(", IN_TURN + "\n\ndef uniform(")],
+    "clients/cohort.py": [("\ndef uniform(", IN_TURN + "\n\ndef uniform(")],
     "config/client_parts.py": [('clients: Literal["all", ', 'clients: Literal["all", "in-turn", ')],
-    "cohorts.py": [
+    "clients/turnout.py": [
         ("everyone, uniform", "everyone, in_turn, uniform"),
         (
             '        if part.clients == "weighted":',
@@ -36,7 +36,7 @@ SAMPLER = {
     ],
 }
 ROWS = {
-    "sampling/samples.py": [
+    "samples/rules.py": [
         ("\ndef sampled_positions(", EVERY_SECOND + "\n\ndef sampled_positions("),
         (
             '    if rule == "bernoulli":',

@@ -1,6 +1,6 @@
 """What a configuration means for the privacy of updates: the fixed denominator, when a draw is secret, what is refused.
 
-The privacy of `aggregation/gaussian_dp.py` is that of one client whose data is replaced, everything else being equal.
+The privacy of `privacy/gaussian.py` is that of one client whose data is replaced, everything else being equal.
 It holds only where that client changes nothing but its own clipped update.
 """
 

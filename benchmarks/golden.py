@@ -1,0 +1,108 @@
+"""The same bits before and after a change of the code: every preset's records and final model, recorded and compared.
+
+    python -m benchmarks.golden record golden/before          runs every preset's example on 1 and on 3 ranks
+    python -m benchmarks.golden record golden/after --against golden/before
+    python -m benchmarks.golden compare golden/before golden/after
+
+What is run is the `fedmpi` that Python finds: with PYTHONPATH naming another copy of the repository, that copy. The
+engine is chosen by name (one process: one client after another; several: stacked), since a trial by time may choose
+differently. Records are compared without their seconds, models bit by bit. Exit code 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedmpi.config import presets
+
+ROUNDS = 4
+ENGINES = {1: "sequential", 3: "batched"}
+"""Ranks of a run and the engine that trains in it."""
+
+
+def record(folder: Path, only: list[str]) -> int:
+    """Run the presets' examples into `folder`; returns how many failed."""
+    failed = 0
+    for preset in presets():
+        for ranks, engine in ENGINES.items():
+            if only and preset.name not in only:
+                continue
+            out = folder / f"{preset.name}-{ranks}"
+            if (out / "summary.json").exists():
+                continue
+            launcher = [str(Path(sys.prefix) / "bin" / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
+            settings = {"rounds": ROUNDS, "checkpoint.every": 2, "logging.tensorboard": "false", "local.engine": engine}
+            words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+            command = [sys.executable, "-m", *shlex.split(preset.example), *words, "--out", str(out)]
+            done = subprocess.run([*launcher, *command], capture_output=True, text=True)
+            if done.returncode:
+                failed += 1
+                print(f"{out.name}: exit code {done.returncode}: {done.stderr.strip()[-300:]}", flush=True)
+    return failed
+
+
+def untimed(record: Any) -> Any:
+    """A record without what is measured in seconds of the machine."""
+    if not isinstance(record, dict):
+        return record
+    return {key: untimed(value) for key, value in record.items() if "seconds" not in key or key == "virtual_seconds"}
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What differs between two runs: the first round with another record, and the model."""
+    found = []
+    records = [[json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (one, other)]
+    for a, b in zip(*records, strict=False):
+        if untimed(a) != untimed(b):
+            a, b = untimed(a), untimed(b)
+            keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
+            found.append(f"round {a['round']} differs in {', '.join(keys)}")
+            break
+    if len(records[0]) != len(records[1]):
+        found.append(f"{len(records[0])} and {len(records[1])} rounds")
+    digests = [hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest() for run in (one, other)]
+    if digests[0] != digests[1]:
+        found.append("another model")
+    return found
+
+
+def compare(before: Path, after: Path) -> int:
+    """Print what differs run by run; returns how many runs differ or are missing."""
+    wrong = 0
+    names = sorted(run.name for run in before.iterdir() if (run / "summary.json").exists())
+    for name in names:
+        there = (after / name / "summary.json").exists()
+        found = differences(before / name, after / name) if there else ["was not run"]
+        wrong += bool(found)
+        if found:
+            print(f"{name}: {'; '.join(found)}")
+    print(f"{len(names) - wrong} of {len(names)} runs have the same records and the same model")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    recording = actions.add_parser("record", help="run every preset's example")
+    recording.add_argument("folder", type=Path)
+    recording.add_argument("--only", nargs="*", default=[], metavar="PRESET")
+    recording.add_argument("--against", type=Path, metavar="FOLDER", help="compare with these runs afterwards")
+    comparing = actions.add_parser("compare", help="compare two recorded folders")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    asked = parser.parse_args()
+    if asked.action == "compare":
+        return int(compare(asked.before, asked.after) > 0)
+    failed = record(asked.folder, asked.only)
+    return int(failed + (compare(asked.against, asked.folder) if asked.against else 0) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
