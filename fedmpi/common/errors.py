@@ -28,3 +28,38 @@ class ClientFailure(Exception):
         super().__init__(f"client {client} on rank {rank}: {type(cause).__name__}: {cause}")
         self.client = client
         self.rank = rank
+
+
+class PartFailure(Exception):
+    """A part of the user's choice raised an exception, or returned what cannot be used. The commands exit with 1.
+
+    Parameters
+    ----------
+    kind, name : str
+        Of the part.
+    problem : str
+        The exception, or what is wrong with the result.
+    where : str
+        File and line; "" where there is none.
+    trace : str
+        The part's own lines of the traceback.
+    round, client : int, optional
+        What it was called for.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        problem: str,
+        where: str = "",
+        trace: str = "",
+        round: int | None = None,
+        client: int | None = None,
+    ):
+        called = [f"round {round}"] * (round is not None) + [f"client {client}"] * (client is not None)
+        place = f" ({where})" if where else ""
+        moment = f" in {', '.join(called)}" if called else ""
+        super().__init__(f"the {kind} {name}{place} failed{moment}: {problem}")
+        self.kind, self.name, self.where, self.trace = kind, name, where, trace
+        self.round, self.client = round, client

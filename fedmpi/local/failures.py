@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from fedmpi.common.errors import ClientFailure, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 
 LARGEST_LOSS = 2.0**40
 """Above it nothing is learned any more; the sums of losses that travel with the update keep to 2**50."""
@@ -16,10 +16,11 @@ LARGEST_LOSS = 2.0**40
 
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
-    """Turn an exception into a ClientFailure that names the client and the rank; a UserError passes as it is."""
+    """Turn an exception into a ClientFailure that names the client and the rank; UserError and PartFailure pass as they
+    are."""
     try:
         yield
-    except (ClientFailure, UserError):
+    except (ClientFailure, PartFailure, UserError):
         raise
     except Exception as cause:
         raise ClientFailure(client, rank, cause) from cause

@@ -14,7 +14,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
-from fedmpi.common.errors import ClientFailure, RanksDisagree, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, RanksDisagree, UserError
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED = 0, 1, 2, 75
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
@@ -50,6 +50,8 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
         code, why = USER_ERROR, f"error: {error}"
     except RanksDisagree as error:
         code, why = OUR_FAULT, f"error: {error}"
+    except PartFailure as failure:
+        code, why = OUR_FAULT, f"error: {failure}\n{failure.trace}".rstrip()
     except ClientFailure as failure:
         _tell(f"error: {failure}")
         abort_job(OUR_FAULT)

@@ -1,0 +1,589 @@
+"""The parts that a configuration can choose: by built-in name, by "package.module:object", or as an object.
+
+A part is a function or a class; what it can be told are its keyword-only parameters, set in the configuration beside
+the key that chooses it. Built-in and foreign parts are resolved, checked and called alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, overload
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from fedmpi.common.errors import UserError
+
+MARKS = "__fedmpi__"
+"""The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
+
+NUMBERS = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
+"""Numbers about clients that the server can keep for a sampler."""
+
+MEASURABLE = ("loss", "accuracy", "gradient_norm")
+"""Those that can be measured on the current model before anybody has trained."""
+
+Chosen = TypeVar("Chosen", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be chosen by one key of the configuration.
+
+    Attributes
+    ----------
+    name : str
+        In common nouns, as messages say it.
+    key : str
+        The key of the configuration whose value chooses it; its options stand in the same table.
+    modules : tuple of str
+        Modules that register the built-in ones; imported when asked for.
+    """
+
+    name: str
+    key: str
+    modules: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """The table in which the options stand."""
+        return self.key.partition(".")[0]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("client sampler", "participation.clients"),
+        Kind("row rule", "samples.rule"),
+        Kind("weights", "aggregation.weights"),
+        Kind("combiner", "aggregation.rule"),
+        Kind("server optimizer", "aggregation.optimizer"),
+        Kind("local algorithm", "local.algorithm"),
+        Kind("local optimizer", "local.optimizer"),
+        Kind("model", "model.name"),
+        Kind("data source", "data.shards"),
+        Kind("loss", "task.loss"),
+        Kind("metric", "task.metrics"),
+        Kind("availability", "system.availability"),
+        Kind("scheduling", "topology.scheduling"),
+        Kind("partition", "--partition"),
+        Kind("data set", "--dataset"),
+    )
+}
+"""Everything choosable, by the name of its kind."""
+
+_BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
+
+
+class _Required:
+    """The default of an option that must be given."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a part: a keyword-only parameter of its function or constructor.
+
+    Attributes
+    ----------
+    name : str
+    default : object
+        `REQUIRED` where there is none.
+    annotation : object
+        The type of its values; `Any` where its author wrote none.
+    doc : str
+        What the docstring's section "Parameters" says about it, on one line; "" where it says nothing.
+    """
+
+    name: str
+    default: Any = REQUIRED
+    annotation: Any = Any
+    doc: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type as its author would write it."""
+        return _type_text(self.annotation)
+
+    def converted(self, value: Any) -> Any:
+        """The value as the part receives it: 1 as 1.0 where a float is wanted, a list as a tuple.
+
+        Raises
+        ------
+        ValueError
+            When the value is of another type or out of range; says what is expected.
+        """
+        try:
+            adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        except (PydanticUserError, NameError, TypeError):
+            return value  # an annotation that is no type
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            raise ValueError(error.errors(include_url=False)[0]["msg"]) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A thing that was chosen.
+
+    Attributes
+    ----------
+    kind : str
+        A key of `KINDS`.
+    name : str
+        Its built-in name, or "module:object".
+    object : function or class
+        As its author wrote it.
+    marks : dict
+        What its decorator was given.
+    source : Path or None
+        The file of a foreign part; None for built-in ones and where there is no file (typed in at a prompt).
+    options : tuple of Option
+        What it can be told.
+    takes_any : bool
+        Whether it takes options of any name (**options).
+    """
+
+    kind: str
+    name: str
+    object: Any
+    marks: dict[str, Any] = field(default_factory=dict)
+    source: Path | None = None
+    options: tuple[Option, ...] = ()
+    takes_any: bool = False
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is not one of fedmpi's own."""
+        return ":" in self.name
+
+    @property
+    def key(self) -> str:
+        """The key of the configuration that chooses it."""
+        return KINDS[self.kind].key
+
+    @property
+    def title(self) -> str:
+        """The first sentence of its docstring, on one line."""
+        return _first_sentence(_docstring(self.object))
+
+    @cached_property
+    def source_text(self) -> str:
+        """The text of its file, or of the object alone where there is no file; "" where neither can be had."""
+        if self.source is not None:
+            return self.source.read_text(encoding="utf-8", errors="replace")
+        try:
+            return inspect.getsource(self.object) if self.foreign else ""
+        except (OSError, TypeError):
+            return ""
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of its source text."""
+        return hashlib.sha256(self.source_text.encode()).hexdigest()
+
+    def option(self, name: str) -> Option | None:
+        """The option of that name, if there is one."""
+        return next((option for option in self.options if option.name == name), None)
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options converted to their types.
+
+        Raises
+        ------
+        UserError
+            An option that the part does not have, with the nearest one; a value of another type; a missing one.
+        """
+        found = {}
+        for name, value in options.items():
+            option = self.option(name)
+            if option is None and not self.takes_any:
+                raise UserError(self.unknown(name))
+            try:
+                found[name] = value if option is None else option.converted(value)
+            except ValueError as error:
+                reason = str(error)
+                raise UserError(
+                    f"{self._key_of(name)} = {value!r} does not suit {self.name}: {reason[:1].lower()}{reason[1:]}"
+                ) from None
+        missing = [option.name for option in self.options if option.default is REQUIRED and option.name not in found]
+        if missing:
+            keys = " and ".join(self._key_of(name) for name in missing)
+            raise UserError(f"{self.name} needs {keys}: {self.key} = {self.name!r} cannot do without")
+        return found
+
+    def make(self, options: Mapping[str, Any]) -> Any:
+        """The part ready for use: a function with its options bound, or an instance of the class.
+
+        Parameters
+        ----------
+        options : mapping
+            Names and values, as the user set them; those left out keep their defaults.
+
+        Raises
+        ------
+        UserError
+            As `checked`.
+        """
+        bound = self.checked(options)
+        return self.object(**bound) if inspect.isclass(self.object) else partial(self.object, **bound)
+
+    def unknown(self, name: str) -> str:
+        """The sentence about an option that this part does not have."""
+        names = [option.name for option in self.options]
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        listed = f"its options are {', '.join(names)}" if names else "it has no options"
+        hint = f"did you mean {near[0]}?" if near else listed
+        return f"{self._key_of(name)} is unknown to {self.name}: {hint}"
+
+    def _key_of(self, option: str) -> str:
+        return f"{KINDS[self.kind].table}.{option}"
+
+
+def resolve(kind: str, choice: Any) -> Part:
+    """The part behind a choice.
+
+    Parameters
+    ----------
+    kind : str
+        A key of `KINDS`.
+    choice : str or function or class
+        A built-in name; "package.module:object", where the working directory is searched last; or the object itself.
+
+    Raises
+    ------
+    UserError
+        Unknown name (with the nearest one), failing import, no such object, an object of another kind.
+    """
+    if isinstance(choice, str):
+        built_in = _built_in(kind)
+        if choice in built_in:
+            return _part(kind, choice, built_in[choice])
+        if ":" not in choice:
+            raise UserError(_unknown_name(kind, choice, list(built_in)))
+        return _part(kind, choice, load(choice, KINDS[kind].key))
+    if not callable(choice):
+        raise UserError(f'{KINDS[kind].key} = {choice!r}: give a name, "package.module:object", or a function or class')
+    marks = getattr(choice, MARKS, {})
+    name = marks.get("name") if _built_in(kind).get(marks.get("name")) is choice else None
+    return _part(kind, name or object_name(choice), choice)
+
+
+def describe(choice: Any) -> Part:
+    """The part behind a choice whose kind is told by the object itself or by its unique built-in name.
+
+    Raises
+    ------
+    UserError
+        As `resolve`; or when nothing tells what kind of part it is.
+    """
+    if isinstance(choice, str) and ":" not in choice:
+        kinds = [kind for kind in KINDS if choice in _built_in(kind)]
+        if len(kinds) == 1:
+            return resolve(kinds[0], choice)
+        if not kinds:
+            names = sorted({name for kind in KINDS for name in _built_in(kind)})
+            near = get_close_matches(choice, names, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else "`fedmpi parts` lists all"
+            raise UserError(f"there is no part {choice!r}: {hint}")
+        raise UserError(f"{choice!r} names a {' and a '.join(kinds)}: `fedmpi parts --kind KIND` lists them")
+    found = load(choice, "parts") if isinstance(choice, str) else choice
+    kind = getattr(found, MARKS, {}).get("kind")
+    if kind is None:
+        raise UserError(
+            f"{choice!r} does not say what kind of part it is: decorate it, e.g. with @fedmpi.client_sampler"
+        )
+    return resolve(kind, choice)
+
+
+def parts(kind: str | None = None) -> list[Part]:
+    """The built-in parts of a kind, or of all kinds."""
+    return [_part(k, name, found) for k in ([kind] if kind else KINDS) for name, found in _built_in(k).items()]
+
+
+def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]:
+    """A decorator that makes a function or class a part of the given kind; it stays callable as it was.
+
+    Parameters
+    ----------
+    kind : str
+        A key of `KINDS`.
+    name : str, optional
+        Makes it a built-in part of that name.
+    **marks
+        What fedmpi must know about it before it is called.
+    """
+
+    def mark(chosen: Chosen) -> Chosen:
+        if not callable(chosen):
+            raise UserError(f"a {kind} is a function or a class, not {chosen!r}")
+        setattr(chosen, MARKS, {"kind": kind, "name": name, **marks})
+        if name is not None:
+            _BUILT_IN[kind][name] = chosen
+        return chosen
+
+    return mark
+
+
+@overload
+def client_sampler(chosen: Chosen, /) -> Chosen: ...
+@overload
+def client_sampler(
+    *, needs: Sequence[str] = (), measures: Sequence[str] = (), name: str | None = None
+) -> Callable[[Chosen], Chosen]: ...
+def client_sampler(
+    chosen: Chosen | None = None, /, *, needs: Sequence[str] = (), measures: Sequence[str] = (), name: str | None = None
+) -> Any:
+    """Makes a function `(view, *, options) -> Cohort` a choice for `participation.clients`.
+
+    Parameters
+    ----------
+    needs : sequence of str
+        Numbers that the server shall keep of past participations (`NUMBERS`): `view.last(name)`, `view.age(name)`.
+    measures : sequence of str
+        Numbers (`MEASURABLE`) to be measured on the current model: the part is then a class with `candidates(view)`,
+        the clients to measure, and `draw(view)`, which finds them in `view.fresh(name)`.
+    name : str, optional
+        For built-in parts.
+    """
+    wanted = _names_of_numbers(needs, NUMBERS, "needs"), _names_of_numbers(measures, MEASURABLE, "measures")
+    return _decorated("client sampler", chosen, name, needs=wanted[0], measures=wanted[1])
+
+
+@overload
+def row_rule(chosen: Chosen, /) -> Chosen: ...
+@overload
+def row_rule(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
+def row_rule(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
+    """Makes a function `(client, *, options) -> sorted local rows` a choice for `samples.rule`."""
+    return _decorated("row rule", chosen, name, **marks)
+
+
+@overload
+def weights(chosen: Chosen, /) -> Chosen: ...
+@overload
+def weights(
+    *, per_sample: bool = False, normalised: bool = True, name: str | None = None, **marks: Any
+) -> Callable[[Chosen], Chosen]: ...
+def weights(
+    chosen: Chosen | None = None,
+    /,
+    *,
+    per_sample: bool = False,
+    normalised: bool = True,
+    name: str | None = None,
+    **marks: Any,
+) -> Any:
+    """Makes a function `(cohort, sizes, *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
+
+    Parameters
+    ----------
+    per_sample : bool
+        Whether a coefficient is the factor of one sample used, or that of the client's update.
+    normalised : bool
+        Whether the weighted sum is divided by the total weight.
+    """
+    return _decorated("weights", chosen, name, per_sample=per_sample, normalised=normalised, **marks)
+
+
+@overload
+def combiner(chosen: Chosen, /) -> Chosen: ...
+@overload
+def combiner(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
+def combiner(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
+    """Makes a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`."""
+    return _decorated("combiner", chosen, name, **marks)
+
+
+@overload
+def server_optimizer(chosen: Chosen, /) -> Chosen: ...
+@overload
+def server_optimizer(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
+def server_optimizer(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
+    """Makes a class a choice for `aggregation.optimizer`: the server's step with the mean update."""
+    return _decorated("server optimizer", chosen, name, **marks)
+
+
+def load(path: str, key: str) -> Any:
+    """The object at "package.module:object"; the working directory is searched last.
+
+    Parameters
+    ----------
+    path : str
+    key : str
+        Where the user wrote it, for messages.
+
+    Raises
+    ------
+    UserError
+        When the module cannot be imported or has no such object.
+    """
+    module_name, _, name = path.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{key} = {path!r}: importing the module {module_name!r} failed with {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        near = get_close_matches(name, own, n=1, cutoff=0.5)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")
+    return found
+
+
+def object_name(chosen: Any) -> str:
+    """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
+    chosen = chosen.func if isinstance(chosen, partial) else chosen
+    named = chosen if hasattr(chosen, "__qualname__") else type(chosen)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
+    for module in KINDS[kind].modules:
+        importlib.import_module(module)
+    return _BUILT_IN[kind]
+
+
+def _part(kind: str, name: str, found: Any) -> Part:
+    marks = dict(getattr(found, MARKS, {}))
+    own = marks.pop("kind", kind)
+    marks.pop("name", None)
+    if own != kind:
+        raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
+    options, takes_any = _options(kind, found)
+    return Part(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
+
+
+def _source(found: Any) -> Path | None:
+    found = found.func if isinstance(found, partial) else found
+    module = sys.modules.get(found.__module__ if hasattr(found, "__qualname__") else type(found).__module__)
+    path = getattr(module, "__file__", None)
+    return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
+
+
+def _options(kind: str, found: Any) -> tuple[tuple[Option, ...], bool]:
+    """The keyword-only parameters; of a model all but the first. Whether any others are taken too."""
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (ValueError, TypeError):  # some callables written in C have none: the call itself complains
+        return (), True
+    types = _annotations(found)
+    told = _parameter_docs(found)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if kind == "model":
+        chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    else:
+        chosen = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    options = tuple(
+        Option(
+            p.name,
+            REQUIRED if p.default is p.empty else p.default,
+            types.get(p.name, Any),
+            told.get(p.name, ""),
+        )
+        for p in chosen
+    )
+    return options, takes_any
+
+
+def _annotations(found: Any) -> dict[str, Any]:
+    """The types of the parameters, as objects; without those that cannot be understood."""
+    found = found.func if isinstance(found, partial) else found
+    written = found.__init__ if inspect.isclass(found) else found
+    names = getattr(inspect.unwrap(written), "__globals__", {})
+    types: dict[str, Any] = {}
+    for name, hint in inspect.get_annotations(written).items():
+        alone = SimpleNamespace(__annotations__={name: hint})
+        with suppress(Exception):  # names that only a type checker knows
+            types |= typing.get_type_hints(alone, globalns=names, include_extras=True)
+    return types
+
+
+def _docstring(found: Any) -> str:
+    found = found.func if isinstance(found, partial) else found
+    return inspect.cleandoc(getattr(found, "__doc__", None) or "")
+
+
+def _parameter_docs(found: Any) -> dict[str, str]:
+    """What the section "Parameters" of a NumPy docstring says, by name; of a class also its constructor's."""
+    texts = [_docstring(found)]
+    if inspect.isclass(found):
+        texts.append(_docstring(found.__init__))
+    docs: dict[str, str] = {}
+    for text in texts:
+        match = re.search(r"^Parameters\n-{3,}\n(.*?)(?=^\S[^\n]*\n-{3,}\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        names: list[str] = []
+        for line in match.group(1).splitlines() if match else []:
+            if line and not line.startswith(" "):
+                names = [name.strip().lstrip("*") for name in line.partition(":")[0].split(",")]
+            elif line.strip():
+                docs |= {name: f"{docs.get(name, '')} {line.strip()}".strip() for name in names}
+    return docs
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
+
+
+def _type_text(annotation: Any) -> str:
+    if annotation is Any:
+        return "any"
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type_text(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(repr(value) for value in typing.get_args(annotation))
+    if annotation is type(None):
+        return "None"
+    if annotation.__class__.__name__ in ("UnionType", "_UnionGenericAlias", "Union"):
+        return " | ".join(_type_text(inner) for inner in typing.get_args(annotation))
+    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
+
+
+def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
+    near = get_close_matches(choice, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"{KINDS[kind].key} = {choice!r} is unknown: {hint}choose one of {', '.join(names)}, "
+        'or your own "package.module:object"'
+    )
+
+
+def _names_of_numbers(wanted: Sequence[str], known: Sequence[str], mark: str) -> tuple[str, ...]:
+    listed = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    for name in listed:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose of {', '.join(known)}"
+            raise UserError(f"client_sampler: {mark} = {name!r} is no number that can be had: {hint}")
+    return listed
+
+
+def _decorated(kind: str, chosen: Any, name: str | None, **marks: Any) -> Any:
+    mark = register(kind, name, **marks)
+    return mark if chosen is None else mark(chosen)

@@ -1,0 +1,193 @@
+"""The registry of parts: names, options, marks, and what the messages say."""
+
+from __future__ import annotations
+
+import random
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from pydantic import Field
+
+import fedmpi
+from fedmpi.common import registry
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.errors import ClientFailure, PartFailure, UserError
+from fedmpi.common.registry import REQUIRED, client_sampler, combiner, describe, parts, register, resolve, weights
+
+
+@client_sampler(needs=("loss",))
+def loudest(view: Any, *, keep: float = 0.5, how: Literal["last", "mean"] = "last", top: int | None = None) -> Any:
+    """The clients with the highest last loss. The rest at random.
+
+    Parameters
+    ----------
+    view : View
+    keep : float
+        Share of the draws that
+        goes to the loudest.
+    """
+    return keep, how, top
+
+
+class Measured:
+    """Two stages."""
+
+    def __init__(self, *, candidates: int, spans: tuple[float, ...] = ()):
+        self.candidates, self.spans = candidates, spans
+
+
+def test_a_decorated_function_stays_the_function_and_carries_its_marks() -> None:
+    assert loudest(None, keep=0.1) == (0.1, "last", None)
+    part = resolve("client sampler", loudest)
+    assert part.object is loudest and part.marks == {"needs": ("loss",), "measures": ()}
+    assert part.name.endswith("test_registry:loudest") and part.foreign and part.source == Path(__file__).resolve()
+    assert part.title == "The clients with the highest last loss."
+
+
+def test_options_are_the_keyword_only_parameters_with_default_type_and_line() -> None:
+    keep, how, top = resolve("client sampler", loudest).options
+    assert (keep.name, keep.default, keep.type, keep.doc) == (
+        "keep",
+        0.5,
+        "float",
+        "Share of the draws that goes to the loudest.",
+    )
+    assert (how.type, top.type, top.default, how.doc) == ("'last' | 'mean'", "int | None", None, "")
+    assert resolve("client sampler", Measured).option("candidates").default is REQUIRED
+
+
+def test_a_function_is_made_with_its_options_bound_and_a_class_as_an_instance() -> None:
+    made = resolve("client sampler", loudest).make({"keep": 1, "top": 3})
+    assert made(None) == (1.0, "last", 3) and isinstance(made(None)[0], float)
+    instance = resolve("client sampler", Measured).make({"candidates": 7, "spans": [1, 2]})
+    assert (instance.candidates, instance.spans) == (7, (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kep": 0.3}, r"participation\.kep is unknown to .*:loudest: did you mean keep\?"),
+        ({"zzzz": 0.3}, r"participation\.zzzz is unknown .*: its options are keep, how, top"),
+        ({"keep": "much"}, r"participation\.keep = 'much' does not suit .*loudest: input should be a valid number"),
+        ({"how": "first"}, r"participation\.how = 'first' .* input should be 'last' or 'mean'"),
+        ({"top": 1.5}, r"participation\.top = 1\.5 "),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve("client sampler", loudest).make(options)
+
+
+def test_a_missing_option_is_named() -> None:
+    with pytest.raises(UserError, match=r"Measured needs participation\.candidates"):
+        resolve("client sampler", Measured).make({})
+
+
+def test_ranges_are_part_of_a_type_and_a_type_that_nobody_knows_is_not_checked() -> None:
+    def ranged(view: Any, *, share: Annotated[float, Field(gt=0)] = 0.5, free: "Unheard" = None, bare=1) -> Any:  # type: ignore[name-defined,no-untyped-def]  # noqa: F821, UP037
+        return share, free, bare
+
+    with pytest.raises(UserError, match=r"share = 0 .* greater than 0"):
+        resolve("client sampler", ranged).make({"share": 0})
+    assert resolve("client sampler", ranged).make({"free": [1], "bare": "x"})(None) == (0.5, [1], "x")
+
+
+def test_a_foreign_module_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open_house_one.py").write_text(
+        "from fedmpi import client_sampler, weights\n\n"
+        "@client_sampler\ndef mine(view, *, keep: float = 0.5):\n    'Mine.'\n\n"
+        "@weights(per_sample=True)\ndef root(cohort, sizes):\n    return sizes\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    part = resolve("client sampler", "open_house_one:mine")
+    assert part.name == "open_house_one:mine" and part.source == (tmp_path / "open_house_one.py").resolve()
+    assert part.source_text.startswith("from fedmpi") and len(part.digest) == 64
+    assert resolve("weights", "open_house_one:root").marks == {"per_sample": True, "normalised": True}
+    assert describe("open_house_one:root").kind == "weights"
+    with pytest.raises(UserError, match=r"participation\.clients = .*root' is a weights: .* chooses a client sampler"):
+        resolve("client sampler", "open_house_one:root")
+    with pytest.raises(UserError, match="no function or class 'mime': did you mean 'mine'"):
+        resolve("client sampler", "open_house_one:mime")
+
+
+def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._BUILT_IN, "combiner", {})
+    register("combiner", "median")(lambda updates, coefficients: updates)
+    with pytest.raises(UserError, match=r"aggregation\.rule = 'mediam' is unknown: did you mean 'median'\?"):
+        resolve("combiner", "mediam")
+    with pytest.raises(UserError, match=r"importing the module 'no_such_module_here' failed"):
+        resolve("combiner", "no_such_module_here:thing")
+    with pytest.raises(UserError, match=r"aggregation\.rule = 3: give a name"):
+        resolve("combiner", 3)
+    with pytest.raises(UserError, match="needs = 'los' is no number that can be had: did you mean 'loss'"):
+        client_sampler(needs=("los",))
+
+
+def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._BUILT_IN, "combiner", {})
+
+    @combiner(name="halves")
+    def halves(updates: Any, coefficients: Any, *, at: float = 0.5) -> Any:
+        """Half of it."""
+
+    assert [(part.name, part.title, part.source) for part in parts("combiner")] == [("halves", "Half of it.", None)]
+    assert resolve("combiner", halves).name == "halves" and not resolve("combiner", halves).foreign
+    assert resolve("combiner", partial(halves, at=0.2)).foreign
+    assert describe("halves").kind == "combiner"
+    with pytest.raises(UserError, match="there is no part 'halfs': did you mean 'halves'"):
+        describe("halfs")
+
+
+def test_the_public_names_are_those_of_the_registry() -> None:
+    assert fedmpi.client_sampler is client_sampler and fedmpi.weights is weights and "parts" in dir(fedmpi)
+    with pytest.raises(AttributeError, match="no attribute 'sampler'"):
+        _ = fedmpi.sampler  # type: ignore[attr-defined]
+
+
+def test_what_a_part_raises_names_part_line_round_and_client() -> None:
+    part = resolve("client sampler", loudest)
+    with pytest.raises(PartFailure) as caught, calling(part, round=3, client=7):
+        raise ZeroDivisionError("by nothing")
+    told = str(caught.value)
+    assert told.startswith(f"the client sampler {part.name} ({Path(__file__).resolve()}:")
+    assert told.endswith("failed in round 3, client 7: ZeroDivisionError: by nothing")
+    assert 'raise ZeroDivisionError("by nothing")' in caught.value.trace
+
+
+@pytest.mark.parametrize("error", [UserError("x"), ClientFailure(1, 0, ValueError("x"))])
+def test_errors_that_speak_for_themselves_pass(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, calling(resolve("client sampler", loudest)):
+        raise error
+    assert caught.value is error
+
+
+def test_a_useless_result_is_told_like_a_failure() -> None:
+    failure = refuse_result(resolve("client sampler", loudest), "returned a list: return a fedmpi.Cohort", round=2)
+    assert "test_registry.py) failed in round 2: returned a list" in str(failure)
+
+
+def test_global_generators_are_as_before_a_call_even_when_it_fails() -> None:
+    def draws() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    part = resolve("client sampler", loudest)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        first = draws()
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+        with pytest.raises(PartFailure), calling(part):
+            draws()
+            raise ValueError
+        assert draws() == first
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
