@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from fedmpi.common.evenness import gini
 from fedmpi.data.shards import ShardStore, open_store
 
 Int64Array = npt.NDArray[np.int64]
@@ -57,15 +58,6 @@ class Heterogeneity:
     kl_to_uniform: float
     label_emd: float
     class_totals: Int64Array
-
-
-def gini(sizes: Int64Array) -> float:
-    """Gini coefficient of non-negative sizes (N,): mean absolute difference over twice the mean."""
-    ordered = np.sort(sizes).astype(np.float64)
-    total, n = ordered.sum(), len(ordered)
-    if total == 0:
-        return 0.0
-    return float(2 * np.dot(np.arange(1, n + 1), ordered) / (n * total) - (n + 1) / n)
 
 
 def divergences(counts: Counts, reference: FloatArray) -> FloatArray:

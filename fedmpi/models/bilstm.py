@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fedmpi.models.text_layers import embedding, pooled_head, text_shape
+from fedmpi.models.text_layers import embedding, pooled_classifier, text_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -113,7 +112,17 @@ def bilstm(
     UserError
         The data are no texts.
     """
-    _, vocabulary = text_shape(description, "bilstm")
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, states=BidirectionalLSTM(dimension, units))
-    return nn.Sequential(layers | pooled_head(2 * units, hidden, description.classes, dropout))
+
+    def states(size: int) -> tuple[str, nn.Module, int]:
+        return "states", BidirectionalLSTM(size, units), 2 * units
+
+    return pooled_classifier(
+        description,
+        "bilstm",
+        states,
+        dimension=dimension,
+        dropout=dropout,
+        hidden=hidden,
+        vectors=vectors,
+        frozen=frozen,
+    )

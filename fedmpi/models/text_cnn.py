@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_head, text_shape
+from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_classifier, text_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -102,9 +102,17 @@ def fedsampling_text_cnn(
     UserError
         The data are no texts.
     """
-    _, vocabulary = text_shape(description, "fedsampling-text-cnn")
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        words=words, convolution=SameConvolution(dimension, filters, width)
+
+    def convolution(size: int) -> tuple[str, nn.Module, int]:
+        return "convolution", SameConvolution(size, filters, width), filters
+
+    return pooled_classifier(
+        description,
+        "fedsampling-text-cnn",
+        convolution,
+        dimension=dimension,
+        dropout=dropout,
+        hidden=hidden,
+        vectors=vectors,
+        frozen=frozen,
     )
-    return nn.Sequential(layers | pooled_head(filters, hidden, description.classes, dropout))

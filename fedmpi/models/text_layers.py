@@ -7,7 +7,7 @@ attentive pooling and the head of two dense layers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,6 +132,50 @@ class AttentivePooling(nn.Module):
         attention = self.score(words).softmax(1)
         pooled: Tensor = (attention * words).sum(1)
         return pooled
+
+
+def pooled_classifier(
+    description: DataDescription,
+    model: str,
+    encoder: Callable[[int], tuple[str, nn.Module, int]],
+    *,
+    dimension: int,
+    dropout: float,
+    hidden: Sequence[int],
+    vectors: str | None,
+    frozen: bool,
+) -> nn.Sequential:
+    """Word vectors, an encoder of every word, and the head of FedSampling's models.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids.
+    model : str
+        Name of the model, for what is said when the data are no texts.
+    encoder : callable
+        From the size of a word vector to the encoder's name in the network, the encoder, (n, L, E) to (n, L, width),
+        and its width.
+    dimension : int
+        Size of a word vector.
+    dropout : float
+        After the encoder and again inside the pooling.
+    hidden : sequence of int
+        Units of the dense ReLU layers.
+    vectors, frozen : str, bool
+        Word vectors to start from (.npy, vocabulary × E) and whether they stay as they are.
+
+    Raises
+    ------
+    UserError
+        The data are no texts.
+    """
+    _, vocabulary = text_shape(description, model)
+    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    name, encoding, width = encoder(dimension)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words)
+    layers[name] = encoding
+    return nn.Sequential(layers | pooled_head(width, hidden, description.classes, dropout))
 
 
 def pooled_head(dimension: int, hidden: Sequence[int], classes: int, dropout: float) -> OrderedDict[str, nn.Module]:

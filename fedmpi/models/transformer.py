@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.text_layers import embedding, pooled_head, text_shape
+from fedmpi.models.text_layers import pooled_classifier
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -82,7 +81,17 @@ def transformer(
     UserError
         The data are no texts.
     """
-    _, vocabulary = text_shape(description, "transformer")
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, attention=SelfAttention(dimension, heads, head_size))
-    return nn.Sequential(layers | pooled_head(heads * head_size, hidden, description.classes, dropout))
+
+    def attention(size: int) -> tuple[str, nn.Module, int]:
+        return "attention", SelfAttention(size, heads, head_size), heads * head_size
+
+    return pooled_classifier(
+        description,
+        "transformer",
+        attention,
+        dimension=dimension,
+        dropout=dropout,
+        hidden=hidden,
+        vectors=vectors,
+        frozen=frozen,
+    )

@@ -64,8 +64,8 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class RandomisedResponse:
-    """The true size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1).
+class PrivateAnswer:
+    """What private mechanisms have in common.
 
     Parameters
     ----------
@@ -77,6 +77,24 @@ class RandomisedResponse:
 
     epsilon: float
     threshold: int
+
+
+@dataclass(frozen=True)
+class RescaledAnswer(PrivateAnswer):
+    """An unbiased answer to the size rescaled from [1, M − 1] to [−1, 1]."""
+
+    def total(self, answers: FloatArray) -> float:
+        """Σ of the answers, back in samples: N·M/2 + (M/2 − 1)·Σ answers."""
+        return answers.size * self.threshold / 2 + (self.threshold / 2 - 1) * float(answers.sum())
+
+    def rescaled(self, sizes: IntArray) -> FloatArray:
+        """Sizes 1 … M − 1 on [−1, 1]."""
+        return (sizes.astype(np.float64) - self.threshold / 2) / (self.threshold / 2 - 1)
+
+
+@dataclass(frozen=True)
+class RandomisedResponse(PrivateAnswer):
+    """The true size with probability α, else uniform on 1 … M − 1 (FedSampling, Eq 1)."""
 
     @property
     def truth_probability(self) -> float:
@@ -113,19 +131,8 @@ class RandomisedResponse:
 
 
 @dataclass(frozen=True)
-class Duchi:
-    """One of two values ±(e^ε + 1)/(e^ε − 1), the rescaled size in the mean (Duchi et al. 2018).
-
-    Parameters
-    ----------
-    epsilon : float
-        ε > 0 of one answer.
-    threshold : int
-        M ≥ 3.
-    """
-
-    epsilon: float
-    threshold: int
+class Duchi(RescaledAnswer):
+    """One of two values ±(e^ε + 1)/(e^ε − 1), the rescaled size in the mean (Duchi et al. 2018)."""
 
     @property
     def magnitude(self) -> float:
@@ -136,9 +143,6 @@ class Duchi:
         upper = generator.random(sizes.size) < self._upper_probability(sizes)
         return np.where(upper, self.magnitude, -self.magnitude)
 
-    def total(self, answers: FloatArray) -> float:
-        return restored_total(answers, self.threshold)
-
     def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
         upper = self._upper_probability(sizes)[:, None]
         return np.where(answers == self.magnitude, upper, np.where(answers == -self.magnitude, 1 - upper, 0.0))
@@ -146,27 +150,16 @@ class Duchi:
     def variance(self, sizes: IntArray) -> FloatArray:
         """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with
         ((e^ε + 1)/(e^ε − 1))² = 1 + 1/sinh²(ε/2)."""
-        t = rescaled(sizes, self.threshold)
+        t = self.rescaled(sizes)
         return (1 / math.sinh(self.epsilon / 2) ** 2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
 
     def _upper_probability(self, sizes: IntArray) -> FloatArray:
-        return 0.5 + rescaled(sizes, self.threshold) / (2 * self.magnitude)
+        return 0.5 + self.rescaled(sizes) / (2 * self.magnitude)
 
 
 @dataclass(frozen=True)
-class Piecewise:
-    """A number in [−C, C], denser in a window around the rescaled size (Wang et al. 2019, Algorithm 2).
-
-    Parameters
-    ----------
-    epsilon : float
-        ε > 0 of one answer.
-    threshold : int
-        M ≥ 3.
-    """
-
-    epsilon: float
-    threshold: int
+class Piecewise(RescaledAnswer):
+    """A number in [−C, C], denser in a window around the rescaled size (Wang et al. 2019, Algorithm 2)."""
 
     @property
     def bound(self) -> float:
@@ -181,7 +174,7 @@ class Piecewise:
     def window(self, sizes: IntArray) -> tuple[FloatArray, FloatArray]:
         """Ends l and r = l + C − 1 of each size's window."""
         c = self.bound
-        left = (c + 1) / 2 * rescaled(sizes, self.threshold) - (c - 1) / 2
+        left = (c + 1) / 2 * self.rescaled(sizes) - (c - 1) / 2
         return left, left + c - 1
 
     def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
@@ -191,9 +184,6 @@ class Piecewise:
         outside = -self.bound + place * (self.bound + 1)  # the rest of [−C, C] has length C + 1, whatever the size
         outside = np.where(outside < left, outside, outside + (right - left))
         return np.where(inside, left + place * (right - left), outside)
-
-    def total(self, answers: FloatArray) -> float:
-        return restored_total(answers, self.threshold)
 
     def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
         """Density p = (e^ε − e^{ε/2})/(2e^{ε/2} + 2) inside the window, p/e^ε outside."""
@@ -205,7 +195,7 @@ class Piecewise:
     def variance(self, sizes: IntArray) -> FloatArray:
         """t²/(e^{ε/2} − 1) + (e^{ε/2} + 3)/(3(e^{ε/2} − 1)²) on [−1, 1] (their Lemma 1), in squared samples."""
         s = math.exp(self.epsilon / 2)
-        t = rescaled(sizes, self.threshold)
+        t = self.rescaled(sizes)
         return (t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)) * (self.threshold / 2 - 1) ** 2
 
 
@@ -252,13 +242,3 @@ def build(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
 def clip_sizes(sizes: IntArray, threshold: int) -> IntArray:
     """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1)); an empty client answers 1."""
     return np.clip(sizes, 1, threshold - 1)
-
-
-def rescaled(sizes: IntArray, threshold: int) -> FloatArray:
-    """Sizes 1 … M − 1 on [−1, 1]."""
-    return (sizes.astype(np.float64) - threshold / 2) / (threshold / 2 - 1)
-
-
-def restored_total(answers: FloatArray, threshold: int) -> float:
-    """Σ of answers on [−1, 1], back in samples: N·M/2 + (M/2 − 1)·Σ answers."""
-    return answers.size * threshold / 2 + (threshold / 2 - 1) * float(answers.sum())

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
+from fedmpi.common.evenness import Usage, evenness
 from fedmpi.common.plan import Ints
 from fedmpi.config import Config
-from fedmpi.local.diagnostics import Usage, evenness
 from fedmpi.privacy.exposure import exposure
 from fedmpi.privacy.gaussian import GaussianAccountant
 from fedmpi.privacy.ledger import PrivacyLedger

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.common.evenness import Usage, evenness
 from fedmpi.local.diagnostics import (
     UpdateMoments,
-    Usage,
     client_drift,
-    evenness,
     gradient_diversity,
     heterogeneity,
     update_moments,

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from fedmpi.common.errors import UserError
-from fedmpi.inspect.report import divergences, gini, inspect_folder, label_distances, measure
+from fedmpi.common.evenness import gini
+from fedmpi.inspect.report import divergences, inspect_folder, label_distances, measure
 
 
 def test_gini_of_equal_sizes_is_zero_and_of_one_owner_nearly_one() -> None:

@@ -1,0 +1,97 @@
+"""How evenly something is spread or was used: Gini coefficient, effective share (Kish 1965), counts of use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Evenness:
+    """How evenly something was used.
+
+    Attributes
+    ----------
+    used : float
+        Share of the units used at least once, in [0, 1].
+    effective : float
+        (Σ u)² / (units · Σ u²) in [0, 1]: the effective sample size (Kish 1965) as a share of all units; 1 = all used
+        equally often, 1/units = a single one used. 0 before anything was used.
+    gini : float
+        Gini coefficient of the usage in [0, 1): 0 = all used equally often. 0 before anything was used.
+    largest : int
+        Most frequent use of a unit.
+    """
+
+    used: float
+    effective: float
+    gini: float
+    largest: int
+
+
+def evenness(usage: Ints, units: Ints | None = None) -> Evenness:
+    """Evenness of usage counts.
+
+    Parameters
+    ----------
+    usage : ndarray of int64, shape (g,)
+        How often each group's units were used.
+    units : ndarray of int64, shape (g,), optional
+        Units in each group (default 1): with clients as groups and their sizes as units, the evenness of sample use
+        when a participant uses all its samples.
+    """
+    weight = np.ones(len(usage)) if units is None else units.astype(np.float64)
+    total_units, total = weight.sum(), float((weight * usage).sum())
+    if total == 0:
+        return Evenness(0.0, 0.0, 0.0, 0)
+    used = float(weight[usage > 0].sum() / total_units)
+    effective = float(total**2 / (total_units * (weight * usage.astype(np.float64) ** 2).sum()))
+    return Evenness(used, effective, gini(usage, weight), int(usage[weight > 0].max()))
+
+
+def gini(values: Ints, weight: Floats | None = None) -> float:
+    """Gini coefficient of non-negative values (g,): one minus twice the area under the Lorenz curve; 0 where all are 0.
+
+    Parameters
+    ----------
+    values : int64 (g,)
+    weight : float64 (g,), optional
+        How many there are of each value; one by default.
+    """
+    weight = np.ones(len(values)) if weight is None else weight
+    order = np.argsort(values, kind="stable")
+    population = weight[order] / weight.sum()
+    lorenz = np.cumsum(weight[order] * values[order])
+    if not len(lorenz) or lorenz[-1] == 0:
+        return 0.0
+    lorenz /= lorenz[-1]
+    return float(max(0.0, 1.0 - (population * (lorenz + np.concatenate([[0.0], lorenz[:-1]]))).sum()))
+
+
+class Usage:
+    """Counts how often each client took part and, if wanted, how often each sample was used.
+
+    Parameters
+    ----------
+    clients : int
+        N.
+    samples : int
+        n, or 0 when samples are not counted (8 bytes each).
+    """
+
+    def __init__(self, clients: int, samples: int = 0):
+        self.clients = np.zeros(clients, np.int64)
+        self.samples = np.zeros(samples, np.int64)
+
+    def record(self, clients: Ints, multiplicity: Ints | None = None) -> None:
+        """Count a round's participants (sorted and unique), each `multiplicity` times."""
+        self.clients[clients] += 1 if multiplicity is None else multiplicity
+
+    def record_samples(self, positions: Ints) -> None:
+        """Count the samples at these global positions, once for every occurrence."""
+        np.add.at(self.samples, positions, 1)
