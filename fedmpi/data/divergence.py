@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import xlogy
 
 Floats = NDArray[np.float64]
 
@@ -60,6 +59,8 @@ def kl_divergence(counts: NDArray[Any], target: Floats | None = None) -> Floats:
         >= 0; infinite where a row holds a class of target probability 0; NaN for rows without any sample, which
         have no distribution.
     """
+    from scipy.special import xlogy  # slow to import, and most runs have no mediators
+
     counts = np.asarray(counts, np.float64)
     target = target_distribution(counts.shape[-1]) if target is None else target
     totals = counts.sum(axis=-1)
