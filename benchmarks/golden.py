@@ -5,8 +5,9 @@
     python -m benchmarks.golden compare golden/before golden/after
 
 What is run is the `fedmpi` that Python finds: with PYTHONPATH naming another copy of the repository, that copy. The
-engine is chosen by name (one process: one client after another; several: stacked), since a trial by time may choose
-differently. Records are compared without their seconds, models bit by bit. Exit code 1 where anything differs.
+engine is chosen by name (one process: one client after another; several: stacked, or merged where rows are sampled):
+a trial by time may choose differently. Records are compared without their seconds, models bit by bit. Exit code 1
+where anything differs.
 """
 
 from __future__ import annotations
@@ -20,25 +21,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedmpi.config import presets
+from fedmpi.config.presets import Preset, presets
 
 ROUNDS = 4
-ENGINES = {1: "sequential", 3: "batched"}
-"""Ranks of a run and the engine that trains in it."""
+RANKS = (1, 3)
+
+
+def engine(preset: Preset, ranks: int) -> str:
+    """The engine that trains a preset's run."""
+    if preset.table.get("topology", {}).get("kind") == "mediators":
+        return "auto"  # a model travels: there is only one that can
+    if ranks == 1:
+        return "sequential"
+    return "merged" if "rule" in preset.table.get("samples", {}) else "batched"
 
 
 def record(folder: Path, only: list[str]) -> int:
     """Run the presets' examples into `folder`; returns how many failed."""
     failed = 0
     for preset in presets():
-        for ranks, engine in ENGINES.items():
+        for ranks in RANKS:
             if only and preset.name not in only:
                 continue
             out = folder / f"{preset.name}-{ranks}"
             if (out / "summary.json").exists():
                 continue
             launcher = [str(Path(sys.prefix) / "bin" / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
-            settings = {"rounds": ROUNDS, "checkpoint.every": 2, "logging.tensorboard": "false", "local.engine": engine}
+            settings = {"rounds": ROUNDS, "checkpoint.every": 2, "logging.tensorboard": "false"}
+            settings["local.engine"] = engine(preset, ranks)
             words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
             command = [sys.executable, "-m", *shlex.split(preset.example), *words, "--out", str(out)]
             done = subprocess.run([*launcher, *command], capture_output=True, text=True)
