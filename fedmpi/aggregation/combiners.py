@@ -1,0 +1,177 @@
+"""How the participants' updates become one where a weighted sum trusts them too much: median, trimmed mean, Krum, clips.
+
+A combiner sees the updates of all participants of a round, m of them in the order of their clients, and one slice of s
+coordinates at a time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough where coordinates do not need one
+another. A class may have two methods instead: `measure` (updates) -> any shape, whose float64 results are summed over
+all slices, and `combine` (updates, coefficients, measured) -> (s,), which is given that sum.
+
+The coefficients are those of `aggregation.weights`; where these are normalised they add up to 1. Clients are rows of
+equal standing to the median, the trimmed mean and Krum, which leave them aside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import combiner
+
+Combined = Callable[[Tensor, Tensor], Tensor]
+
+
+@combiner(name="mean")
+def mean(updates: Tensor, coefficients: Tensor) -> Tensor:
+    """The weighted sum Σ c_k Δ_k, which fedmpi adds up client by client without keeping any update."""
+    return (coefficients.double() @ updates.double()).to(updates.dtype)
+
+
+@combiner(name="median")
+def median(updates: Tensor, coefficients: Tensor) -> Tensor:
+    """The median of every coordinate (Yin et al. 2018, Definition 1); the mean of the middle two where m is even."""
+    ordered, m = torch.sort(updates, dim=0).values, len(updates)
+    return ordered[(m - 1) // 2 : m // 2 + 1].mean(0, dtype=torch.float64).to(updates.dtype)
+
+
+@combiner(name="trimmed-mean")
+def trimmed_mean(
+    updates: Tensor, coefficients: Tensor, *, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+) -> Tensor:
+    """The mean of every coordinate without its smallest and its largest values (Yin et al. 2018, Definition 2).
+
+    Parameters
+    ----------
+    trim : float
+        β: share of the participants that is cut off at either end, rounded up; at least one value stays.
+    """
+    m = len(updates)
+    cut = min(math.ceil(trim * m - 1e-9), (m - 1) // 2)
+    kept = torch.sort(updates, dim=0).values[cut : m - cut]
+    return kept.mean(0, dtype=torch.float64).to(updates.dtype)
+
+
+@combiner(name="krum")
+class Krum:
+    """The update with the smallest summed squared distances to its nearest others (Blanchard et al. 2017).
+
+    Krum takes the update whose m − f − 2 nearest others are nearest, Multi-Krum the mean of the `keep` first ones in
+    that order. Ties go to the client of the smaller number.
+
+    Parameters
+    ----------
+    byzantine : int
+        f: participants of a round that may lie. Needs 2f + 2 < m (their Proposition 4.2).
+    keep : int
+        Updates that are averaged: 1 is Krum, more is Multi-Krum; at most m − f − 2 that nobody can have steered.
+    """
+
+    def __init__(self, *, byzantine: Annotated[int, Field(ge=0)], keep: Annotated[int, Field(ge=1)] = 1):
+        self.byzantine, self.keep = byzantine, keep
+
+    def measure(self, updates: Tensor) -> Tensor:
+        """Inner products of the updates' deviations from their mean, float64 (m, m): distances follow from them."""
+        self.check(len(updates))
+        apart = updates.double()
+        apart -= apart.mean(0)
+        return apart @ apart.T
+
+    def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
+        """The mean of the chosen updates."""
+        return updates[self.chosen(measured)].mean(0, dtype=torch.float64).to(updates.dtype)
+
+    def chosen(self, measured: Tensor) -> Tensor:
+        """Places of the chosen participants, sorted, int64 (keep,)."""
+        m = len(measured)
+        squares = measured.diagonal()
+        distances = (squares[:, None] + squares[None, :] - 2 * measured).clamp_(min=0)
+        distances.fill_diagonal_(math.inf)  # nobody is its own neighbour
+        scores = torch.sort(distances, dim=1).values[:, : m - self.byzantine - 2].sum(1)
+        return torch.sort(torch.argsort(scores, stable=True)[: self.keep]).values
+
+    def check(self, participants: int) -> None:
+        """Refuse a round in which the liars could outvote the others.
+
+        Raises
+        ------
+        UserError
+            m ≤ 2f + 2, or fewer than `keep` updates that lie among honest ones.
+        """
+        f = self.byzantine
+        if participants <= 2 * f + 2:
+            raise UserError(
+                f'aggregation.rule = "krum" with aggregation.byzantine = {f} needs more than {2 * f + 2} participants '
+                f"that send an update, but a round has {participants}: let more take part, or lower it"
+            )
+        if self.keep > participants - f - 2:
+            raise UserError(
+                f"aggregation.keep = {self.keep} of {participants} participants leaves no room for "
+                f"aggregation.byzantine = {f} of them: keep at most {participants - f - 2}"
+            )
+
+
+@combiner(name="norm-clip")
+class NormClip:
+    """The weighted sum of updates scaled down to a largest length, Σ c_k Δ_k min(1, bound/‖Δ_k‖) (Sun et al. 2019, §3).
+
+    Parameters
+    ----------
+    bound : float
+        M: Euclidean length beyond which an update is scaled down.
+    """
+
+    def __init__(self, *, bound: Annotated[float, Field(gt=0, allow_inf_nan=False)]):
+        self.bound = bound
+
+    def measure(self, updates: Tensor) -> Tensor:
+        """Squared lengths, float64 (m,)."""
+        return updates.double().square_().sum(1)
+
+    def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
+        """The weighted sum of the clipped updates."""
+        factors = (self.bound / measured.sqrt()).clamp_(max=1.0)
+        factors[measured == 0] = 1.0
+        return ((coefficients.double() * factors) @ updates.double()).to(updates.dtype)
+
+
+def measures(chosen: Any) -> bool:
+    """Whether a combiner, ready for use, first measures all coordinates."""
+    return callable(getattr(chosen, "measure", None))
+
+
+def combine(chosen: Any, updates: Tensor, coefficients: Tensor, measured: Tensor | None = None) -> Tensor:
+    """What a combiner makes of a slice.
+
+    Parameters
+    ----------
+    chosen : callable, or an object with `combine` (and `measure`)
+    updates : Tensor (m, s)
+    coefficients : Tensor (m,)
+    measured : float64 Tensor, optional
+        The sum of `measure` over all slices, where the combiner measures.
+
+    Returns
+    -------
+    Tensor (s,), of the updates' type
+
+    Raises
+    ------
+    UserError
+        It returned anything else.
+    """
+    call = getattr(chosen, "combine", chosen)
+    found = call(updates, coefficients) if measured is None else call(updates, coefficients, measured)
+    width = updates.shape[1]
+    if not isinstance(found, Tensor) or found.shape != (width,):
+        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise UserError(
+            f"aggregation.rule: the combiner returned {kind} for updates of shape {tuple(updates.shape)}: it has to "
+            f"give a tensor with one value a coordinate, shape ({width},)"
+        )
+    if not bool(found.isfinite().all()):
+        raise UserError("aggregation.rule: the combiner returned values that are not finite, from updates that are")
+    return found.to(updates.dtype)
