@@ -1,9 +1,9 @@
-"""How the participants' updates become one where a weighted sum trusts them too much: median, trimmed mean, Krum, clips.
+"""How updates become one where a weighted sum trusts them too much: median, trimmed mean, Krum, norm clipping.
 
 A combiner sees the updates of all participants of a round, m of them in the order of their clients, and one slice of s
-coordinates at a time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough where coordinates do not need one
-another. A class may have two methods instead: `measure` (updates) -> any shape, whose float64 results are summed over
-all slices, and `combine` (updates, coefficients, measured) -> (s,), which is given that sum.
+coordinates at a time. A function (updates (m, s), coefficients (m,)) -> (s,) is enough where coordinates do not need
+one another. A class may have two methods instead: `measure` (updates) -> any shape, whose results are summed over all
+slices in float64, and `combine` (updates, coefficients, measured) -> (s,), which is given that sum.
 
 The coefficients are those of `aggregation.weights`; where these are normalised they add up to 1. Clients are rows of
 equal standing to the median, the trimmed mean and Krum, which leave them aside.
@@ -12,17 +12,16 @@ equal standing to the median, the trimmed mean and Krum, which leave them aside.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import combiner
-
-Combined = Callable[[Tensor, Tensor], Tensor]
+from fedmpi.common.registry import Part, combiner
 
 
 @combiner(name="mean")
@@ -39,9 +38,7 @@ def median(updates: Tensor, coefficients: Tensor) -> Tensor:
 
 
 @combiner(name="trimmed-mean")
-def trimmed_mean(
-    updates: Tensor, coefficients: Tensor, *, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
-) -> Tensor:
+def trimmed_mean(updates: Tensor, coefficients: Tensor, *, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
     """The mean of every coordinate without its smallest and its largest values (Yin et al. 2018, Definition 2).
 
     Parameters
@@ -138,40 +135,73 @@ class NormClip:
         return ((coefficients.double() * factors) @ updates.double()).to(updates.dtype)
 
 
-def measures(chosen: Any) -> bool:
-    """Whether a combiner, ready for use, first measures all coordinates."""
-    return callable(getattr(chosen, "measure", None))
-
-
-def combine(chosen: Any, updates: Tensor, coefficients: Tensor, measured: Tensor | None = None) -> Tensor:
-    """What a combiner makes of a slice.
+class Combiner:
+    """The combiner of a run: a function, or an object with `combine` and perhaps `measure`.
 
     Parameters
     ----------
-    chosen : callable, or an object with `combine` (and `measure`)
-    updates : Tensor (m, s)
-    coefficients : Tensor (m,)
-    measured : float64 Tensor, optional
-        The sum of `measure` over all slices, where the combiner measures.
-
-    Returns
-    -------
-    Tensor (s,), of the updates' type
-
-    Raises
-    ------
-    UserError
-        It returned anything else.
+    part : Part
+    options : mapping
+        Its options.
     """
-    call = getattr(chosen, "combine", chosen)
-    found = call(updates, coefficients) if measured is None else call(updates, coefficients, measured)
-    width = updates.shape[1]
-    if not isinstance(found, Tensor) or found.shape != (width,):
-        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise UserError(
-            f"aggregation.rule: the combiner returned {kind} for updates of shape {tuple(updates.shape)}: it has to "
-            f"give a tensor with one value a coordinate, shape ({width},)"
-        )
-    if not bool(found.isfinite().all()):
-        raise UserError("aggregation.rule: the combiner returned values that are not finite, from updates that are")
-    return found.to(updates.dtype)
+
+    def __init__(self, part: Part, options: Mapping[str, Any]):
+        self.part, self._chosen = part, part.make(options)
+        self._combine = getattr(self._chosen, "combine", self._chosen)
+        self._measure = getattr(self._chosen, "measure", None)
+
+    @property
+    def measures(self) -> bool:
+        """Whether it first measures all coordinates."""
+        return self._measure is not None
+
+    def measure(self, updates: Tensor, round: int) -> Tensor:
+        """What it measures of a slice (m, s), as float64; to be summed over all slices.
+
+        Raises
+        ------
+        PartFailure
+            It raised an exception or returned no finite tensor.
+        """
+        assert self._measure is not None
+        with calling(self.part, round):
+            found = self._measure(updates)
+        if not isinstance(found, Tensor) or not bool(found.isfinite().all()):
+            shown = "values that are not finite" if isinstance(found, Tensor) else type(found).__name__
+            raise refuse_result(self.part, f"measure() returned {shown}: return a tensor, to be summed", round)
+        return found.double()
+
+    def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor | None, round: int) -> Tensor:
+        """The combined update of a slice.
+
+        Parameters
+        ----------
+        updates : Tensor (m, s)
+        coefficients : Tensor (m,)
+        measured : float64 Tensor or None
+            The sum of `measure` over all slices, where the combiner measures.
+        round : int
+
+        Returns
+        -------
+        Tensor (s,), of the updates' type
+
+        Raises
+        ------
+        PartFailure
+            It raised an exception or returned anything else.
+        """
+        told = () if measured is None else (measured,)
+        with calling(self.part, round):
+            found = self._combine(updates, coefficients, *told)
+        width = updates.shape[1]
+        if not isinstance(found, Tensor) or found.shape != (width,):
+            shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            problem = (
+                f"returned {shown} for updates of shape {tuple(updates.shape)}: return a tensor with one value a "
+                f"coordinate, shape ({width},)"
+            )
+            raise refuse_result(self.part, problem, round)
+        if not bool(found.isfinite().all()):
+            raise refuse_result(self.part, "returned values that are not finite, from updates that are", round)
+        return found.to(updates.dtype)

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpi.aggregation.combiners import combine, measures
+from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.exact import Accumulator, Values
 from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Plan
 
 Ints = NDArray[np.int64]
 
@@ -42,8 +42,7 @@ class CombinedSum:
     ----------
     inner : Accumulator
         Receives the combined update, each rank its coordinates of it: summed over the ranks it is whole.
-    chosen : callable, or an object with `combine` (and `measure`)
-        The combiner, ready for use.
+    combiner : Combiner
     cluster : Cluster
         The ranks; `flush` is collective.
     values : int
@@ -53,22 +52,24 @@ class CombinedSum:
 
     Attributes
     ----------
-    normalise : bool
-        Whether the coefficients are divided by their sum before the combiner sees them; to be set every round.
     combined : int
         m, the updates that were combined in the last round.
     """
 
     def __init__(
-        self, inner: Accumulator, chosen: Any, cluster: Cluster, values: int, device: torch.device | str = "cpu"
+        self, inner: Accumulator, combiner: Combiner, cluster: Cluster, values: int, device: torch.device | str = "cpu"
     ):
-        self.inner, self.chosen, self.cluster = inner, chosen, cluster
+        self.inner, self.combiner, self.cluster = inner, combiner, cluster
         self.values, self.device = values, torch.device(device)
-        self.normalise = True
+        self._round, self._normalise = 0, True
         self.combined = 0
         self._clients: list[int] = []
         self._coefficients: list[float] = []
         self._rows: list[Tensor] = []
+
+    def begin(self, plan: Plan, start: Tensor) -> None:
+        """Learn which round it is, and whether coefficients are to add up to 1."""
+        self._round, self._normalise = plan.round, plan.normalise
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Keep a client's update (d,)."""
@@ -108,20 +109,19 @@ class CombinedSum:
 
     def _combined(self, clients: Ints, coefficients: NDArray[np.float64], counts: Ints) -> Tensor:
         """This rank's coordinates of the combined update, zeros elsewhere, (d,)."""
-        order = np.argsort(clients, kind="stable")
-        deal = Deal(self.cluster, self._rows[: len(self._clients)], counts, self.values, measures(self.chosen))
+        order, combiner, round = np.argsort(clients, kind="stable"), self.combiner, self._round
+        deal = Deal(self.cluster, self._rows[: len(self._clients)], counts, self.values, combiner.measures)
         total = float(coefficients.sum())
-        if self.normalise and total:
+        if self._normalise and total:
             coefficients = coefficients / total
         factors, places = torch.from_numpy(coefficients[order]).float(), torch.from_numpy(order)
         result = torch.zeros(self.values)
         with one_thread():
             measured = None
-            if measures(self.chosen):
-                parts = [self.chosen.measure(block[places]) for _, block in deal.blocks()]
-                measured = deal.summed(parts)
+            if combiner.measures:
+                measured = deal.summed([combiner.measure(block[places], round) for _, block in deal.blocks()])
             for part, block in deal.blocks():
-                result[part] = combine(self.chosen, block[places], factors, measured)
+                result[part] = combiner.combine(block[places], factors, measured, round)
         return result
 
 
@@ -183,7 +183,7 @@ class Deal:
             This rank's, block after block.
         """
         shape = self._shape(parts)
-        own = np.stack([part.double().numpy().ravel() for part in parts]) if parts else np.empty((0, shape.numel()))
+        own = np.stack([part.numpy().ravel() for part in parts]) if parts else np.empty((0, shape.numel()))
         blocks, pieces = int(self._borders[-1]), []
         step = max(1, SUMMED_AT_ONCE // blocks)
         for first in range(0, shape.numel(), step):

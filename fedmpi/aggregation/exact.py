@@ -24,8 +24,8 @@ SHORT = 64
 class Accumulator(Protocol):
     """A running sum Σ coefficient · vector over the clients of one rank, in a buffer that is then reduced."""
 
-    def add(self, vector: torch.Tensor, coefficient: float) -> None:
-        """Add coefficient · vector; `vector` is float32 (d,) and is left as it is."""
+    def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
+        """Add coefficient · vector; `vector` is float32 (d,) and is left as it is. `client` tells whose it is."""
 
     def reset(self) -> None:
         """Start again from zero."""
@@ -68,7 +68,7 @@ class FloatSum:
         self._terms, self._carried = 0, False
         self.reset()
 
-    def add(self, vector: torch.Tensor, coefficient: float) -> None:
+    def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
         self.tensor.add_(vector, alpha=coefficient)
         self.added()
 
@@ -140,7 +140,7 @@ class FixedPointSum:
         self._product, self._rounded = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.int64)
         self.reset()
 
-    def add(self, vector: torch.Tensor, coefficient: float) -> None:
+    def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
         """Add coefficient · vector.
 
         Raises

@@ -2,63 +2,177 @@
 
 SGD, momentum (Hsu et al. 2019, FedAvgM) and Adagrad, Adam, Yogi as in Reddi et al. 2020 ("Adaptive Federated
 Optimization"), Algorithm 2: no bias correction, second moments starting at τ².
+
+A server optimizer is a class with a method `step` (w, update), or a function of the same form; every rank takes the
+step for itself, so that nothing in it may depend on the rank. Both are float32 vectors (d,): w is changed in place, or
+its next value returned. What a class remembers from round to round it names in `state`, a tuple of attributes: vectors
+that are zero at first unless its method `start` (w), called before the first step, sets them. They are kept in
+checkpoints; numbers may be among them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
 import torch
+from pydantic import Field
+from torch import Tensor
 
-KINDS = ("sgd", "momentum", "adagrad", "adam", "yogi")
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.registry import Part, server_optimizer
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class ServerOptimizer:
-    """One step per round on flat float32 vectors, in place; the same bits on every rank that takes it.
-
-    With Δ the update and m the first moment:
-
-    - sgd: w ← w + η Δ
-    - momentum: m ← β1 m + Δ, w ← w + η m
-    - adagrad, adam, yogi: m ← β1 m + (1 − β1) Δ; v ← v + Δ², β2 v + (1 − β2) Δ², or
-      v − (1 − β2) Δ² sign(v − Δ²); w ← w + η m / (√v + τ)
+@server_optimizer(name="sgd")
+def sgd(w: Tensor, update: Tensor, *, lr: Rate = 1.0) -> None:
+    """w ← w + η Δ.
 
     Parameters
     ----------
-    kind : str
-        One of `KINDS`.
     lr : float
-        η.
-    beta1, beta2 : float
-        Decay rates of the moments, in [0, 1).
+        η, the server's learning rate.
+    """
+    w.add_(update, alpha=lr)
+
+
+@server_optimizer(name="momentum")
+class Momentum:
+    """m ← β1 m + Δ, w ← w + η m (Hsu et al. 2019, FedAvgM).
+
+    Parameters
+    ----------
+    lr : float
+        η, the server's learning rate.
+    beta1 : float
+        Decay of the momentum.
+    """
+
+    state = ("m",)
+    m: Tensor
+
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9):
+        self.lr, self.beta1 = lr, beta1
+
+    def step(self, w: Tensor, update: Tensor) -> None:
+        w.add_(self.m.mul_(self.beta1).add_(update), alpha=self.lr)
+
+
+class _Adaptive:
+    """m ← β1 m + (1 − β1) Δ; v as the subclass says; w ← w + η m / (√v + τ)."""
+
+    state = ("m", "v")
+    m: Tensor
+    v: Tensor
+
+    def __init__(self, lr: float, beta1: float, tau: float):
+        self.lr, self.beta1, self.tau = lr, beta1, tau
+
+    def start(self, w: Tensor) -> None:
+        """First moments of 0, second moments of τ²."""
+        self.m, self.v = torch.zeros_like(w), torch.full_like(w, self.tau**2)
+
+    def step(self, w: Tensor, update: Tensor) -> None:
+        m = self.m.mul_(self.beta1).add_(update, alpha=1 - self.beta1)
+        square = update.square()
+        self.remember(square)
+        w.addcdiv_(m, torch.sqrt(self.v, out=square).add_(self.tau), value=self.lr)
+
+    def remember(self, square: Tensor) -> None:
+        """Take Δ² into v."""
+        raise NotImplementedError
+
+
+@server_optimizer(name="adagrad")
+class Adagrad(_Adaptive):
+    """v ← v + Δ² (Reddi et al. 2020, Algorithm 2).
+
+    Parameters
+    ----------
+    lr : float
+        η, the server's learning rate.
+    beta1 : float
+        Decay of the first moment.
     tau : float
-        τ > 0, the degree of adaptivity; v starts at τ².
+        τ, the degree of adaptivity; v starts at τ².
+    """
+
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, tau: Rate = 1e-3):
+        super().__init__(lr, beta1, tau)
+
+    def remember(self, square: Tensor) -> None:
+        self.v.add_(square)
+
+
+@server_optimizer(name="adam")
+class Adam(_Adaptive):
+    """v ← β2 v + (1 − β2) Δ² (Reddi et al. 2020, Algorithm 2).
+
+    Parameters
+    ----------
+    lr : float
+        η, the server's learning rate.
+    beta1, beta2 : float
+        Decay of the moment.
+    tau : float
+        τ, the degree of adaptivity; v starts at τ².
+    """
+
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
+        super().__init__(lr, beta1, tau)
+        self.beta2 = beta2
+
+    def remember(self, square: Tensor) -> None:
+        self.v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
+
+
+@server_optimizer(name="yogi")
+class Yogi(_Adaptive):
+    """v ← v − (1 − β2) Δ² sign(v − Δ²) (Reddi et al. 2020, Algorithm 2).
+
+    Parameters
+    ----------
+    lr : float
+        η, the server's learning rate.
+    beta1, beta2 : float
+        Decay of the moment.
+    tau : float
+        τ, the degree of adaptivity; v starts at τ².
+    """
+
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
+        super().__init__(lr, beta1, tau)
+        self.beta2 = beta2
+
+    def remember(self, square: Tensor) -> None:
+        self.v.addcmul_((self.v - square).sign_(), square, value=-(1 - self.beta2))
+
+
+class ServerOptimizer:
+    """The server optimizer of a run: one step per round on flat float32 vectors, the same bits on every rank.
+
+    Parameters
+    ----------
+    part : Part
+        The optimizer.
+    options : mapping
+        Its options.
     trainable : int, optional
         Values at the front of the vectors that the optimizer moves; the rest (running statistics of normalisation
         layers) takes the mean as it is. None means all.
-
-    Raises
-    ------
-    ValueError
-        If the kind is unknown or a number is out of range.
     """
 
-    def __init__(
-        self,
-        kind: str = "sgd",
-        lr: float = 1.0,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        trainable: int | None = None,
-    ):
-        if kind not in KINDS:
-            raise ValueError(f"unknown server optimizer {kind!r}: one of {', '.join(KINDS)}")
-        if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and tau > 0):
-            raise ValueError(f"need 0 <= beta1, beta2 < 1 and tau > 0, not {beta1}, {beta2}, {tau}")
-        self.kind, self.lr, self.beta1, self.beta2, self.tau = kind, lr, beta1, beta2, tau
-        self.trainable = trainable
-        self._moments: dict[str, torch.Tensor] = {}
+    def __init__(self, part: Part, options: Mapping[str, Any], trainable: int | None = None):
+        self.part, self.trainable = part, trainable
+        self._chosen = part.make(options)
+        names = getattr(self._chosen, "state", ())
+        self.names: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
+        self._started = False
+        self._rounds = 0
 
-    def step(self, w: torch.Tensor, update: torch.Tensor) -> None:
+    def step(self, w: Tensor, update: Tensor) -> None:
         """Move `w` by one step.
 
         Parameters
@@ -67,38 +181,47 @@ class ServerOptimizer:
             The global model, changed in place.
         update : Tensor float32 (d,)
             Δ, the weighted mean of w_k − w; left as it is.
+
+        Raises
+        ------
+        PartFailure
+            The optimizer raised an exception, or returned anything but a finite vector (d,) or None.
         """
         if self.trainable is not None and self.trainable < w.numel():
             w[self.trainable :].add_(update[self.trainable :])
             w, update = w[: self.trainable], update[: self.trainable]
-        if self.kind == "sgd":
-            w.add_(update, alpha=self.lr)
-        elif self.kind == "momentum":
-            w.add_(self._moment("m", w, 0.0).mul_(self.beta1).add_(update), alpha=self.lr)
-        else:
-            self._adaptive_step(w, update)
+        with calling(self.part, self._rounds):
+            self._start(w)
+            moved = getattr(self._chosen, "step", self._chosen)(w, update.clone() if self.part.foreign else update)
+        if moved is not None and moved is not w:
+            if not isinstance(moved, Tensor) or moved.shape != w.shape:
+                found = f"shape {tuple(moved.shape)}" if isinstance(moved, Tensor) else type(moved).__name__
+                problem = f"returned {found}: change w in place, or return its next value, shape ({w.numel()},)"
+                raise refuse_result(self.part, problem, self._rounds)
+            w.copy_(moved)
+        if self.part.foreign and not bool(w.isfinite().all()):
+            raise refuse_result(self.part, "made values of the model that are not finite", self._rounds)
+        self._rounds += 1
 
-    def _adaptive_step(self, w: torch.Tensor, update: torch.Tensor) -> None:
-        m = self._moment("m", w, 0.0).mul_(self.beta1).add_(update, alpha=1 - self.beta1)
-        v = self._moment("v", w, self.tau**2)
-        square = update.square()
-        if self.kind == "adagrad":
-            v.add_(square)
-        elif self.kind == "adam":
-            v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
-        else:
-            v.addcmul_((v - square).sign_(), square, value=-(1 - self.beta2))
-        w.addcdiv_(m, torch.sqrt(v, out=square).add_(self.tau), value=self.lr)
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what it remembers, for a checkpoint; empty before the first step and where it has no state."""
+        if not self._started:
+            return {}
+        return {name: torch.as_tensor(getattr(self._chosen, name)).clone() for name in self.names}
 
-    def _moment(self, name: str, w: torch.Tensor, start: float) -> torch.Tensor:
-        if name not in self._moments:
-            self._moments[name] = torch.full_like(w, start)
-        return self._moments[name]
+    def load(self, state: Mapping[str, Tensor], rounds: int = 0) -> None:
+        """Take over what a checkpoint holds, and the rounds taken until then."""
+        self._rounds = rounds
+        for name, value in state.items():
+            setattr(self._chosen, name, value.clone() if value.dim() else value.item())
+        self._started = self._started or bool(state)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Copies of the moments, float32 (d,) each, for a checkpoint; empty before the first step and for sgd."""
-        return {name: moment.clone() for name, moment in self._moments.items()}
-
-    def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over the moments of a checkpoint."""
-        self._moments = {name: moment.clone() for name, moment in state.items()}
+    def _start(self, w: Tensor) -> None:
+        if self._started:
+            return
+        if hasattr(self._chosen, "start"):
+            self._chosen.start(w)
+        for name in self.names:
+            if not hasattr(self._chosen, name):
+                setattr(self._chosen, name, torch.zeros_like(w))
+        self._started = True

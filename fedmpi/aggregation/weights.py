@@ -1,128 +1,160 @@
 """How much each participant's update counts: one coefficient c_k per participant, and whether the sum is normalised.
 
-The server's update is Σ c_k Δ_k, divided by Σ c_k over those who returned when the sum is to be normalised. The sum of
-coefficients is about 1, which keeps fixed-point sums in range. All but those of the gradient sum and the unbiased kind
-are multiples of 2**-40 or of a power of two, so that Σ c_k has the same bits however it is added up.
+The server's update is Σ c_k Δ_k, divided by Σ c_k over those who returned when the sum is to be normalised.
+
+=============  ==================================  ==========  =====================================================
+name           c_k (times the multiplicity)        normalised  source
+=============  ==================================  ==========  =====================================================
+samples        samples used                        yes         McMahan et al. 2017, Algorithm 1
+uniform        1                                   yes         FedSampling §3.3; Li et al. 2020, Scheme I
+gradient-sum   samples used / K                    no          FedSampling, Algorithm 1 (with one full-batch step)
+stratified     N_h / (N m_h P_h)                   if P_h = 1  FedSTaS, Algorithm 2; FedSTS
+normalised     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
+unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompson (Hansen-Hurwitz with replacement)
+literal        (N / m) ρ_k                         no          FedSSO, Eq 3 as printed (an average of models)
+=============  ==================================  ==========  =====================================================
+
+π_k is the probability to be drawn given who is there. What was not there is made up for by r_h, the share of its
+stratum's weight Σ ρ_k that was there (every stratum then has its own share of the mean, whoever of it is there), or by
+a_k, the known probability of being there. P_h is the probability that stratum h has a participant at all, and N there
+counts the clients of the strata of which somebody was there. Where strata leave clients out, ρ_k and N are those of the
+others. ρ_k is n_k / n with population = "samples" (the usual federated objective), 1 / N with "clients" (the target of
+FedSTaS's stratified mean).
+
+A participant of whom no sample is used sends nothing and does not count; as "literal" averages models, it then counts
+as one that sends back the model it was sent. The coefficients of all but the gradient sum and the unbiased kind are
+multiples of 2**-40 or of a power of two, so that Σ c_k has the same bits however it is added up. Weights that depend on
+how a client's work went are in `fair_weights`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import Cohort
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import weights
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Population = Literal["samples", "clients"]
 
-KINDS = ("samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal")
-POPULATIONS = ("samples", "clients")
 GRID_BITS = 40
 
 
-def is_normalised(kind: str, cohort: Cohort) -> bool:
-    """Whether Σ c_k Δ_k is to be divided by Σ c_k over the participants that returned an update.
-
-    Stratified means are, unless a stratum of which somebody was there could have been left without a participant: the
-    means of the others then count as often as it takes, and dividing them would undo that.
-    """
-    if kind == "stratified":
-        summary = cohort.strata
-        return summary is None or summary.represented is None or bool(np.isin(summary.represented, (0.0, 1.0)).all())
-    return kind in ("samples", "uniform", "normalised")
-
-
-def surplus(kind: str, plan_coefficients: FloatArray) -> float:
-    """Σ c_k − 1 where the next model is Σ c_k w_k and not w + Σ c_k Δ_k (FedSSO, Eq 3); 0 of every other kind.
-
-    Σ c_k w_k = w + Σ c_k Δ_k + (Σ c_k − 1) w. A round without participants leaves the model as it is.
-    """
-    return float(plan_coefficients.sum()) - 1.0 if kind == "literal" and plan_coefficients.size else 0.0
-
-
-def coefficients(
-    kind: str,
-    cohort: Cohort,
-    sizes: IntArray,
-    used: IntArray | None = None,
-    wanted: int | None = None,
-    population: str = "samples",
-) -> FloatArray:
-    """The coefficient of every participant's update.
-
-    =============  ==================================  ==========  =====================================================
-    kind           c_k (times the multiplicity)        normalised  source
-    =============  ==================================  ==========  =====================================================
-    samples        samples used                        yes         McMahan et al. 2017, Algorithm 1
-    uniform        1                                   yes         FedSampling §3.3; Li et al. 2020, Scheme I
-    gradient-sum   samples used / K                    no          FedSampling, Algorithm 1 (with one full-batch step)
-    stratified     N_h / (N m_h P_h)                   if P_h = 1  FedSTaS, Algorithm 2; FedSTS
-    normalised     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
-    unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompson (Hansen-Hurwitz with replacement)
-    literal        (N / m) ρ_k                         no          FedSSO, Eq 3 as printed (with `surplus`)
-    =============  ==================================  ==========  =====================================================
-
-    π_k is the probability to be drawn given who is there. What was not there is made up for by r_h, the share of its
-    stratum's weight Σ ρ_k that was there (every stratum then has its own share of the mean, whoever of it is there), or
-    by a_k, the known probability of being there. P_h is the probability that stratum h has a participant at all, and N
-    there counts the clients of the strata of which somebody was there. Where strata leave clients out, ρ_k and N are
-    those of the others.
-
-    A participant of whom no sample is used sends nothing and has coefficient 0; as "literal" averages models, it then
-    counts as one that sends back the model it was sent, whether or not it holds samples at all.
+@weights(name="samples", per_sample=True)
+def samples(cohort: Cohort, sizes: IntArray) -> FloatArray:
+    """In proportion to the samples used (McMahan et al. 2017, Algorithm 1).
 
     Parameters
     ----------
-    kind : str
-        One of `KINDS`.
     cohort : Cohort
         The m participants.
     sizes : int64 (N,)
         Samples of every client of the population.
-    used : int64 (m,), optional
-        Samples each participant trains on; None means all it has. A worker that knows only its own participants' counts
-        may put 0 for the others and read its own part of the result.
-    wanted : int, optional
-        K, needed by "gradient-sum".
-    population : str
-        The population weights ρ_k that "normalised", "unbiased" and "literal" estimate: "samples" for n_k / n (the
-        usual federated objective) or "clients" for 1 / N (the target of FedSTaS's stratified mean).
 
     Returns
     -------
     float64 (m,)
-
-    Raises
-    ------
-    ValueError
-        If the kind or population is unknown, or something it needs is missing.
+        The factor of one sample.
     """
-    used = sizes[cohort.clients] if used is None else used
-    if kind == "samples":
-        share = _power_of_two_share(int(sizes[cohort.clients].sum()))
-        return (cohort.multiplicity * used).astype(np.float64) * share
-    if kind == "gradient-sum":
-        if not wanted:
-            raise ValueError("the gradient sum needs the number of samples wanted, K")
-        return cohort.multiplicity * used / wanted
-    sending = np.where(used > 0, cohort.multiplicity, 0)
-    match kind:
-        case "uniform":
-            return sending * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
-        case "stratified":
-            return sending * _on_grid(_stratum_weights(cohort))
-        case "normalised":
-            rho = _population_weights(cohort, sizes, population)
-            return sending * _on_grid(rho[cohort.clients] / (cohort.inclusion * _share_there(cohort, rho)))
-        case "unbiased":
-            chance = None if cohort.presence is None else cohort.presence.chance
-            there = cohort.inclusion if chance is None else cohort.inclusion * chance[cohort.clients]
-            return sending * _population_weights(cohort, sizes, population)[cohort.clients] / there
-        case "literal":
-            rho = _population_weights(cohort, sizes, population)
-            expansion = _population(cohort, sizes) / max(cohort.draws, 1)
-            return cohort.multiplicity * _on_grid(expansion * rho[cohort.clients])
-    raise ValueError(f"unknown kind of weights {kind!r}: one of {', '.join(KINDS)}")
+    return cohort.multiplicity.astype(np.float64) * _power_of_two_share(int(sizes[cohort.clients].sum()))
+
+
+@weights(name="uniform")
+def uniform(cohort: Cohort, sizes: IntArray) -> FloatArray:
+    """The same for every participant (FedSampling §3.3; Li et al. 2020, Scheme I)."""
+    return _sending(cohort, sizes) * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
+
+
+@weights(name="gradient-sum", per_sample=True, normalised=False)
+def gradient_sum(cohort: Cohort, sizes: IntArray) -> FloatArray:
+    """The samples used over the samples wanted, K (FedSampling, Algorithm 1, with one full-batch step).
+
+    Returns
+    -------
+    float64 (m,)
+        The factor of one sample.
+    """
+    if not cohort.wanted:
+        raise ValueError("the gradient sum needs Cohort.wanted, the number of samples wanted")
+    return cohort.multiplicity / cohort.wanted
+
+
+def _each_stratum_has_a_mean(cohort: Cohort) -> bool:
+    """Whether no stratum of which somebody was there can have been left without a participant.
+
+    Otherwise the means of the others count as often as it takes, and dividing them by Σ c_k would undo that.
+    """
+    summary = cohort.strata
+    return summary is None or summary.represented is None or bool(np.isin(summary.represented, (0.0, 1.0)).all())
+
+
+@weights(name="stratified", normalised=_each_stratum_has_a_mean)
+def stratified(cohort: Cohort, sizes: IntArray) -> FloatArray:
+    """The mean of the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS)."""
+    return _sending(cohort, sizes) * _on_grid(_stratum_weights(cohort))
+
+
+@weights(name="normalised")
+def normalised(cohort: Cohort, sizes: IntArray, *, population: Population = "samples") -> FloatArray:
+    """ρ_k / π_k, normalised, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
+
+    Parameters
+    ----------
+    population : str
+        What is estimated: the mean over all samples, or over all clients.
+    """
+    rho = _population_weights(cohort, sizes, population)
+    inclusion = _inclusion(cohort, "normalised")
+    return _sending(cohort, sizes) * _on_grid(rho[cohort.clients] / (inclusion * _share_there(cohort, rho)))
+
+
+@weights(name="unbiased", normalised=False)
+def unbiased(cohort: Cohort, sizes: IntArray, *, population: Population = "samples") -> FloatArray:
+    """ρ_k / π_k (Horvitz-Thompson; Hansen-Hurwitz for draws with replacement).
+
+    Parameters
+    ----------
+    population : str
+        What is estimated: the mean over all samples, or over all clients.
+    """
+    chance = None if cohort.presence is None else cohort.presence.chance
+    inclusion = _inclusion(cohort, "unbiased")
+    there = inclusion if chance is None else inclusion * chance[cohort.clients]
+    return _sending(cohort, sizes) * _population_weights(cohort, sizes, population)[cohort.clients] / there
+
+
+@weights(name="literal", normalised=False, averages_models=True)
+def literal(cohort: Cohort, sizes: IntArray, *, population: Population = "samples") -> FloatArray:
+    """The next model is (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
+
+    Parameters
+    ----------
+    population : str
+        What is estimated: the mean over all samples, or over all clients.
+    """
+    rho = _population_weights(cohort, sizes, population)
+    expansion = _population(cohort, sizes) / max(cohort.draws, 1)
+    return cohort.multiplicity * _on_grid(expansion * rho[cohort.clients])
+
+
+def _sending(cohort: Cohort, sizes: IntArray) -> IntArray:
+    """How often each participant counts, (m,): not at all without samples."""
+    sending: IntArray = np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
+    return sending
+
+
+def _inclusion(cohort: Cohort, name: str) -> FloatArray:
+    if cohort.inclusion is None:
+        raise UserError(
+            f'aggregation.weights = "{name}" divides by inclusion probabilities, which the sampler of '
+            'participation.clients does not tell: have it return them in its Cohort, or choose "samples" or "uniform"'
+        )
+    return cohort.inclusion
 
 
 def _power_of_two_share(total: int) -> float:
@@ -149,10 +181,8 @@ def _population(cohort: Cohort, sizes: IntArray) -> int:
     return sizes.size if kept is None else int(kept.sum())
 
 
-def _population_weights(cohort: Cohort, sizes: IntArray, population: str) -> FloatArray:
+def _population_weights(cohort: Cohort, sizes: IntArray, population: Population) -> FloatArray:
     """ρ_k of all clients, (N,): their share of all samples, or of all clients; 0 for those left out."""
-    if population not in POPULATIONS:
-        raise ValueError(f"unknown population weights {population!r}: one of {', '.join(POPULATIONS)}")
     counted = sizes if population == "samples" else np.ones_like(sizes)
     kept = _kept(cohort)
     counted = counted if kept is None else np.where(kept, counted, 0)
@@ -175,7 +205,9 @@ def _share_there(cohort: Cohort, rho: FloatArray) -> FloatArray | float:
 def _stratum_weights(cohort: Cohort) -> FloatArray:
     """N_h / (N m_h P_h) of each participant's stratum, m_h counted in the cohort itself."""
     if cohort.stratum is None or cohort.strata is None:
-        raise ValueError("stratified weights need a cohort drawn from strata")
+        raise UserError(
+            'aggregation.weights = "stratified" needs a cohort drawn from strata, which this sampler does not tell'
+        )
     sizes, represented = cohort.strata.sizes, cohort.strata.represented
     represented = np.ones(sizes.size) if represented is None else represented
     drawn = np.bincount(cohort.stratum, cohort.multiplicity, minlength=sizes.size)

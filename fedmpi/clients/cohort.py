@@ -80,6 +80,8 @@ class Cohort:
         The strata of a stratified draw.
     presence : Presence, optional
         Who was there; None where all were.
+    wanted : int, optional
+        K, the samples wanted of all participants together, where weights are asked: samples.wanted, or all they have.
     """
 
     clients: IntArray
@@ -88,6 +90,7 @@ class Cohort:
     stratum: IntArray | None = None
     strata: StrataSummary | None = None
     presence: Presence | None = None
+    wanted: int | None = None
 
     @property
     def draws(self) -> int:

@@ -103,3 +103,24 @@ def gather_arrays(comm: MPI.Intracomm, array: np.ndarray) -> list[np.ndarray] | 
         for whole, piece in zip(received, np.split(staging, ends[:-1]), strict=True):
             whole.reshape(-1).view(np.uint8)[start : start + len(piece)] = piece
     return received
+
+
+def exchange_parts(
+    comm: MPI.Intracomm, outgoing: np.ndarray, sent: np.ndarray, incoming: np.ndarray, received: np.ndarray
+) -> None:
+    """Neighbouring parts of `outgoing`, one a rank, into neighbouring parts of `incoming` (Alltoallv).
+
+    All ranks have arrived when this is called.
+
+    Parameters
+    ----------
+    outgoing, incoming : float32 (…,)
+    sent, received : int64 (ranks,)
+        Values of the part for, and of the part from, every rank.
+    """
+    from mpi4py import MPI
+
+    def spec(values: np.ndarray, counts: np.ndarray) -> list[object]:
+        return [values, (counts, np.cumsum(counts) - counts), MPI.FLOAT]
+
+    comm.Alltoallv(spec(outgoing, sent), spec(incoming, received))

@@ -21,6 +21,8 @@ class BytesMoved:
         Bytes of the other ranks' slots that this rank read in the node-local shared memory.
     relay : int
         Bytes sent to another member of a group.
+    exchange : int
+        Bytes that this rank sent to others in exchanges of all with all.
     """
 
     broadcast: int = 0
@@ -28,6 +30,7 @@ class BytesMoved:
     allreduce: int = 0
     window: int = 0
     relay: int = 0
+    exchange: int = 0
 
     @property
     def total(self) -> int:

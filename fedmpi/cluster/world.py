@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fedmpi.cluster.buffers import broadcast_arrays, gather_arrays
+from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arrays
 from fedmpi.cluster.choice import build_sum
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
@@ -140,6 +140,23 @@ class Cluster:
         received = gather_arrays(self._comms.world, array)
         self._moved.gather += array.nbytes if received is None else sum(part.nbytes for part in received[1:])
         return received
+
+    def exchange(self, outgoing: np.ndarray, sent: np.ndarray, incoming: np.ndarray, received: np.ndarray) -> None:
+        """Send every rank a part of `outgoing`, and receive from every rank a part of `incoming`; collective.
+
+        Parameters
+        ----------
+        outgoing, incoming : float32 (…,)
+            Parts lie one after the other from the start, in rank order; the arrays may be longer.
+        sent, received : int64 (ranks,)
+            Values of the part for, and of the part from, every rank, up to 2**31 together.
+        """
+        if self._comms is None:
+            incoming[: received[0]] = outgoing[: sent[0]]
+            return
+        self.barrier()
+        exchange_parts(self._comms.world, outgoing, sent, incoming, received)
+        self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
 
     def maximum(self, value: int) -> int:
         """The largest of the ranks' integers, on all ranks."""

@@ -66,10 +66,10 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("client sampler", "participation.clients"),
-        Kind("row rule", "samples.rule"),
-        Kind("weights", "aggregation.weights"),
-        Kind("combiner", "aggregation.rule"),
-        Kind("server optimizer", "aggregation.optimizer"),
+        Kind("row rule", "samples.rule", ("fedmpi.samples.rules",)),
+        Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights", "fedmpi.aggregation.fair_weights")),
+        Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
+        Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm"),
         Kind("local optimizer", "local.optimizer"),
         Kind("model", "model.name"),
@@ -381,25 +381,32 @@ def row_rule(chosen: Chosen | None = None, /, *, name: str | None = None, **mark
 def weights(chosen: Chosen, /) -> Chosen: ...
 @overload
 def weights(
-    *, per_sample: bool = False, normalised: bool = True, name: str | None = None, **marks: Any
+    *,
+    per_sample: bool = False,
+    normalised: bool | Callable[[Any], bool] = True,
+    name: str | None = None,
+    **marks: Any,
 ) -> Callable[[Chosen], Chosen]: ...
 def weights(
     chosen: Chosen | None = None,
     /,
     *,
     per_sample: bool = False,
-    normalised: bool = True,
+    normalised: bool | Callable[[Any], bool] = True,
     name: str | None = None,
     **marks: Any,
 ) -> Any:
-    """Makes a function `(cohort, sizes, *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
+    """Makes a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
+
+    A class is called in the same way; its method `after(work)`, where it has one, is asked once a client's update is
+    there (`fedmpi.aggregation.fair_weights`).
 
     Parameters
     ----------
     per_sample : bool
         Whether a coefficient is the factor of one sample used, or that of the client's update.
-    normalised : bool
-        Whether the weighted sum is divided by the total weight.
+    normalised : bool or callable
+        Whether the weighted sum is divided by the total weight; a function of the cohort where that depends on it.
     """
     return _decorated("weights", chosen, name, per_sample=per_sample, normalised=normalised, **marks)
 
@@ -409,7 +416,11 @@ def combiner(chosen: Chosen, /) -> Chosen: ...
 @overload
 def combiner(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
 def combiner(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
-    """Makes a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`."""
+    """Makes a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`.
+
+    A class may have `combine(updates, coefficients, measured)` instead, and `measure(updates)`, whose results are
+    summed over all coordinates before (`fedmpi.aggregation.combiners`).
+    """
     return _decorated("combiner", chosen, name, **marks)
 
 
@@ -418,7 +429,11 @@ def server_optimizer(chosen: Chosen, /) -> Chosen: ...
 @overload
 def server_optimizer(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
 def server_optimizer(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
-    """Makes a class a choice for `aggregation.optimizer`: the server's step with the mean update."""
+    """Makes a function `(w (d,), update (d,), *, options)` a choice for `aggregation.optimizer`: the server's step.
+
+    It changes w in place or returns its next value. A class has this as its method `step`, and names in `state` what it
+    remembers (`fedmpi.aggregation.server_optimizers`).
+    """
     return _decorated("server optimizer", chosen, name, **marks)
 
 

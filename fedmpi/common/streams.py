@@ -35,6 +35,8 @@ class Purpose(IntEnum):
     PROJECTION = 17
     TRANSPORT = 18
     PARTITION = 19
+    ATTACK = 20
+    ROWS = 21
 
 
 @dataclass(frozen=True)

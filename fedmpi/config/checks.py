@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedmpi.config.choices import chosen
+
 if TYPE_CHECKING:
     from fedmpi.config.parts import Config
 
@@ -124,7 +126,8 @@ RELEVANCE: dict[str, Relevance] = {
     "participation.draw": Relevance(_strata, _STRATIFIED),
     "participation.design": Relevance(_importance, "importance draws"),
     "samples.wanted": Relevance(
-        lambda c: c.samples.rule in ("bernoulli", "exact"), 'samples.rule = "bernoulli" or "exact"'
+        lambda c: c.samples.rule in ("bernoulli", "exact") or chosen(c, "row rule").foreign,
+        'samples.rule = "bernoulli" or "exact", or a rule of your own',
     ),
     "samples.ratio": Relevance(lambda c: c.samples.rule == "ratio", 'samples.rule = "ratio"'),
     "samples.size_estimate": Relevance(_estimated, 'samples.rule = "bernoulli"'),
@@ -176,6 +179,10 @@ RELEVANCE: dict[str, Relevance] = {
         lambda c: c.aggregation.optimizer in ("adam", "yogi"), 'aggregation.optimizer = "adam" or "yogi"'
     ),
     "aggregation.tau": Relevance(_adaptive, "an adaptive aggregation.optimizer"),
+    "attack.fraction": Relevance(lambda c: c.attack.kind != "none", "attack.kind"),
+    "attack.scale": Relevance(
+        lambda c: c.attack.kind in ("sign-flip", "noise"), 'attack.kind = "sign-flip" or "noise"'
+    ),
     "system.probability": Relevance(
         lambda c: c.system.availability in ("bernoulli", "time-of-day"),
         'system.availability = "bernoulli" or "time-of-day"',
@@ -214,6 +221,7 @@ def contradiction(c: Config) -> str | None:
 def _contradictions(c: Config) -> list[tuple[bool, str]]:
     p, s, loc, agg = c.participation, c.samples, c.local, c.aggregation
     one_step_merged = loc.optimizer == "sgd" and not _mediators(c)
+    rows = chosen(c, "row rule").name
     return [
         (
             _drawn(c) and p.count is None and p.fraction is None,
@@ -304,7 +312,53 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             "privacy.clip_norm bounds what one client sends, but aggregation.weights = "
             f'"{agg.weights}" multiplies it by what depends on the clients\' data: set aggregation.weights = "uniform"',
         ),
+        (
+            c.system.clock and chosen(c, "row rule").foreign,
+            f'system.clock counts the rows of every participant before it trains, which samples.rule = "{rows}" does '
+            "not tell: switch it off, or choose a built-in rule",
+        ),
+        *_not_summed(c),
         *_unprotected(c),
+    ]
+
+
+def _not_summed(c: Config) -> list[tuple[bool, str]]:
+    """Choices that go with a weighted sum of updates, where `aggregation.rule` or the weights make something else."""
+    agg, combines = c.aggregation, c.aggregation.rule != "mean"
+    rule, weights = f'aggregation.rule = "{agg.rule}"', chosen(c, "weights")
+    judged = hasattr(weights.object, "after")
+    judging = f'aggregation.weights = "{weights.name}"'
+    lies = f'attack.kind = "{c.attack.kind}"'
+    needing = rule if combines else judging if judged else lies if c.attack.kind in ("sign-flip", "noise") else ""
+    own = "each client's own update"
+    return [
+        (combines and _mediators(c), f'{rule} needs {own}, which topology.kind = "mediators" never forms'),
+        (judged and _mediators(c), f'{judging} needs {own}, which topology.kind = "mediators" never forms'),
+        (
+            c.attack.kind in ("sign-flip", "noise") and _mediators(c),
+            f'{lies} changes {own}, which topology.kind = "mediators" never forms: "label-flip" does go with it',
+        ),
+        (
+            c.local.engine == "merged" and bool(needing),
+            f'local.engine = "merged" never forms {own}, which {needing} needs',
+        ),
+        (
+            combines and c.privacy.clip_norm is not None,
+            f"privacy.clip_norm bounds what one client adds to a sum, which {rule} does not form: set aggregation.rule "
+            '= "mean", or "norm-clip" without privacy.clip_norm',
+        ),
+        (
+            combines and bool(weights.marks.get("averages_models")),
+            f"{judging} averages models, and {rule} combines updates: choose other weights",
+        ),
+        (
+            combines and judged,
+            f"{judging} divides a sum by what it learns from the updates, and {rule} forms no sum: choose one of them",
+        ),
+        (
+            judged and c.logging.diagnostics,
+            f"logging.diagnostics weighs updates as planned, which {judging} changes afterwards: switch it off",
+        ),
     ]
 
 
@@ -319,6 +373,7 @@ def _unprotected(c: Config) -> list[tuple[bool, str]]:
     """Choices under which one client's data changes more than its own update, so that no ε would hold."""
     p, s = c.participation, c.samples
     noised = c.privacy.clip_norm is not None and c.privacy.noise_multiplier > 0
+    rows = chosen(c, "row rule")
     drawn_by = _DRAWN_BY.get(p.clients, "")
     return [
         (
@@ -331,6 +386,11 @@ def _unprotected(c: Config) -> list[tuple[bool, str]]:
             f'samples.rule = "{s.rule}" makes the rows that one client uses depend on the exact sizes of the others, '
             'for which no ε holds. With privacy.noise_multiplier set samples.rule = "all" or "ratio", or "bernoulli" '
             "with a private samples.size_estimate",
+        ),
+        (
+            noised and rows.foreign and bool(rows.marks.get("pooled")),
+            f'samples.rule = "{rows.name}" sees the sizes of the whole cohort, so that one client can change the rows '
+            'of others, for which no ε holds. With privacy.noise_multiplier set samples.rule = "all" or "ratio"',
         ),
         (
             noised and s.rule == "bernoulli" and not s.clip,

@@ -13,6 +13,7 @@ from fedmpi.config.base import Count, Part
 from fedmpi.config.client_parts import DataPart, LocalPart, ModelPart, ParticipationPart, SamplesPart
 from fedmpi.config.server_parts import (
     AggregationPart,
+    AttackPart,
     CheckpointPart,
     ClusterPart,
     EvaluationPart,
@@ -43,6 +44,7 @@ class Config(Part):
     topology: TopologyPart = TopologyPart()
     rebalance: RebalancePart = RebalancePart()
     aggregation: AggregationPart = AggregationPart()
+    attack: AttackPart = AttackPart()
     transport: TransportPart = TransportPart()
     privacy: PrivacyPart = PrivacyPart()
     system: SystemPart = SystemPart()

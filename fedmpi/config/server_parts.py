@@ -72,6 +72,8 @@ class AggregationPart(Part):
     model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
     population: Literal["samples", "clients"] = "samples"
     """What normalised, unbiased and literal weights estimate: the mean over all samples, or over all clients."""
+    rule: str = "mean"
+    """mean, the weighted sum; median, trimmed-mean, krum (of the clients, whatever their weights), norm-clip."""
     optimizer: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "sgd"
     """The server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
     lr: Positive = 1.0
@@ -84,6 +86,18 @@ class AggregationPart(Part):
     """τ, adaptivity of the server optimizer."""
     exact: bool = False
     """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like processors, slower."""
+
+
+class AttackPart(Part):
+    """Clients that lie, to try aggregation rules with."""
+
+    kind: Literal["none", "sign-flip", "noise", "label-flip"] = "none"
+    """sign-flip: sends −scale · Δ; noise: sends normal noise of deviation scale instead of Δ; label-flip: trains on
+    labels C − 1 − y."""
+    fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share of all clients that attack, whenever they take part."""
+    scale: Positive = 1.0
+    """Length of the flipped update in that of the honest one; standard deviation of the noise."""
 
 
 class SystemPart(Part):

@@ -186,6 +186,11 @@ class AugmentedRows:
             x[copied] = warp(originals, torch.from_numpy(maps)).cpu().numpy()
         return x, y
 
+    def labels(self, client: int) -> Int64Array:
+        """The labels of one client's samples and then of its copies, int64 (n,)."""
+        own = self.store.client(client)[1].astype(np.int64)
+        return np.concatenate([own, own[source_rows(own, self._copies, self._streams, client)]])
+
     def _originals(self, clients: Int64Array, rows: Int64Array) -> tuple[Int64Array, Floats]:
         """Stored row and warp of each of these copies, (r,) and (r, 2, 3)."""
         _, height, width = self.store.description.feature_shape
@@ -263,6 +268,10 @@ class AugmentedData:
             return x, y
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return x.index_select(0, index), y.index_select(0, index)
+
+    def labels(self, client: int) -> Int64Array:
+        """The labels of one client's samples and then of its copies, int64 (n,), a copy."""
+        return self._rows.labels(client)
 
     def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
         """Samples of several clients, concatenated client after client, read and warped together."""

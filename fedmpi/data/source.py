@@ -140,6 +140,10 @@ class ClientData:
         """
         return self._tensors(*self.store.rows(self.positions(np.asarray(clients, np.int64), rows_of)))
 
+    def labels(self, client: int) -> Int64Array:
+        """The labels of one client, int64 (n,), a copy."""
+        return self.store.client(client)[1].astype(np.int64)
+
     def positions(self, clients: Int64Array, rows_of: Sequence[Int64Array | None]) -> Int64Array:
         """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
         given = [rows for rows in rows_of if rows is not None]

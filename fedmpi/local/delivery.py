@@ -19,4 +19,4 @@ def deliver(task: Task, update: Tensor, rule: LocalRule, observe: Observer | Non
     """
     check_update(update, rule.lr)
     replaced = observe(task.client, update) if observe is not None else None
-    total.add(update if replaced is None else replaced, task.coefficient)
+    total.add(update if replaced is None else replaced, task.coefficient, task.client)

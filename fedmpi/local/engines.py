@@ -12,6 +12,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.config.choices import chosen
 from fedmpi.local.batched import BatchedEngine, why_not_batched
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
@@ -237,7 +238,11 @@ def _why_not_merged(config: Config, observer: Observer | None) -> str | None:
     if config.topology.kind == "mediators":
         return "mediators carry one model from client to client"
     if observer is not None:
-        return "clipping, transport or diagnostics need every client's own update"
+        return "clipping, transport, attacks or diagnostics need every client's own update"
+    if config.aggregation.rule != "mean":
+        return f"aggregation.rule = {chosen(config, 'combiner').name!r} needs every client's own update"
+    if hasattr(chosen(config, "weights").object, "after"):
+        return f"aggregation.weights = {chosen(config, 'weights').name!r} needs every client's own update"
     if config.aggregation.exact:
         return "aggregation.exact needs every client's own update"
     return None

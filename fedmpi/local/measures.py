@@ -51,6 +51,11 @@ class LocalLosses:
         torch.add(self.start, update, out=self._own)
         return self._loss(self.start, x, y) - self._loss(self._own, x, y)
 
+    def before(self, client: int, start: Tensor) -> float:
+        """F_k(w), the mean loss over all samples of the client in evaluation mode; 0 without samples."""
+        x, y = self.data.load(client)
+        return self._loss(start, x, y) if len(y) else 0.0
+
     def _loss(self, values: Tensor, x: Tensor, y: Tensor) -> float:
         self.model.bind(values)
         total = 0.0

@@ -66,7 +66,7 @@ class MergedEngine:
         if rule.optimizer != "sgd":
             return f'local.optimizer = "{rule.optimizer}" is not linear in the gradient'
         if not isinstance(total, FloatSum):
-            return "exact sums need every client's own update"
+            return "the sum needs every client's own update"
         return self.model_refusal()
 
     def model_refusal(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Handles each client's own update before it is summed: sends it (transport), clips and then measures what arrived."""
+"""Handles each client's own update before it is summed: sends it (lies, transport), clips and measures what arrived."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedmpi.local.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.measures import LocalLosses
 from fedmpi.local.work import Task
 from fedmpi.privacy.gaussian import clip
+from fedmpi.updates.attacks import SentLies
 from fedmpi.updates.compression import Transport
 
 
@@ -28,6 +29,8 @@ class UpdateObserver:
         Whether the norms of the updates are collected.
     transport : Transport or None
         Changes an update on its way; None = it arrives as it is.
+    lies : SentLies or None
+        What attackers send instead of their updates.
 
     Attributes
     ----------
@@ -35,20 +38,24 @@ class UpdateObserver:
         Measures what a client gained on its own data, where that is wanted.
     """
 
-    def __init__(self, clip_norm: float | None, measures: bool, transport: Transport | None = None):
+    def __init__(
+        self, clip_norm: float | None, measures: bool, transport: Transport | None = None, lies: SentLies | None = None
+    ):
         self.losses: LocalLosses | None = None
         self.clip_norm = clip_norm
         self.measures = measures
         self.transport = transport
+        self.lies = lies
         self.begin([], 0)
 
     @classmethod
-    def wanted_by(cls, config: Config, streams: Streams) -> UpdateObserver | None:
+    def wanted_by(cls, config: Config, streams: Streams, lies: SentLies | None = None) -> UpdateObserver | None:
         """The observer of a configuration, or None when nobody needs single updates (they may then be merged)."""
         clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
         if part.kind == "float32":
-            return cls(clip_norm, measures) if measures or clip_norm is not None else None
-        return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams))
+            wanted = measures or clip_norm is not None or lies is not None
+            return cls(clip_norm, measures, lies=lies) if wanted else None
+        return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), lies)
 
     def begin(self, tasks: Sequence[Task], round: int, start: Tensor | None = None) -> None:
         """Start a round with these tasks, all from the model `start` (d,)."""
@@ -65,6 +72,8 @@ class UpdateObserver:
         """See one client's Δ (d,); returns what the server receives of it, clipped where needed, in place."""
         if self.losses is not None:
             self._gains.append(self.losses.gain(client, update))
+        if self.lies is not None:
+            update = self.lies.send(self._round, client, update)
         if self.transport is not None:
             update = self.transport.send(self._round, client, update)
         if self.clip_norm is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen
 
 WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
 
@@ -54,6 +55,9 @@ def exposure(config: Config) -> Exposure | None:
     if weights in WEIGHED_BY_SIZE and by_samples:
         remedy = 'set aggregation.population = "clients"'
         return Exposure(f'aggregation.weights = "{weights}" with population = "samples"', True, remedy)
+    if (own := chosen(config, "weights")).foreign:
+        remedy = 'set it to "uniform" or "gradient-sum"'
+        return Exposure(f'aggregation.weights = "{own.name}", which sees all sizes,', True, remedy)
     if part.clients == "stratified" and part.opening and weights in ("samples", "gradient-sum") and by_samples:
         return Exposure("participation.opening = true", True, "switch it off or choose equal aggregation.weights")
     if config.topology.kind == "mediators" and config.topology.scheduling != "random":

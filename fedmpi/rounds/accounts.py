@@ -14,6 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.evenness import Usage, evenness
 from fedmpi.common.plan import Ints
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen
 from fedmpi.privacy.exposure import exposure
 from fedmpi.privacy.gaussian import GaussianAccountant
 from fedmpi.privacy.ledger import PrivacyLedger
@@ -32,6 +33,8 @@ class Accounts:
 
     Attributes
     ----------
+    knows_rows : bool
+        Whether the server can tell which rows are used: not of rules that are asked client by client.
     exposure : Exposure or None
         What tells the server sizes that it asks for privately.
     """
@@ -47,7 +50,9 @@ class Accounts:
             GaussianAccountant(privacy.noise_multiplier, privacy.delta, len(sizes)) if adds_noise(config) else None
         )
         self.draws_in_secret = draws_in_secret(config)
-        counted = int(sizes.sum()) if samples.rule != "all" else 0
+        rule = chosen(config, "row rule")
+        self.knows_rows = bool(rule.marks.get("pooled"))
+        counted = int(sizes.sum()) if self.knows_rows and samples.rule != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
     def enter(self, turnout: Turnout, told: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
@@ -91,16 +96,20 @@ class Accounts:
         return exposed if len(exposed) else None
 
     def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:
-        """How evenly clients and samples have been used so far."""
+        """How evenly clients, and samples where the server knows them, have been used so far."""
         usage.record(cohort.clients, cohort.multiplicity)
         if positions is not None:
             usage.record_samples(positions)
         clients = evenness(usage.clients)
-        samples = evenness(usage.samples) if usage.samples.size else evenness(usage.clients, self.sizes)
-        return {
+        facts = {
             "clients_used": clients.used,
             "client_use_effective": clients.effective,
             "client_use_gini": clients.gini,
+        }
+        if not self.knows_rows:
+            return facts
+        samples = evenness(usage.samples) if usage.samples.size else evenness(usage.clients, self.sizes)
+        return facts | {
             "samples_used": samples.used,
             "sample_use_effective": samples.effective,
             "sample_use_gini": samples.gini,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor
 
 import fedmpi
+from fedmpi.aggregation.dealt import CombinedSum
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
-from fedmpi.aggregation.weights import surplus
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
-from fedmpi.common.plan import Plan
+from fedmpi.common.plan import Ints, Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
 from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
@@ -40,10 +42,12 @@ from fedmpi.rounds.balance import Balance, BalanceLearner
 from fedmpi.rounds.evaluated import EvaluatedParts
 from fedmpi.rounds.run_facts import agree, data_digest
 from fedmpi.rounds.server import Planner
-from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.sum import Around, RoundTotals, own_updates
 from fedmpi.rounds.traffic_count import paper_formula, round_links
 from fedmpi.rounds.worker import Trainer
 from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device
+from fedmpi.samples.row_rule import RowRule
+from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
 from fedmpi.updates.compression import RESIDUALS, check_residuals
 
 log = logging.getLogger("fedmpi")
@@ -71,6 +75,10 @@ class Experiment:
         Takes the same step on every rank.
     evaluated : EvaluatedParts
         The samples that the global model is evaluated on (by rank 0).
+    around : callable or None
+        Makes what takes every client's own update, where sums of them are not enough.
+    liars : int64 (a,)
+        The clients that attack.
     reference : Reference or None
         What the global model is compared with, on every rank alike.
     data_digest : str
@@ -93,6 +101,8 @@ class Experiment:
     augmentation: dict[str, Any]
     balance: BalanceLearner
     evaluated: EvaluatedParts
+    around: Around | None = None
+    liars: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     reference: Reference | None = None
     data_digest: str = ""
 
@@ -119,21 +129,22 @@ class Experiment:
         check_buffers(config, model)
         shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
-        observer = UpdateObserver.wanted_by(config, streams)
+        liars = attackers(config, streams, len(data.sizes))
+        trained_on = FlippedLabels(data, liars) if config.attack.kind == "label-flip" else data
+        observer = UpdateObserver.wanted_by(config, streams, sent_lies(config, streams, liars))
         if observer is not None and config.logging.diagnostics:
-            observer.losses = LocalLosses(config, data, device)
+            observer.losses = LocalLosses(config, trained_on, device)
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.transport.error_feedback:
             check_residuals(store.clients, model.size)
         agree_on_traits(cluster, model, data.description)
-        engine = choose_engine(config, model, data, streams, cluster.rank, observer)
+        engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
             config, data.sizes, samples.class_counts() if labelled else None, streams, values=model.size
         )
-        probe = make_probe(config, model, data, streams, cluster.rank)
+        probe = make_probe(config, model, trained_on, streams, cluster.rank)
         groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
-        server = config.aggregation
         return cls(
             config=config,
             cluster=cluster,
@@ -151,14 +162,22 @@ class Experiment:
                 cluster,
                 layout,
                 store,
-                streams,
+                RowRule(
+                    chosen(config, "row rule"),
+                    options(config, "row rule"),
+                    streams,
+                    config.samples.wanted,
+                    data.labels,
+                ),
                 observer,
                 samples.weight_sizes,
             ),
             server_optimizer=ServerOptimizer(
-                server.optimizer, server.lr, server.beta1, server.beta2, server.tau, model.trainable
+                chosen(config, "server optimizer"), options(config, "server optimizer"), model.trainable
             ),
+            around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device)),
             evaluated=evaluated,
+            liars=liars,
             reference=reference,
             data_digest=data_digest(store.manifest),
             augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
@@ -192,9 +211,9 @@ class Experiment:
     def aggregate(self, plan: Plan, totals: RoundTotals, model: Tensor) -> Tensor:
         """The round's mean update Δ of the model from the sums of all ranks, with the server's noise if there is to be
         any."""
-        privacy, divisor = self.config.privacy, _divisor(plan, totals)
+        privacy, divisor = self.config.privacy, self._divisor(plan, totals)
         update = totals.update / divisor
-        if not plan.one_step and (more := surplus(self.config.aggregation.weights, plan.coefficients)):
+        if not plan.one_step and (more := self.planner.weighing.surplus(plan.coefficients)):
             update.add_(model, alpha=more)
         if privacy.clip_norm is not None and adds_noise(self.config):
             share = 1 / planned_participants(self.config, len(self.data.sizes))
@@ -213,12 +232,23 @@ class Experiment:
             **plan.facts,
             **self._links(plan, totals),
             **self._observed(plan, totals),
+            **({"attackers": int(np.isin(plan.clients, self.liars).sum())} if self.liars.size else {}),
             **Balance.heard(plan.balance).facts(),
             "busy_seconds": totals.busy.tolist(),
         }
         if plan.round == 0 and self.augmentation:
             record["rebalancing"] = self.augmentation
         return {key: value for key, value in record.items() if value is not None}
+
+    @property
+    def _combines(self) -> bool:
+        """Whether a combiner has made the update, and not a sum."""
+        return isinstance(self.around, CombinedSum)
+
+    def _divisor(self, plan: Plan, totals: RoundTotals) -> float:
+        """What the sum of updates is divided by: the total weight of those who returned one, or 1."""
+        weight = totals.sums["weight"]
+        return weight if plan.normalise and weight > 0 and not self._combines else 1.0
 
     def distance(self, model: Tensor) -> dict[str, float]:
         """How far the global model is from the reference, where there is one."""
@@ -241,9 +271,10 @@ class Experiment:
             facts["clipped_updates"] = round(totals.sums["clipped"])
         if self.config.logging.diagnostics:
             norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
-            facts["update_norm"] = norm / _divisor(plan, totals)
-            facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
-            facts["client_drift"] = client_drift(totals.moments, norm)
+            facts["update_norm"] = norm / self._divisor(plan, totals)
+            if not self._combines:  # both compare the updates with their weighted mean
+                facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
+                facts["client_drift"] = client_drift(totals.moments, norm)
             facts["gamma"] = local_gain(totals.moments)
         return facts
 
@@ -259,7 +290,7 @@ class Experiment:
 
     def share_checkpoint(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
-        names = ["model", *(f"server.{name}" for name in ("m", "v")), *RESIDUALS]
+        names = ["model", *(f"server.{name}" for name in self.server_optimizer.names), *RESIDUALS]
         arrays = None
         if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
@@ -270,7 +301,7 @@ class Experiment:
         named = zip(names, received[1:], strict=True)
         tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
-        self.server_optimizer.load(moments)
+        self.server_optimizer.load(moments, int(received[0][0]))
         if (observer := self.trainer.observer) is not None and observer.transport is not None:
             observer.transport.load(tensors, range(*self.trainer.layout.owned))
         if checkpoint is not None:
@@ -296,6 +327,7 @@ class Experiment:
             "clients": len(self.data.sizes),
             "parameters": self.model.trainable,
             "engine": self.trainer.engine.description,
+            **({"attackers": self.liars.tolist()} if self.liars.size else {}),
             **({"rebalancing": self.augmentation} if self.augmentation else {}),
             "versions": versions(self.cluster.mpi),
             "git_commit": git_commit(),
@@ -304,9 +336,3 @@ class Experiment:
     def close(self) -> None:
         """Free what belongs to MPI."""
         self.cluster.close()
-
-
-def _divisor(plan: Plan, totals: RoundTotals) -> float:
-    """What the sum of updates is divided by: the total weight of those who returned one, or 1."""
-    weight = totals.sums["weight"]
-    return weight if plan.normalise and weight > 0 else 1.0

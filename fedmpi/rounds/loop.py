@@ -40,7 +40,7 @@ class Simulation:
         self.config = experiment.config
         self.recorder = recorder
         self.model = experiment.model.initial.clone()
-        self.sums = RoundSum(self.cluster, self.model, exact=self.config.aggregation.exact)
+        self.sums = RoundSum(self.cluster, self.model, self.config.aggregation.exact, experiment.around)
         self.interrupt = Interrupt()
         self.unsettled: dict[str, Any] | None = None
         self.settled = 0
@@ -83,7 +83,7 @@ class Simulation:
 
     def _work(self, plan: Plan) -> None:
         """Workers add their clients' weighted updates to the round's sum; the server evaluates the last round."""
-        self.sums.open()
+        self.sums.open(plan, self.model)
         self._settle()
         started = time.perf_counter()
         trainer = self.experiment.trainer

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.aggregation.weights import coefficients, is_normalised
+from fedmpi.aggregation.weighing import Weighing
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.devices import round_seconds
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.turnout import CohortDraw, Turnout
 from fedmpi.common.plan import Floats, Ints, Plan, learning_rate
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.size_estimates import (
     SizeEstimate,
@@ -30,10 +32,10 @@ from fedmpi.privacy.size_estimates import (
 )
 from fedmpi.privacy.updates import planned_participants
 from fedmpi.rounds.accounts import Accounts
-from fedmpi.samples.rules import offsets_of, sampled_positions, used_counts
+from fedmpi.samples.row_rule import RowRule
+from fedmpi.samples.rules import offsets_of, used_counts
 
 log = logging.getLogger("fedmpi")
-PER_SAMPLE = ("samples", "gradient-sum")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Planner:
         self.cohorts = cohorts
         self.groups = groups
         self.accounts = Accounts(config, sizes)
+        self.row_rule = RowRule(chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted)
+        self.weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
         self._warned: set[str] = set()
         self._drafts: dict[int, Draft] = {}
 
@@ -121,8 +125,7 @@ class Planner:
         cohort = turnout.cohort
         opening = self.cohorts.opens(t)
         sampling = DataSampling(1.0, asked=np.empty(0, np.int64)) if opening else self.data_sampling(t, turnout)
-        part = self.config.aggregation
-        kind, population = self._opening_weights() if opening else (part.weights, part.population)
+        weighing = self._opening_weights() if opening else self.weighing
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
         made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
         plan = Plan(
@@ -131,9 +134,9 @@ class Planner:
                 local.lr_schedule, local.lr, t, self.config.rounds, every=local.lr_every, factor=local.lr_factor
             ),
             clients=cohort.clients,
-            coefficients=self._bounded(cohort, opening) if clips else self._coefficients(kind, population, cohort),
-            per_sample=kind in PER_SAMPLE,
-            normalise=is_normalised(kind, cohort) and not clips,
+            coefficients=self._bounded(cohort, opening) if clips else self._coefficients(weighing, t, cohort),
+            per_sample=weighing.per_sample,
+            normalise=weighing.normalises(cohort) and not clips,
             probability=sampling.probability,
             mediators=mediators,
             one_step=opening,
@@ -141,14 +144,18 @@ class Planner:
         )
         return Draft(plan, turnout, sampling)
 
-    def _opening_weights(self) -> tuple[str, str]:
-        """Kind and population of the round in which all who are there take part: Σ ρ_k (FedSSO, Algorithm 1, line 3).
+    def _opening_weights(self) -> Weighing:
+        """Those of the round in which all who are there take part: Σ ρ_k (FedSSO, Algorithm 1, line 3).
 
         Weights that make up for those who are away do so here too.
         """
         part = self.config.aggregation
-        kinds = {"gradient-sum": "samples", "stratified": "normalised", "literal": "normalised"}
-        return kinds.get(part.weights, part.weights), "clients" if part.weights == "stratified" else part.population
+        if part.weights == "gradient-sum":
+            return Weighing(resolve("weights", "samples"), {})
+        if part.weights not in ("stratified", "literal"):
+            return self.weighing
+        population = "clients" if part.weights == "stratified" else part.population
+        return Weighing(resolve("weights", "normalised"), {"population": population})
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
         """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise.
@@ -171,11 +178,10 @@ class Planner:
             self._warn_once(saturation.kind, t, saturation.message)
         return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
 
-    def _coefficients(self, kind: str, population: str, cohort: Cohort) -> np.ndarray:
-        """Raw coefficients; of kinds that count samples, the factor of one sample."""
-        used = np.ones_like(cohort.clients) if kind in PER_SAMPLE else None
+    def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> np.ndarray:
+        """Raw coefficients; of weights that count samples, the factor of one sample."""
         wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
-        return coefficients(kind, cohort, self.weight_sizes, used, wanted, population)
+        return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
 
     def _bounded(self, cohort: Cohort, opening: bool) -> np.ndarray:
         """Coefficients of clipped updates: 1/W, whoever returns (see `private_updates`)."""
@@ -233,15 +239,14 @@ class Planner:
         return facts
 
     def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:
-        """Global positions of the rows that the cohort uses; None for all rows, or if nobody wants to know."""
-        part = self.config.samples
-        if part.rule == "all" or self.accounts.usage is None:
+        """Global positions of the rows that the cohort uses; None for all rows, or if nobody wants or is to know."""
+        if self.row_rule.uses_all or not self.row_rule.pooled or self.accounts.usage is None:
             return None
         sizes = self.sizes[cohort.clients]
         if self.cohorts.opens(t):
             positions = np.arange(int(sizes.sum()))
         else:
-            positions = sampled_positions(self.streams, t, sizes, part.rule, sampling.probability, part.wanted)
+            positions = self.row_rule.positions(t, sizes, sampling.probability)
         shift = offsets_of(self.sizes)[cohort.clients] - offsets_of(sizes)[:-1]
         return positions + np.repeat(shift, used_counts(positions, offsets_of(sizes)))
 

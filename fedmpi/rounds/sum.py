@@ -5,24 +5,35 @@ Metrics travel as fixed-point limbs beside the update, so that counts stay exact
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation.combiners import Combiner
+from fedmpi.aggregation.dealt import CombinedSum
 from fedmpi.aggregation.exact import Accumulator, FixedPointSum, FloatSum
 from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, metric_slots
+from fedmpi.aggregation.weighing import JudgedSum, Weighing
 from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Plan
+from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
 from fedmpi.local.diagnostics import UpdateMoments
+from fedmpi.local.measures import LocalLosses
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
+from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.agreement import Attendance
 
 SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
 ATTENDED = ("places", "fingerprint", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
+Around = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 5
 """Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
 
@@ -77,9 +88,17 @@ class RoundSum:
         Gives length and device of the update.
     exact : bool
         Order-independent 64-bit fixed-point sums instead of float32.
+    around : callable, optional
+        around(accumulator): what takes the updates and adds to the accumulator what it makes of them.
     """
 
-    def __init__(self, cluster: Cluster, model: Tensor, exact: bool):
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: Tensor,
+        exact: bool,
+        around: Around | None = None,
+    ):
         self.cluster = cluster
         self.device = model.device
         self.values = model.numel()
@@ -92,10 +111,14 @@ class RoundSum:
         self.updates: Accumulator = (
             FixedPointSum(head, self.device, ranks=cluster.size) if exact else FloatSum(head, self.device)
         )
+        self.around = around(self.updates) if around is not None else None
+        self.updates = self.around or self.updates
 
-    def open(self) -> None:
-        """Start a round with empty sums."""
+    def open(self, plan: Plan, model: Tensor) -> None:
+        """Start a round with empty sums; `model` (d,) is where it starts."""
         self.updates.reset()
+        if self.around is not None:
+            self.around.begin(plan, model)
 
     def close(
         self,
@@ -110,7 +133,7 @@ class RoundSum:
         """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
         sums = [
-            report.weight,
+            self.around.weight if isinstance(self.around, JudgedSum) else report.weight,
             report.clients,
             report.samples,
             report.steps,
@@ -148,4 +171,23 @@ class RoundSum:
 
     def release(self) -> None:
         """Let go of the buffer's memory before the cluster closes."""
-        self.updates = FloatSum(np.zeros(0, np.float32), torch.device("cpu"))
+        self.updates, self.around = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
+
+
+def own_updates(config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]) -> Around | None:
+    """What takes every client's own update, where the configuration needs them one by one; None for sums.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    model : FlatModel
+        Gives length and device of an update.
+    losses : callable
+        Makes what measures clients' losses, where weights ask for them.
+    """
+    if config.aggregation.rule != "mean":
+        combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
+        return partial(CombinedSum, combiner=combiner, cluster=cluster, values=model.size, device=model.device)
+    weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+    return partial(JudgedSum, weighing=weighing, loss=losses().before) if weighing.judges else None

@@ -10,7 +10,6 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
-from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.engine_trial import EngineTrial
@@ -24,7 +23,8 @@ from fedmpi.rounds.balance import Balance
 from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost, planned_work
 from fedmpi.rounds.traffic_count import keeps_moments
 from fedmpi.rounds.workers import Layout
-from fedmpi.samples.rules import holders, offsets_of, sampled_positions
+from fedmpi.samples.row_rule import RowRule
+from fedmpi.samples.rules import holders, offsets_of
 from fedmpi.samples.sampled_rows import SampledRows
 
 FORWARDS_PER_GRADIENT = 3
@@ -48,8 +48,8 @@ class Trainer:
         Which clients this rank owns, and whether it trains those of others too.
     store : ShardStore
         Told which clients will be read in the round to come. Rank 0 evaluates its test samples beside training.
-    streams : Streams
-        Source of the sampled rows.
+    row_rule : RowRule
+        Which rows of its participants are used.
     observer : UpdateObserver or None
         The one that the engine shows each update, if any.
     weight_sizes : int64 (N,), optional
@@ -75,7 +75,7 @@ class Trainer:
         cluster: Cluster,
         layout: Layout,
         store: ShardStore,
-        streams: Streams,
+        row_rule: RowRule,
         observer: UpdateObserver | None,
         weight_sizes: np.ndarray | None = None,
     ):
@@ -90,7 +90,7 @@ class Trainer:
         parts = config.evaluation.parts(store.part_samples("val") > 0)
         evaluated = sum(map(store.part_samples, parts)) if layout.server_trains else 0
         self.evaluation_cost = evaluated / FORWARDS_PER_GRADIENT
-        self.streams = streams
+        self.row_rule = row_rule
         self.observer = observer
         self.trial = EngineTrial(cluster, engine, int(sizes.max(initial=0)))
         self._all_offsets: np.ndarray | None = None
@@ -100,6 +100,7 @@ class Trainer:
         self.steady = False
         self._rounds = 0
         self._members: tuple[Plan, np.ndarray] | None = None
+        self._answered: tuple[Plan, np.ndarray, SampledRows] | None = None
 
     def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
         """Add the weighted updates of this rank's participants to `total`."""
@@ -112,7 +113,7 @@ class Trainer:
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the round's work, summed over all ranks, with the plan; see `agreement.check_work`."""
-        expected = int(np.count_nonzero(self._sizes(plan))) if self._rows_of(plan) == "all" else None
+        expected = int(np.count_nonzero(self._sizes(plan))) if self._uses_all(plan) else None
         check_work(plan, sums, expected, self.config.topology.mediator_epochs if len(plan.mediators) else None)
 
     def _expect(self, plan: Plan) -> None:
@@ -126,7 +127,7 @@ class Trainer:
 
     def _work(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
         """What `work` holds: as done where rows are sampled, else as planned, where merged steps do not count."""
-        if not self.layout.shared or self._rows_of(plan) != "all":
+        if not self.layout.shared or not self._uses_all(plan):
             return report.loss_count, report.steps
         rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self._merging)
         return float(rows.sum()), float(steps.sum())
@@ -136,7 +137,7 @@ class Trainer:
         if not plan.one_step and self.trial.due(rule, total):
             self.steady = False
             self.trial.decide(self.tasks(plan, self.members(plan)), model, rule, plan.round, total)
-        if self._rows_of(plan) != "all" and isinstance(self.engine, CompositeEngine):
+        if not self._uses_all(plan) and isinstance(self.engine, CompositeEngine):
             rows = self._sampled(plan, self.members(plan))
             if self.engine.merges_rows(rule, rows.largest, total):
                 self._attend(plan, self.members(plan), len(rows.members))
@@ -209,9 +210,9 @@ class Trainer:
             epsilon=part.epsilon,
         )
 
-    def _rows_of(self, plan: Plan) -> str:
-        """The rule of the participants' rows: the opening step, like the probe before it, chooses from all of them."""
-        return "all" if plan.one_step else self.config.samples.rule
+    def _uses_all(self, plan: Plan) -> bool:
+        """Whether all rows are used: the opening step, like the probe before it, chooses from all of them itself."""
+        return plan.one_step or self.row_rule.uses_all
 
     def members(self, plan: Plan) -> np.ndarray:
         """Places in the cohort of the clients that this rank trains, int64 (q,)."""
@@ -227,7 +228,7 @@ class Trainer:
             return np.arange(first, last)
         rows, workers, evaluating = self._sizes(plan), self.layout.workers, self._evaluating(plan.round)
         balance = Balance.heard(plan.balance)
-        if self._rows_of(plan) == "all":
+        if self._uses_all(plan) or not self.row_rule.pooled:
             costs = planned_cost(self.rule(plan), rows, self._merging, balance.step_rows)
             return np.flatnonzero(longest_first(costs, workers, evaluating, balance.speeds) == self.worker)
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
@@ -265,7 +266,7 @@ class Trainer:
     def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
         """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
         weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
-        if self._rows_of(plan) == "all":
+        if self._uses_all(plan):
             used, counted = self.sizes[plan.clients[members]], weighing[plan.clients[members]]
             rows: list[np.ndarray | None] = [None] * len(members)
         else:
@@ -289,15 +290,23 @@ class Trainer:
         """
         if not len(members):
             return SampledRows(members, members, members)
-        samples, sizes = self.config.samples, self._sizes(plan)
+        sizes = self._sizes(plan)
+        if not self.row_rule.pooled:
+            return self._asked(plan, members, sizes)
         offsets, first, last = self._offsets(plan), int(members[0]), int(members[-1]) + 1
         part = int(offsets[first]), int(offsets[last])
-        positions = sampled_positions(
-            self.streams, plan.round, sizes, samples.rule, plan.probability, samples.wanted, *part
-        )
+        positions = self.row_rule.positions(plan.round, sizes, plan.probability, *part)
         having, counts = holders(positions, offsets)
         if len(members) < last - first:
             ours = np.isin(having, members)
             positions = positions[np.repeat(ours, counts)]
             having, counts = having[ours], counts[ours]
         return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))
+
+    def _asked(self, plan: Plan, members: np.ndarray, sizes: np.ndarray) -> SampledRows:
+        """The rows that the rule gives for each of the participants; it is asked once a round."""
+        known = self._answered
+        if known is None or known[0] is not plan or not np.array_equal(known[1], members):
+            drawn = self.row_rule.rows(plan.round, plan.clients[members], sizes[members], int(sizes.sum()))
+            known = self._answered = plan, members, replace(drawn, members=members[drawn.members])
+        return known[2]

@@ -6,15 +6,51 @@ Streams belong to fixed blocks of that axis, so that drawing a part gives the sa
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from fedmpi.common.registry import row_rule
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.samples.row_rule import Pool
 
 IntArray = NDArray[np.int64]
 
 BERNOULLI_BLOCK = 2**16
 RATIO_BLOCK = 2**10
+
+
+@row_rule(name="all", pooled=True)
+def all_rows(pool: Pool) -> IntArray:
+    """All samples of every participant."""
+    return np.arange(pool.start, pool.stop)
+
+
+@row_rule(name="bernoulli", pooled=True)
+def bernoulli(pool: Pool) -> IntArray:
+    """Each sample with the same probability K/Ñ (FedSampling, Algorithm 1)."""
+    return bernoulli_rows(pool.streams, pool.round, pool.sizes, pool.probability, pool.start, pool.stop)
+
+
+@row_rule(name="ratio", pooled=True)
+def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> IntArray:
+    """A fixed share of every participant's samples (FedSampling §3.3, the naive method).
+
+    Parameters
+    ----------
+    ratio : float
+        r, the share.
+    """
+    return ratio_rows(pool.streams, pool.round, pool.sizes, ratio, pool.start, pool.stop)
+
+
+@row_rule(name="exact", pooled=True)
+def exact(pool: Pool) -> IntArray:
+    """Exactly K of the pooled samples: the batch of centralised training."""
+    assert pool.wanted is not None
+    return exact_rows(pool.streams, pool.round, pool.sizes, pool.wanted, pool.start, pool.stop)
 
 
 def offsets_of(sizes: IntArray) -> IntArray:
@@ -136,38 +172,6 @@ def exact_rows(
     generator = streams.generator(Purpose.SAMPLES, round)
     drawn = _distinct(generator, np.array([total]), np.array([min(count, total)]))
     return _restrict(drawn, start, stop)
-
-
-def sampled_positions(
-    streams: Streams,
-    round: int,
-    sizes: IntArray,
-    rule: str,
-    probability: float,
-    wanted: int | None = None,
-    start: int = 0,
-    stop: int | None = None,
-) -> IntArray:
-    """The rows that a round's rule draws, as sorted positions on the cohort's axis.
-
-    Parameters
-    ----------
-    streams, round, sizes, start, stop
-        As for `bernoulli_rows`.
-    rule : str
-        "bernoulli", "ratio" or "exact".
-    probability : float
-        p, or the ratio r.
-    wanted : int, optional
-        K, for "exact".
-    """
-    if rule == "bernoulli":
-        return bernoulli_rows(streams, round, sizes, probability, start, stop)
-    if rule == "ratio":
-        return ratio_rows(streams, round, sizes, probability, start, stop)
-    if rule != "exact" or wanted is None:
-        raise ValueError(f"the rule {rule!r} draws no rows, or K is missing")
-    return exact_rows(streams, round, sizes, wanted, start, stop)
 
 
 def used_counts(positions: IntArray, offsets: IntArray) -> IntArray:

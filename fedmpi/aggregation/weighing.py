@@ -1,0 +1,183 @@
+"""The weights of a run at work: a cohort's coefficients before the round, and what a client's work makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.aggregation.exact import Accumulator, Values
+from fedmpi.aggregation.fair_weights import ClientWork
+from fedmpi.clients.cohort import Cohort
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.plan import Plan
+from fedmpi.common.registry import Part
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+GRID = 2.0**40
+"""Weights that are multiples of 1/GRID add up to the same bits in any order."""
+TOTAL_BITS = 9
+"""Weights that are none are scaled so that their sum lies between 2**9 and 2**10: rounded then to 1e-12 of the sum."""
+
+
+class Weighing:
+    """How much each participant's update counts.
+
+    Parameters
+    ----------
+    part : Part
+        Weights: a function (cohort, sizes) -> (m,), or a class whose objects are called so; objects may have `after`.
+    options : mapping
+        Its options.
+    """
+
+    def __init__(self, part: Part, options: Mapping[str, Any]):
+        self.part, self._chosen = part, part.make(options)
+        self.per_sample = bool(part.marks.get("per_sample", False))
+        self._normalised = part.marks.get("normalised", True)
+        self.averages_models = bool(part.marks.get("averages_models", False))
+
+    @property
+    def judges(self) -> bool:
+        """Whether coefficients depend on how the clients' work went."""
+        return callable(getattr(self._chosen, "after", None))
+
+    def normalises(self, cohort: Cohort) -> bool:
+        """Whether the sum of updates is divided by the total weight."""
+        return bool(self._normalised(cohort) if callable(self._normalised) else self._normalised)
+
+    def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
+        """The coefficient of every participant, float64 (m,); the factor of one sample where they count per sample.
+
+        Raises
+        ------
+        PartFailure
+            The weights raised an exception, or gave anything but one number a participant, finite, and not below zero
+            where they are normalised.
+        """
+        with calling(self.part, round):
+            found = self._chosen(cohort, sizes)
+        coefficients = self._checked(found, cohort, round)
+        if not self.normalises(cohort):
+            return coefficients
+        counts = sizes[cohort.clients] if self.per_sample else 1
+        return on_grid(coefficients, float((coefficients * counts).sum()))
+
+    def surplus(self, coefficients: Floats) -> float:
+        """Σ c_k − 1 where the next model is Σ c_k w_k and not w + Σ c_k Δ_k; 0 of all other weights.
+
+        Σ c_k w_k = w + Σ c_k Δ_k + (Σ c_k − 1) w. A round without participants leaves the model as it is.
+        """
+        return float(coefficients.sum()) - 1.0 if self.averages_models and coefficients.size else 0.0
+
+    def after(self, work: ClientWork) -> tuple[float, float]:
+        """A client's factor in the sum, and its share of what the sum is divided by.
+
+        Raises
+        ------
+        PartFailure
+        """
+        with calling(self.part, work.round, work.client):
+            found = self._chosen.after(work)
+        try:
+            pair = found if isinstance(found, tuple) else (found, found)
+            factor, share = (float(value) for value in pair)
+        except (TypeError, ValueError):
+            factor = share = math.nan
+        if not (math.isfinite(factor) and math.isfinite(share)):
+            problem = f"after() returned {found!r}: return two finite numbers, or one that is both"
+            raise refuse_result(self.part, problem, work.round, work.client)
+        return factor, share
+
+    def _checked(self, found: Any, cohort: Cohort, round: int) -> Floats:
+        participants = len(cohort.clients)
+        try:
+            coefficients = np.asarray(found, np.float64)
+        except (TypeError, ValueError):
+            raise refuse_result(self.part, f"returned {type(found).__name__}: return numbers", round) from None
+        if coefficients.shape != (participants,):
+            problem = (
+                f"returned an array of shape {coefficients.shape} for {participants} participants: return one "
+                f"coefficient a participant, shape ({participants},); sizes holds those of all clients, and "
+                "sizes[cohort.clients] those of the participants"
+            )
+            raise refuse_result(self.part, problem, round)
+        wrong = ~np.isfinite(coefficients)
+        if self.normalises(cohort):
+            wrong |= coefficients < 0
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            problem = (
+                f"gave client {cohort.clients[place]} the coefficient {coefficients[place]}: coefficients are finite, "
+                "and not below 0 where the sum is normalised"
+            )
+            raise refuse_result(self.part, problem, round)
+        return coefficients
+
+
+def on_grid(coefficients: Floats, total: float) -> Floats:
+    """Coefficients whose sums have the same bits in any order, in the same ratios to 1e-12 of their sum.
+
+    Parameters
+    ----------
+    coefficients : float64 (m,)
+    total : float
+        About what they will add up to.
+    """
+    scaled = coefficients * GRID
+    if not total or (total < GRID**0.5 and bool((scaled == np.rint(scaled)).all())):
+        return coefficients
+    shift = 2.0 ** (TOTAL_BITS - math.frexp(total)[1] + 1)
+    return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
+
+
+class JudgedSum:
+    """An accumulator that asks the weights about every update before it is added to another accumulator.
+
+    Parameters
+    ----------
+    inner : Accumulator
+    weighing : Weighing
+        Weights that judge.
+    loss : callable
+        loss(client, model (d,)): the mean loss of the client's samples.
+
+    Attributes
+    ----------
+    weight : float
+        Σ h_k of this rank's clients in this round.
+    """
+
+    def __init__(self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor], float]):
+        self.inner, self.weighing, self.loss = inner, weighing, loss
+        self.weight = 0.0
+        self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
+
+    def begin(self, plan: Plan, start: Tensor) -> None:
+        """Learn the round, its local learning rate and the global model (d,)."""
+        self._round, self._lr, self._start = plan.round, plan.lr, start
+
+    def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
+        """Add a client's update (d,) times what the weights make of it."""
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        work = ClientWork(client, self._round, coefficient, self.loss(client, self._start), norm, self._lr)
+        factor, share = self.weighing.after(work)
+        self.inner.add(vector, factor, client)
+        self.weight += np.rint(share * GRID) / GRID
+
+    def reset(self) -> None:
+        self.inner.reset()
+        self.weight = 0.0
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def to_update(self, reduced: Values) -> Tensor:
+        return self.inner.to_update(reduced)

@@ -1,0 +1,197 @@
+"""The row rule of a run at work: which of the participants' rows are used in a round.
+
+A rule is asked client by client (`RowClient`) by the rank that trains the client, or, where it was decorated with
+`row_rule(pooled=True)`, for the samples of the whole cohort at once (`Pool`): they lie on one axis, client after client
+in index order. A pooled rule draws any part of the axis alone as it would draw that part of the whole, so that a rank's
+cost is that of its rows; it knows no labels, and the server can repeat its draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.registry import Part
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.samples.sampled_rows import SampledRows
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowClient:
+    """What a row rule is told of a participant.
+
+    Attributes
+    ----------
+    index, round : int
+    labels : int64 (n,)
+        Of all its samples, in their order; read-only.
+    generator : Generator
+        Keyed by seed, purpose, round and client: the same on any rank.
+    expected : float
+        Rows wanted of it: its share of samples.wanted by its size, all n where that is not set.
+    """
+
+    index: int
+    round: int
+    labels: Ints
+    generator: np.random.Generator
+    expected: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a pooled row rule is told of the cohort.
+
+    Attributes
+    ----------
+    round : int
+    sizes : int64 (m,)
+        Samples of each participant, in index order.
+    start, stop : int
+        The part [start, stop) of the axis whose positions are wanted.
+    probability : float
+        p, with which the server wants a sample used where it knows one (K over the total size); else 1.
+    wanted : int or None
+        K, samples.wanted.
+    streams : Streams
+        The run's streams.
+    """
+
+    round: int
+    sizes: Ints
+    start: int
+    stop: int
+    probability: float
+    wanted: int | None
+    streams: Streams
+
+    def generator(self, block: int) -> np.random.Generator:
+        """The generator of a block of the axis, keyed by seed, purpose, round and block: the same on any rank."""
+        return self.streams.generator(Purpose.SAMPLES, self.round, block)
+
+
+class RowRule:
+    """Which rows of the participants are used.
+
+    Parameters
+    ----------
+    part : Part
+        The rule.
+    options : mapping
+        Its options.
+    streams : Streams
+    wanted : int or None
+        K, samples.wanted.
+    labels : callable, optional
+        labels(client): int64 (n,), for rules that are asked client by client.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        options: Mapping[str, Any],
+        streams: Streams,
+        wanted: int | None = None,
+        labels: Callable[[int], Ints] | None = None,
+    ):
+        self.part, self._rule = part, part.make(options)
+        self.streams, self.wanted, self._labels = streams, wanted, labels
+        self.pooled = bool(part.marks.get("pooled", False))
+
+    @property
+    def uses_all(self) -> bool:
+        """Whether every row of every participant is used."""
+        return self.part.name == "all"
+
+    def positions(
+        self, round: int, sizes: Ints, probability: float = 1.0, start: int = 0, stop: int | None = None
+    ) -> Ints:
+        """The sorted positions on the cohort's axis that a pooled rule draws of its part [start, stop), int64 (r,).
+
+        Raises
+        ------
+        PartFailure
+            The rule raised an exception, or returned anything else.
+        """
+        stop = int(sizes.sum()) if stop is None else stop
+        pool = Pool(round, sizes, start, stop, probability, self.wanted, self.streams)
+        with calling(self.part, round):
+            found = self._rule(pool)
+        return self._checked(found, start, stop, round, None) if self.part.foreign else found
+
+    def rows(self, round: int, clients: Ints, sizes: Ints, total: int) -> SampledRows:
+        """The rows of some participants, asked one after the other.
+
+        Parameters
+        ----------
+        round : int
+        clients, sizes : int64 (q,)
+            They and their numbers of samples.
+        total : int
+            Samples of the whole cohort.
+
+        Returns
+        -------
+        SampledRows
+            `members` are places in `clients`.
+
+        Raises
+        ------
+        PartFailure
+            The rule raised an exception, or returned no sorted local rows; names round and client.
+        """
+        drawn = [
+            self._of_client(round, client, size, total)
+            for client, size in zip(clients.tolist(), sizes.tolist(), strict=True)
+        ]
+        counts = np.fromiter(map(len, drawn), np.int64, len(drawn))
+        having = np.flatnonzero(counts)
+        return SampledRows(having, counts[having], np.concatenate([np.empty(0, np.int64), *drawn]))
+
+    def _of_client(self, round: int, client: int, size: int, total: int) -> Ints:
+        if not size:
+            return np.empty(0, np.int64)
+        assert self._labels is not None
+        labels = self._labels(client)
+        labels.flags.writeable = False
+        share = float(size) if self.wanted is None else min(float(size), self.wanted * size / total)
+        generator = self.streams.generator(Purpose.ROWS, round, client)
+        with calling(self.part, round, client):
+            found = self._rule(RowClient(client, round, labels, generator, share))
+        return self._checked(found, 0, size, round, client)
+
+    def _checked(self, found: Any, start: int, stop: int, round: int, client: int | None) -> Ints:
+        what = "positions" if client is None else "rows"
+        if isinstance(found, tuple | range):
+            found = list(found)
+        try:
+            rows = np.asarray(found)
+        except (TypeError, ValueError):
+            rows = np.asarray(None)
+        if rows.ndim == 1 and not rows.size:
+            return np.empty(0, np.int64)
+        if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+            shown = f"an array of {rows.dtype}, shape {rows.shape}" if isinstance(found, np.ndarray) else repr(found)
+            hint = ": np.flatnonzero(mask) makes them of a mask" if rows.dtype == bool else ""
+            problem = f"returned {shown}: return {what} as sorted whole numbers, shape (r,){hint}"
+            raise refuse_result(self.part, problem, round, client)
+        rows = rows.astype(np.int64)
+        steps = np.diff(rows)
+        outside = (rows < start) | (rows >= stop)
+        if outside.any():
+            wrong = int(rows[outside][0])
+            problem = f"returned {what[:-1]} {wrong}, outside {start} … {stop - 1}"
+        elif (steps < 0).any():
+            problem = f"returned {what} that are not sorted: return np.sort(…) of them"
+        elif (steps == 0).any():
+            problem = f"returned {what[:-1]} {rows[1:][steps == 0][0]} twice: a sample is used once a round"
+        else:
+            return rows
+        raise refuse_result(self.part, problem, round, client)

@@ -1,0 +1,126 @@
+"""Clients that lie, to try aggregation rules with: a fixed share of them, the same on any number of ranks.
+
+sign-flip: sends −scale · Δ. noise: sends scale · N(0, I) instead of Δ (Blanchard et al. 2017, §6, Gaussian Byzantines).
+label-flip: trains honestly on labels C − 1 − y (data poisoning: Tolpegin et al. 2020; Fang et al. 2020, §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import Config
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.source import Tensors
+
+Ints = NDArray[np.int64]
+
+
+class FlippableSource(Protocol):
+    """Samples of clients, by client or by position (`ClientData`, `AugmentedData`)."""
+
+    @property
+    def sizes(self) -> Ints: ...
+
+    @property
+    def description(self) -> DataDescription: ...
+
+    def load(self, client: int, rows: Ints | None = None) -> Tensors: ...
+
+    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors: ...
+
+    def load_positions(self, positions: Ints) -> Tensors: ...
+
+
+def attackers(config: Config, streams: Streams, clients: int) -> Ints:
+    """The clients that lie in every round they take part in, sorted, int64 (a,).
+
+    `attack.fraction` of them all, rounded half up, drawn uniformly from the stream (ATTACK, 0).
+    """
+    part = config.attack
+    if part.kind == "none":
+        return np.empty(0, np.int64)
+    count = int(np.floor(part.fraction * clients + 0.5))
+    return np.sort(streams.generator(Purpose.ATTACK).choice(clients, count, replace=False, shuffle=False))
+
+
+class SentLies:
+    """What attackers send instead of their updates.
+
+    Parameters
+    ----------
+    kind : {"sign-flip", "noise"}
+    scale : float
+        Length of the flipped update in that of the honest one, or the noise's standard deviation.
+    liars : int64 (a,)
+        From `attackers`.
+    streams : Streams
+        Noise is drawn from (ATTACK, 1 + round, client).
+    """
+
+    def __init__(self, kind: Literal["sign-flip", "noise"], scale: float, liars: Ints, streams: Streams):
+        self.kind, self.scale, self.streams = kind, scale, streams
+        self._liars = frozenset(liars.tolist())
+
+    def send(self, round: int, client: int, update: Tensor) -> Tensor:
+        """What the client sends of its Δ (d,): changed in place where it lies."""
+        if client not in self._liars:
+            return update
+        if self.kind == "sign-flip":
+            return update.mul_(-self.scale)
+        drawn = self.streams.generator(Purpose.ATTACK, 1 + round, client).standard_normal(update.numel())
+        return update.copy_(torch.from_numpy(drawn).mul_(self.scale))
+
+
+class FlippedLabels:
+    """The clients' samples as they train on them: an attacker's labels y are C − 1 − y.
+
+    Parameters
+    ----------
+    data : ClientData or AugmentedData
+    liars : int64 (a,)
+        From `attackers`.
+    """
+
+    def __init__(self, data: FlippableSource, liars: Ints):
+        self._data = data
+        self.sizes: Ints = data.sizes
+        self.description: DataDescription = data.description
+        self._lies = np.zeros(len(data.sizes), bool)
+        self._lies[liars] = True
+        self._ends = np.cumsum(data.sizes)
+
+    def load(self, client: int, rows: Ints | None = None) -> Tensors:
+        """See `ClientData.load`."""
+        x, y = self._data.load(client, rows)
+        return (x, self.description.classes - 1 - y) if self._lies[client] else (x, y)
+
+    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
+        """See `ClientData.load_many`."""
+        x, y = self._data.load_many(clients, rows_of)
+        counts = [
+            int(self.sizes[client]) if rows is None else len(rows)
+            for client, rows in zip(clients, rows_of, strict=True)
+        ]
+        return x, self._flipped(y, np.repeat(np.asarray(clients, np.int64), counts))
+
+    def load_positions(self, positions: Ints) -> Tensors:
+        """See `ClientData.load_positions`."""
+        x, y = self._data.load_positions(positions)
+        return x, self._flipped(y, np.searchsorted(self._ends, positions, side="right"))
+
+    def _flipped(self, y: Tensor, owners: Ints) -> Tensor:
+        lies = torch.from_numpy(self._lies[owners]).to(y.device)
+        return torch.where(lies, self.description.classes - 1 - y, y)
+
+
+def sent_lies(config: Config, streams: Streams, liars: Ints) -> SentLies | None:
+    """What the attackers of a configuration send; None where they send what they have trained."""
+    kind = config.attack.kind
+    return SentLies(kind, config.attack.scale, liars, streams) if kind in ("sign-flip", "noise") else None
