@@ -18,7 +18,7 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.rounds.server import Planner
-from fedmpi.samples.rules import sampled_positions
+from fedmpi.samples.rules import bernoulli_rows
 
 SYSTEMS = {
     "uniform, 1 %": ["participation.clients=uniform", "participation.fraction=0.01"],
@@ -58,7 +58,7 @@ def seconds_of_a_round(settings: list[str], clients: int, rounds: int) -> float:
         started = time.perf_counter()
         plan = planner.plan(t)
         if config.samples.rule == "bernoulli":
-            sampled_positions(streams, t, sizes[plan.clients], "bernoulli", plan.probability)
+            bernoulli_rows(streams, t, sizes[plan.clients], plan.probability)
         measured.append(time.perf_counter() - started)
     return float(np.median(measured[1:]))
 

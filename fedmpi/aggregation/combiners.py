@@ -73,8 +73,7 @@ class Krum:
     def measure(self, updates: Tensor) -> Tensor:
         """Inner products of the updates' deviations from their mean, float64 (m, m): distances follow from them."""
         self.check(len(updates))
-        apart = updates.double()
-        apart -= apart.mean(0)
+        apart = updates.double() - updates.mean(0, dtype=torch.float64)
         return apart @ apart.T
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ class NormClip:
 
     def measure(self, updates: Tensor) -> Tensor:
         """Squared lengths, float64 (m,)."""
-        return updates.double().square_().sum(1)
+        return updates.double().square().sum(1)
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
         """The weighted sum of the clipped updates."""

@@ -79,7 +79,7 @@ def test_what_forbids_merging_is_said(parts: Any, observer: Any, words: str):
 def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forbids_it():
     source, demand = InMemorySource(SMALL_IMAGES, [3, 4]), {"engine": "merged", "batch_size": "all"}
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    with pytest.raises(UserError, match="not possible here: clipping, transport or diagnostics"):
+    with pytest.raises(UserError, match="not possible here: clipping, transport, attacks or diagnostics"):
         chosen(source, model, lambda client, delta: None, local=demand)
     with pytest.raises(UserError, match="not possible here: the model has buffers"):
         chosen(source, FlatModel(BatchNormNet(36, 5)), local=demand)

@@ -128,6 +128,7 @@ def round_sums() -> None:
     """The update and metrics of rounds are the same whichever way their one buffer is summed, float or exact."""
     import torch
 
+    from fedmpi.common.plan import Plan
     from fedmpi.local.work import WorkReport
     from fedmpi.rounds.agreement import Attendance
     from fedmpi.rounds.sum import RoundSum
@@ -140,7 +141,7 @@ def round_sums() -> None:
         for exact in (False, True):
             summed = RoundSum(cluster, torch.zeros(5_003), exact)
             for t in range(3):
-                summed.open()
+                summed.open(Plan(t, 0.1, np.arange(0), np.zeros(0), False, False), torch.zeros(5_003))
                 summed.updates.add(update(cluster.rank, t), 0.5)
                 report = WorkReport(clients=cluster.rank + 1, samples=10**9 + t, loss_sum=0.25)
                 summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0), Attendance())

@@ -8,7 +8,6 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from fedmpi.aggregation.weights import coefficients
 from fedmpi.clients.allocation import allocate
 from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.clients.devices import first_to_arrive, survivors
@@ -16,6 +15,7 @@ from fedmpi.clients.draws import Design, inclusion_by_norm, proportional_inclusi
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.privacy.size_estimates import estimate, sampling_probability
+from tests.statistical.weighed import coefficients
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1])
 SIZES = np.array([4, 3])

@@ -8,7 +8,6 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
-from fedmpi.aggregation.weights import coefficients
 from fedmpi.clients.allocation import _exact_shares, systematic_rounding
 from fedmpi.clients.cohort import Cohort, StrataSummary, uniform, weighted
 from fedmpi.clients.strata import make_strata, stratified
@@ -16,6 +15,7 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.rounds.server import Planner
+from tests.statistical.weighed import coefficients
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 2])
 SIZES = np.array([4, 2, 1])

@@ -2,14 +2,16 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedmpi.aggregation.weights import KINDS, coefficients, is_normalised
 from fedmpi.clients.cohort import Cohort, StrataSummary, everyone
+from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.samples.rules import bernoulli_rows, offsets_of, used_counts
+from tests.statistical.weighed import KINDS, coefficients, is_normalised
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)
 UPDATES = np.array([0.3, -1.0, 2.0, 0.7, 5.0, -0.2])
@@ -136,13 +138,13 @@ def test_a_participant_without_used_rows_weighs_nothing(kind: str):
 
 
 def test_impossible_weights_are_refused():
-    with pytest.raises(ValueError, match="strata"):
+    with pytest.raises(UserError, match="strata"):
         coefficients("stratified", everyone(6), SIZES)
-    with pytest.raises(ValueError, match="K"):
-        coefficients("gradient-sum", everyone(6), SIZES)
-    with pytest.raises(ValueError, match="unknown kind"):
-        coefficients("median", everyone(6), SIZES)
-    with pytest.raises(ValueError, match="unknown population"):
+    with pytest.raises(UserError, match="did you mean 'uniform'"):
+        coefficients("uniforms", everyone(6), SIZES)
+    with pytest.raises(UserError, match="inclusion probabilities"):
+        coefficients("unbiased", replace(everyone(6), inclusion=None), SIZES)
+    with pytest.raises(UserError, match="population = 'rows' does not suit"):
         coefficients("unbiased", everyone(6), SIZES, population="rows")
 
 

@@ -1,0 +1,219 @@
+"""Combiners beside plain loops over Python floats, and what they are for: they bear clients that lie."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.aggregation.combiners import Combiner
+from fedmpi.aggregation.dealt import CombinedSum, block_width
+from fedmpi.aggregation.exact import FixedPointSum, FloatSum
+from fedmpi.cluster import Cluster
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.plan import Plan
+from fedmpi.common.registry import combiner, resolve
+
+Rows = list[list[float]]
+
+
+def mean(updates: Rows, coefficients: list[float]) -> list[float]:
+    return [math.fsum(c * row[i] for c, row in zip(coefficients, updates, strict=True)) for i in range(len(updates[0]))]
+
+
+def median(updates: Rows, coefficients: list[float]) -> list[float]:
+    return [statistics.median(row[i] for row in updates) for i in range(len(updates[0]))]
+
+
+def trimmed_mean(updates: Rows, coefficients: list[float], trim: float) -> list[float]:
+    """Yin et al. 2018, Definition 2, with β m rounded up."""
+    cut = math.ceil(round(trim * len(updates), 9))
+    columns = [sorted(row[i] for row in updates) for i in range(len(updates[0]))]
+    return [math.fsum(column[cut : len(column) - cut]) / (len(column) - 2 * cut) for column in columns]
+
+
+def krum(updates: Rows, coefficients: list[float], byzantine: int, keep: int = 1) -> list[float]:
+    """Blanchard et al. 2017: the score of i is the sum over its m − f − 2 nearest others."""
+    m, scores = len(updates), []
+    for i in range(m):
+        to_others = sorted(
+            math.fsum((a - b) ** 2 for a, b in zip(updates[i], updates[j], strict=True)) for j in range(m) if j != i
+        )
+        scores.append(math.fsum(to_others[: m - byzantine - 2]))
+    best = sorted(range(m), key=lambda i: (scores[i], i))[:keep]
+    return [math.fsum(updates[i][c] for i in best) / keep for c in range(len(updates[0]))]
+
+
+def norm_clip(updates: Rows, coefficients: list[float], bound: float) -> list[float]:
+    """Sun et al. 2019: Δ_k / max(1, ‖Δ_k‖ / M)."""
+    lengths = [math.sqrt(math.fsum(a * a for a in row)) for row in updates]
+    clipped = [[a / max(1.0, length / bound) for a in row] for row, length in zip(updates, lengths, strict=True)]
+    return mean(clipped, coefficients)
+
+
+CASES: dict[str, tuple[Callable[..., list[float]], dict[str, Any]]] = {
+    "mean": (mean, {}),
+    "median": (median, {}),
+    "trimmed-mean": (trimmed_mean, {"trim": 0.2}),
+    "krum": (krum, {"byzantine": 2}),
+    "multi-krum": (krum, {"byzantine": 2, "keep": 3}),
+    "norm-clip": (norm_clip, {"bound": 20.0}),
+}
+
+
+def built_in(name: str, **options: Any) -> Combiner:
+    return Combiner(resolve("combiner", name.removeprefix("multi-")), options)
+
+
+def some_updates(m: int, d: int, seed: int = 0) -> np.ndarray:
+    """Rows of unlike lengths; two coordinates are alike in all of them."""
+    draws = np.random.default_rng(seed)
+    updates = draws.normal(size=(m, d)) * draws.uniform(0.3, 3, (m, 1))
+    updates[:, 1], updates[:, 2] = 0.0, 1.5
+    return updates
+
+
+def combined(chosen: Combiner, updates: torch.Tensor, coefficients: torch.Tensor, slices: int = 1) -> torch.Tensor:
+    parts = torch.tensor_split(updates, slices, dim=1)
+    measured = sum(chosen.measure(part, 0) for part in parts) if chosen.measures else None
+    return torch.cat([chosen.combine(part, coefficients, measured, 0) for part in parts])
+
+
+@pytest.mark.parametrize("m", [7, 10])
+@pytest.mark.parametrize("slices", [1, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_a_combiner_does_what_a_plain_loop_does(name: str, slices: int, m: int) -> None:
+    plain, options = CASES[name]
+    updates = some_updates(m, 203)
+    coefficients = np.random.default_rng(1).dirichlet(np.ones(m))
+    expected = plain(updates.tolist(), coefficients.tolist(), **options)
+    found = combined(
+        built_in(name, **options), torch.from_numpy(updates), torch.from_numpy(coefficients), slices=slices
+    )
+    assert found.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum"])
+def test_no_lie_moves_a_robust_combiner_out_of_the_range_of_the_honest(name: str) -> None:
+    """Two of nine send what they like; the weighted mean goes along with them."""
+    options = {"trimmed-mean": {"trim": 2 / 9}}.get(name, CASES[name][1])
+    updates = torch.from_numpy(some_updates(9, 40))
+    updates[[2, 5]] = torch.tensor([1e6, -1e5], dtype=torch.float64)[:, None]
+    honest = updates[[0, 1, 3, 4, 6, 7, 8]]
+    equal = torch.full((9,), 1 / 9, dtype=torch.float64)
+    found = combined(built_in(name, **options), updates, equal)
+    assert bool(((honest.amin(0) - 1e-9 <= found) & (found <= honest.amax(0) + 1e-9)).all())
+    assert float(combined(built_in("mean"), updates, equal).abs().max()) > 1e4
+
+
+def test_a_clipped_update_has_the_length_of_the_bound_and_shorter_ones_stay() -> None:
+    updates = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    alone = [combined(built_in("norm-clip", bound=1.0), updates[k : k + 1], torch.ones(1)) for k in range(3)]
+    assert torch.allclose(torch.stack(alone), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+
+
+def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
+    column = torch.tensor([[1.0], [2.0], [3.0], [10.0]])
+    cuts = {0.0: 4.0, 0.05: 2.5, 0.25: 2.5, 0.26: 2.5, 0.49: 2.5}
+    for trim, expected in cuts.items():
+        assert combined(built_in("trimmed-mean", trim=trim), column, torch.ones(4)).item() == expected
+    assert combined(built_in("trimmed-mean", trim=0.4), column[:1], torch.ones(1)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    "participants, options, reason",
+    [
+        (6, {"byzantine": 2}, "more than 6 participants"),
+        (7, {"byzantine": 2, "keep": 4}, "keep at most 3"),
+    ],
+)
+def test_krum_refuses_rounds_that_liars_could_outvote(participants: int, options: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        built_in("krum", **options).measure(torch.zeros(participants, 3), 0)
+    built_in("krum", byzantine=2, keep=3).measure(torch.zeros(7, 3), 0)
+
+
+@pytest.mark.parametrize("name, options", [("krum", {}), ("norm-clip", {"bound": 0}), ("trimmed-mean", {"trim": 0.5})])
+def test_options_that_mean_nothing_are_refused(name: str, options: Any) -> None:
+    with pytest.raises(UserError, match=f"does not suit {name}|needs aggregation.byzantine"):
+        built_in(name, **options)
+
+
+def plan(round: int = 0, normalise: bool = True) -> Plan:
+    return Plan(round, 0.1, np.arange(0), np.zeros(0), False, normalise)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_combined_sum_is_what_the_combiner_makes_of_all_kept_updates(name: str, exact: bool) -> None:
+    plain, options = CASES[name]
+    updates, cluster = some_updates(9, 700).astype(np.float32), Cluster.connect()
+    clients, coefficients = [4, 0, 7, 1, 8, 2, 3, 6, 5], np.linspace(1, 2, 9)
+    buffer = cluster.sum_tensor(700, np.int64 if exact else np.float32, torch.device("cpu"))
+    inner = FixedPointSum(buffer) if exact else FloatSum(buffer)
+    kept = CombinedSum(inner, built_in(name, **options), cluster, 700)
+    assert block_width(9, 700, False) < 700
+    for round in range(2):
+        kept.reset()
+        kept.begin(plan(round), torch.zeros(700))
+        for client in clients[: 9 if round else 8]:
+            kept.add(torch.from_numpy(updates[client]), coefficients[client], client)
+        kept.flush()
+    found = kept.to_update(cluster.reduce_tensor())
+    expected = plain(updates.astype(np.float64).tolist(), (coefficients / coefficients.sum()).tolist(), **options)
+    assert kept.combined == 9
+    assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_coefficients_that_are_not_to_be_normalised_reach_the_combiner_as_they_are() -> None:
+    cluster = Cluster.connect()
+    kept = CombinedSum(FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("mean"), cluster, 4)
+    for normalise, expected in ((True, 1.0), (False, 6.0)):
+        kept.reset()
+        kept.begin(plan(normalise=normalise), torch.zeros(4))
+        for client in range(3):
+            kept.add(torch.ones(4), 2.0, client)
+        kept.flush()
+        assert kept.to_update(cluster.reduce_tensor()).tolist() == [expected] * 4
+
+
+def test_a_round_without_updates_leaves_a_sum_of_zeros() -> None:
+    cluster = Cluster.connect()
+    kept = CombinedSum(FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("median"), cluster, 4)
+    kept.reset()
+    kept.flush()
+    assert kept.combined == 0 and not kept.to_update(cluster.reduce_tensor()).any()
+
+
+def test_blocks_depend_on_participants_and_values_alone_and_give_many_ranks_a_share() -> None:
+    assert -(-10**6 // block_width(20, 10**6, False)) >= 64
+    assert block_width(1000, 10**7, False) * 1000 <= 2**22
+    assert block_width(1000, 10**7, True) >= 4000  # 1000 × 1000 measurements of a block are fewer than its values
+    assert block_width(5, 100, False) >= 100
+
+
+@combiner
+def flat(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    return updates
+
+
+@combiner
+def blank(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    return updates[0] / 0
+
+
+@combiner
+def listed(updates: torch.Tensor, coefficients: torch.Tensor) -> list[float]:
+    return [0.0]
+
+
+@pytest.mark.parametrize("chosen, reason", [(flat, r"shape \(3, 5\)"), (blank, "not finite"), (listed, "list")])
+def test_what_is_no_update_is_refused_with_the_combiner_named(chosen: Any, reason: str) -> None:
+    with pytest.raises(PartFailure, match=reason) as caught:
+        combined(Combiner(resolve("combiner", chosen), {}), torch.ones(3, 5), torch.ones(3))
+    assert "test_combiners" in str(caught.value) and "round 0" in str(caught.value)

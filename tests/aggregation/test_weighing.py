@@ -1,0 +1,147 @@
+"""Weights of one's own are checked and made to add up in any order; q-FFL follows its paper."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.aggregation.fair_weights import ClientWork
+from fedmpi.aggregation.weighing import JudgedSum, Weighing
+from fedmpi.clients.cohort import Cohort, everyone
+from fedmpi.common.errors import PartFailure
+from fedmpi.common.plan import Plan
+from fedmpi.common.registry import resolve, weights
+
+SIZES = np.array([3, 10, 7, 1, 29], np.int64)
+
+
+@weights(per_sample=False, normalised=True)
+def root(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+    return np.sqrt(sizes[cohort.clients])
+
+
+def weighing(chosen: Any, **options: Any) -> Weighing:
+    return Weighing(resolve("weights", chosen), options)
+
+
+def test_weights_of_ones_own_keep_their_ratios() -> None:
+    found = weighing(root).of(everyone(5), SIZES, 0)
+    assert found / found.sum() == pytest.approx(np.sqrt(SIZES) / np.sqrt(SIZES).sum(), rel=1e-12)
+
+
+def test_normalised_weights_add_up_to_the_same_bits_in_any_order() -> None:
+    sizes = np.random.default_rng(0).integers(1, 1000, 3001)
+    found = weighing(root).of(everyone(3001), sizes, 0)
+    assert sum(found.tolist()) == sum(found[::-1].tolist()) == sum(np.sort(found).tolist())
+    assert not sum(np.sqrt(sizes).tolist()) == sum(np.sort(np.sqrt(sizes)).tolist())
+
+
+@pytest.mark.parametrize("name", ["samples", "uniform", "normalised"])
+def test_built_in_weights_are_left_as_they_are(name: str) -> None:
+    part = resolve("weights", name)
+    assert weighing(name).of(everyone(5), SIZES, 0).tolist() == part.object(everyone(5), SIZES).tolist()
+
+
+def test_a_normalisation_may_depend_on_the_cohort() -> None:
+    @weights(normalised=lambda cohort: cohort.draws > 3)
+    def some(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+        return np.full(cohort.clients.size, 0.3)
+
+    assert [weighing(some).normalises(everyone(n)) for n in (3, 4)] == [False, True]
+    assert weighing(some).of(everyone(3), SIZES, 0).tolist() == [0.3] * 3
+
+
+def answering(answer: Any, normalised: bool = True) -> Weighing:
+    @weights(normalised=normalised)
+    def some(cohort: Cohort, sizes: np.ndarray) -> Any:
+        return answer(sizes)
+
+    return weighing(some)
+
+
+@pytest.mark.parametrize(
+    "answer, reason",
+    [
+        (lambda sizes: sizes, r"shape \(5,\) for 2 participants"),
+        (lambda sizes: "much", "return numbers"),
+        (lambda sizes: [1.0, np.nan], "client 4 the coefficient nan"),
+        (lambda sizes: [-1.0, 1.0], "client 1 the coefficient -1"),
+        (lambda sizes: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_what_are_no_coefficients_is_refused_with_the_weights_named(answer: Any, reason: str) -> None:
+    with pytest.raises(PartFailure, match=reason) as caught:
+        answering(answer).of(Cohort(np.array([1, 4]), np.ones(2, np.int64), np.ones(2)), SIZES, 6)
+    assert "test_weighing" in str(caught.value) and "round 6" in str(caught.value)
+
+
+def test_coefficients_of_a_sum_may_be_negative() -> None:
+    found = answering(lambda sizes: [-1.0, 1.0], normalised=False).of(everyone(2), SIZES, 0)
+    assert found.tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("lipschitz", [None, 4.0])
+def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None) -> None:
+    """Li et al. 2020, Algorithm 2 (q-FedAvg): w − Σ Δ_k / Σ h_k, in plain loops."""
+    draws = np.random.default_rng(2)
+    start, updates, losses, lr = draws.normal(size=6), draws.normal(size=(4, 6)), [0.3, 2.0, 0.7, 1.1], 0.05
+    bound = 1 / lr if lipschitz is None else lipschitz
+    step, total = np.zeros(6), 0.0
+    for update, loss in zip(updates, losses, strict=True):
+        local = start + update
+        gradient = bound * (start - local)
+        step += loss**q * gradient
+        total += q * loss ** (q - 1) * float(gradient @ gradient) + bound * loss**q
+    expected = start - step / total
+
+    total_sum = FloatSum(np.zeros(6, np.float32))
+    judged = JudgedSum(total_sum, weighing("q-ffl", q=q, lipschitz=lipschitz), lambda client, w: losses[client])
+    judged.reset()
+    judged.begin(Plan(0, lr, np.arange(4), np.ones(4), False, True), torch.from_numpy(start))
+    for client, update in enumerate(updates):
+        judged.add(torch.from_numpy(update).float(), 1.0, client)
+    judged.flush()
+    assert start + total_sum.tensor.double().numpy() / judged.weight == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
+def test_q_ffl_gives_the_factors_of_its_paper_to_double_precision(q: float) -> None:
+    part = resolve("weights", "q-ffl")
+    work = ClientWork(client=0, round=0, coefficient=2.0, loss=0.7, update_norm=0.31, lr=0.05)
+    factor, share = part.make({"q": q}).after(work)
+    bound = 1 / 0.05
+    assert factor * bound == pytest.approx(2 * bound * 0.7**q, rel=1e-10)
+    assert share * bound == pytest.approx(2 * (q * 0.7 ** (q - 1) * (bound * 0.31) ** 2 + bound * 0.7**q), rel=1e-10)
+
+
+def test_a_client_without_any_loss_does_not_break_q_ffl() -> None:
+    work = ClientWork(client=0, round=0, coefficient=1.0, loss=0.0, update_norm=0.5, lr=0.1)
+    for q in (0.0, 0.5, 1.0, 2.0):
+        assert all(np.isfinite(resolve("weights", "q-ffl").make({"q": q}).after(work)))
+
+
+@pytest.mark.parametrize("answer", [float("nan"), "much", (1.0,), (1.0, 2.0, 3.0), None])
+def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> None:
+    class Judge:
+        def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+            return np.ones(len(cohort.clients))
+
+        def after(self, work: ClientWork) -> Any:
+            return answer
+
+    chosen = weighing(weights(Judge))
+    assert chosen.judges
+    with pytest.raises(PartFailure, match=r"after\(\) returned"):
+        chosen.after(ClientWork(client=3, round=5, coefficient=1.0, loss=1.0, update_norm=1.0, lr=0.1))
+
+
+def test_one_number_is_both_the_factor_and_the_share() -> None:
+    chosen = weighing(weights(lambda cohort, sizes: np.ones(1)))
+    chosen._chosen = SimpleNamespace(after=lambda work: 0.25)
+    assert chosen.after(ClientWork(0, 0, 1.0, 1.0, 1.0, 0.1)) == (0.25, 0.25)

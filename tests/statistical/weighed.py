@@ -1,0 +1,40 @@
+"""Coefficients as the planner and the workers make them together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedmpi.aggregation.weighing import Weighing
+from fedmpi.clients.cohort import Cohort
+from fedmpi.common.registry import parts, resolve
+
+KINDS = [part.name for part in parts("weights")]
+
+
+def weighing(kind: str, **options: Any) -> Weighing:
+    """The built-in weights of this name, with those of the options that they have."""
+    part = resolve("weights", kind)
+    return Weighing(part, {name: value for name, value in options.items() if part.option(name)})
+
+
+def coefficients(
+    kind: str,
+    cohort: Cohort,
+    sizes: np.ndarray,
+    used: np.ndarray | None = None,
+    wanted: int | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """The coefficient of every participant that uses `used` of its samples, all by default; 0 where it uses none."""
+    chosen = weighing(kind, **options)
+    used = sizes[cohort.clients] if used is None else used
+    found = chosen.of(replace(cohort, wanted=wanted), sizes, 0)
+    return found * used if chosen.per_sample else found * ((used > 0) | chosen.averages_models)
+
+
+def is_normalised(kind: str, cohort: Cohort) -> bool:
+    """Whether the sum is divided by the total weight."""
+    return weighing(kind).normalises(cohort)
