@@ -191,7 +191,7 @@ def test_a_round_without_updates_leaves_a_sum_of_zeros() -> None:
 
 
 def test_blocks_depend_on_participants_and_values_alone_and_give_many_ranks_a_share() -> None:
-    assert -(-10**6 // block_width(20, 10**6, False)) >= 64
+    assert -(-(10**6) // block_width(20, 10**6, False)) >= 64
     assert block_width(1000, 10**7, False) * 1000 <= 2**22
     assert block_width(1000, 10**7, True) >= 4000  # 1000 × 1000 measurements of a block are fewer than its values
     assert block_width(5, 100, False) >= 100
