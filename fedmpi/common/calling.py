@@ -6,7 +6,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -33,16 +33,38 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
     PartFailure
         Instead of any exception inside but UserError, PartFailure and ClientFailure, which pass as they are.
     """
-    restore = _generators() if part.foreign else None
+    with kept_generators() if part.foreign else nullcontext(), naming(part, round, client):
+        yield
+
+
+@contextmanager
+def naming(part: Part, round: int | None = None, client: int | None = None) -> Iterator[None]:
+    """`calling` without the care for generators: for calls too many to copy their states each time."""
     try:
         yield
     except (UserError, PartFailure, ClientFailure):
         raise
     except Exception as cause:
         raise _failure(part, cause, round, client) from cause
+
+
+@contextmanager
+def during(round: int) -> Iterator[None]:
+    """Within: the failure of a part names the round."""
+    try:
+        yield
+    except PartFailure as failure:
+        raise failure.during(round) from failure.__cause__
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the global generators of random, numpy and torch back to where they stood."""
+    restore = _generators()
+    try:
+        yield
     finally:
-        if restore is not None:
-            restore()
+        restore()
 
 
 def refuse_result(part: Part, problem: str, round: int | None = None, client: int | None = None) -> PartFailure:
@@ -69,7 +91,7 @@ def _failure(part: Part, cause: Exception, round: int | None, client: int | None
 
 def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """The traceback from the part's own first line on, the caller's left out."""
-    frames = traceback.extract_tb(trace)
+    frames = [frame for frame in traceback.extract_tb(trace) if frame.filename != __file__]
     if part.source is None:
         return frames[1:]
     for place, frame in enumerate(frames):

@@ -61,5 +61,11 @@ class PartFailure(Exception):
         place = f" ({where})" if where else ""
         moment = f" in {', '.join(called)}" if called else ""
         super().__init__(f"the {kind} {name}{place} failed{moment}: {problem}")
-        self.kind, self.name, self.where, self.trace = kind, name, where, trace
+        self.kind, self.name, self.problem, self.where, self.trace = kind, name, problem, where, trace
         self.round, self.client = round, client
+
+    def during(self, round: int | None = None, client: int | None = None) -> PartFailure:
+        """The same failure, told with the round and the client where it does not name them yet."""
+        round = self.round if self.round is not None else round
+        client = self.client if self.client is not None else client
+        return PartFailure(self.kind, self.name, self.problem, self.where, self.trace, round, client)

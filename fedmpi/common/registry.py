@@ -74,7 +74,7 @@ KINDS = {
         Kind("local optimizer", "local.optimizer"),
         Kind("model", "model.name"),
         Kind("data source", "data.shards"),
-        Kind("loss", "task.loss"),
+        Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics"),
         Kind("availability", "system.availability"),
         Kind("scheduling", "topology.scheduling"),

@@ -35,6 +35,23 @@ class ModelPart(BaseModel):
         return dict(self.model_extra or {})
 
 
+class TaskPart(BaseModel):
+    """What is learned; keys other than `kind` and `loss` are options of the loss."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    kind: Literal["classification"] = "classification"
+    """classification: one of C classes a sample."""
+    loss: str = "cross-entropy"
+    """cross-entropy; label-smoothing (option smoothing); focal (option gamma); or your own "package.module:function":
+    function(outputs (b, C), targets (b,)) -> (b,), one value a sample."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The loss's own options."""
+        return dict(self.model_extra or {})
+
+
 class ParticipationPart(Part):
     """Which clients take part in a round."""
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from fedmpi.config.base import Count, Part
-from fedmpi.config.client_parts import DataPart, LocalPart, ModelPart, ParticipationPart, SamplesPart
+from fedmpi.config.client_parts import DataPart, LocalPart, ModelPart, ParticipationPart, SamplesPart, TaskPart
 from fedmpi.config.server_parts import (
     AggregationPart,
     AttackPart,
@@ -38,6 +38,7 @@ class Config(Part):
     """T, the number of rounds."""
     data: DataPart = DataPart()
     model: ModelPart = ModelPart()
+    task: TaskPart = TaskPart()
     participation: ParticipationPart = ParticipationPart()
     samples: SamplesPart = SamplesPart()
     local: LocalPart = LocalPart()

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.errors import ClientFailure
+from fedmpi.common.errors import ClientFailure, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
-from fedmpi.local.batched_stack import Stack
+from fedmpi.local.batched_stack import BoundNet, Stack
 from fedmpi.local.batched_update import stack_optimizer
 from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, check_update, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
-from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import DataSource, Ints, LocalRule, Observer, Task, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
+from fedmpi.tasks.losses import why_loss_alone
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
@@ -106,7 +108,7 @@ class BatchedEngine:
                 kept.begin(start)
                 return kept
             capacity, rows = max(capacity, kept.capacity), max(rows, kept.rows)
-        self._stack = stack = Stack(self.net, capacity, rows, fused, start.dtype, start.device)
+        self._stack = stack = Stack(self.net, capacity, rows, fused, start.dtype, start.device, self.model.loss)
         stack.begin(start)
         return stack
 
@@ -131,10 +133,14 @@ class BatchedEngine:
             net = stack.bound(timetable.active(step), timetable.rows(step))
             feed.fill(net, step)
             masks.fill(net, step)
-            net.step(*weights.of(step, net.clients, net.rows))
+            try:
+                net.step(*weights.of(step, net.clients, net.rows))
+            except PartFailure:
+                self._name_the_culprit(net, tasks, timetable.counts[step])
+                raise
             for block in stack.blocks(net.clients):
                 optimizer.finish(block, step + 1)
-        loss_sum = -float(stack.log_likelihood.sum(dtype=torch.float64))
+        loss_sum = float(stack.losses.sum(dtype=torch.float64))
         self._collect(stack, tasks, rule, total)
         check_loss(loss_sum, rule.lr)
         return WorkReport(
@@ -168,6 +174,12 @@ class BatchedEngine:
             with named_client(task.client, self.rank):
                 deliver(task, stack.change_of(number), rule, self.observe, total)
 
+    def _name_the_culprit(self, net: BoundNet, tasks: list[Task], counts: Ints) -> None:
+        """Raise the loss's failure again for the first client whose own samples it fails on."""
+        for number, task in enumerate(tasks[: net.clients]):
+            with named_client(task.client, self.rank):
+                net.loss.alone(number, int(counts[number]))
+
     def _name_the_diverged(self, stack: Stack, tasks: list[Task], rule: LocalRule) -> None:
         for number, task in enumerate(tasks):
             with named_client(task.client, self.rank):
@@ -180,6 +192,11 @@ class BatchedEngine:
 def why_not_batched(module: nn.Module, description: DataDescription) -> str | None:
     """The reason why the batched engine cannot train a model, None if it can."""
     return why_not_stackable(module, description)
+
+
+def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str | None:
+    """The reason why the batched engine cannot train a model with its loss, None if it can."""
+    return why_not_batched(model.module, description) or why_loss_alone(forward_traits(model, description).loss)
 
 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor) -> int:

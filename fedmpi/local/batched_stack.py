@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedmpi.local.batched_update import Block, StackOptimizer
 from fedmpi.models.stacked.base import Op, Place, Slot, Step, Workspace
-from fedmpi.models.stacked.dense import CrossEntropy, DropoutOp
+from fedmpi.models.stacked.dense import DropoutOp
+from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
 from fedmpi.models.stacked.text import EmbeddingOp, Tables
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 MOST_BINDINGS = 64
 
@@ -29,22 +31,31 @@ class Stack:
         Whether gradients are never formed (plain SGD).
     dtype, device
         Of the values.
+    loss : Loss
+        What is trained on.
 
     Attributes
     ----------
-    log_likelihood : Tensor
-        Its sum is that of the log-probabilities of all labels seen since `open`.
+    losses : Tensor
+        Its sum is that of the losses of all rows seen since `open`.
     """
 
     def __init__(
-        self, net: StackedNet, capacity: int, rows: int, fused: bool, dtype: torch.dtype, device: torch.device
+        self,
+        net: StackedNet,
+        capacity: int,
+        rows: int,
+        fused: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        loss: Loss = CROSS_ENTROPY,
     ):
         self.net, self.capacity, self.rows, self.fused = net, capacity, rows, fused
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.loss = dtype, device, loss
         self.values = torch.zeros(capacity, net.stack_size, dtype=dtype, device=device)
         self.gradients = self.values if fused else torch.zeros_like(self.values)
         self.start = torch.zeros(1, net.stack_size, dtype=dtype, device=device)
-        self.log_likelihood = torch.zeros(capacity * rows, dtype=dtype, device=device)
+        self.losses = torch.zeros(capacity * rows, dtype=dtype, device=device)
         self.workspace = Workspace(dtype, device)
         self.step = Step(1, 0)
         self.clients = 0
@@ -74,7 +85,7 @@ class Stack:
             What the steps read of each client: rows (n_j, values), or the rows of its words in the stacked table.
         """
         self.clients = len(features)
-        self.log_likelihood.zero_()
+        self.losses.zero_()
         self.values[: self.clients].copy_(self.start.expand(self.clients, -1))
         self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
         if not self.fused:
@@ -193,8 +204,9 @@ class BoundNet:
             self.ops.append(op)
             current = op.output
         self.dropouts = [op for op in self.ops if isinstance(op, DropoutOp)]
-        self.loss = CrossEntropy(Place(clients, rows, stack.workspace, parameters, len(self.ops)), current)
-        self._sums = stack.log_likelihood[: clients * rows].view(clients, rows, 1)
+        place = Place(clients, rows, stack.workspace, parameters, len(self.ops))
+        self.loss = stacked_loss(stack.loss, place, current)
+        self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self.clients_x = list(self.x.unbind(0))
         self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.view(-1)
         self._backward = list(reversed(self.ops[net.first_trained :]))

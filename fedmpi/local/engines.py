@@ -13,7 +13,7 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config.choices import chosen
-from fedmpi.local.batched import BatchedEngine, why_not_batched
+from fedmpi.local.batched import BatchedEngine, why_not_side_by_side
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import needs_order, step_count
@@ -220,7 +220,7 @@ def choose_engine(
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
         return SingleEngine(merged, sequential)
-    not_batched = _why_not_batched(config) or why_not_batched(model.module, source.description)
+    not_batched = _why_not_batched(config) or why_not_side_by_side(model, source.description)
     if wanted == "batched":
         _demand(wanted, not_batched)
     if not_batched is not None:

@@ -16,12 +16,14 @@ LARGEST_LOSS = 2.0**40
 
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
-    """Turn an exception into a ClientFailure that names the client and the rank; UserError and PartFailure pass as they
-    are."""
+    """Turn an exception into a ClientFailure that names the client and the rank; a UserError passes as it is, a
+    PartFailure with the client named."""
     try:
         yield
-    except (ClientFailure, PartFailure, UserError):
+    except (ClientFailure, UserError):
         raise
+    except PartFailure as failure:
+        raise failure.during(client=client) from failure.__cause__
     except Exception as cause:
         raise ClientFailure(client, rank, cause) from cause
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
@@ -19,6 +18,7 @@ from fedmpi.local.diagnostics import weight_divergence
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 ROWS_AT_ONCE = 2000
 
@@ -34,11 +34,14 @@ class LocalLosses:
         The clients' samples.
     device : torch.device
         Where the samples are.
+    loss : Loss
+        What is measured.
     """
 
-    def __init__(self, config: Config, data: DataSource, device: torch.device):
+    def __init__(self, config: Config, data: DataSource, device: torch.device, loss: Loss = CROSS_ENTROPY):
         self.data = data
-        self.model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
+        module = build(config.model.name, config.model.options, data.description, config.seed)
+        self.model = FlatModel(module, device, loss)
         self.model.module.eval()
         self.start = self.model.initial
         self._own = torch.empty_like(self.start)
@@ -62,7 +65,7 @@ class LocalLosses:
         with torch.inference_mode():
             for first in range(0, len(y), ROWS_AT_ONCE):
                 part = slice(first, first + ROWS_AT_ONCE)
-                total += float(cross_entropy(self.model.module(x[part]), y[part], reduction="sum"))
+                total += self.model.loss.total(self.model.module(x[part]), y[part])
         return total / len(y)
 
 

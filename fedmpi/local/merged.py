@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.errors import ClientFailure, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.local.failures import LARGEST_LOSS, check_loss
+from fedmpi.local.failures import LARGEST_LOSS, check_loss, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
+from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples of one pass: on a CPU few enough to keep the activations in the cache."""
@@ -78,7 +79,7 @@ class MergedEngine:
             return "the model draws from torch's own generator"
         if traits.couples:
             return "a sample's logits depend on the other samples of its batch"
-        return None
+        return why_loss_alone(traits.loss)
 
     def accepts(self, task: Task, rule: LocalRule) -> bool:
         """Whether the task is a single step."""
@@ -178,7 +179,11 @@ class MergedEngine:
             streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
             self.model.masks.source = JoinedMasks(streams, counts.tolist())
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
-        losses, gradients = self.model.weighted_gradient(x, y, factors)
+        try:
+            losses, gradients = self.model.weighted_gradient(x, y, factors)
+        except PartFailure:
+            self._name_the_failing(x, y, clients)
+            raise
         add_gradients(views, gradients, -rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
         report.load_seconds += loaded - started
@@ -246,6 +251,14 @@ class MergedEngine:
             check_loss(loss, rule.lr)
         except FloatingPointError as cause:
             raise ClientFailure(client, self.rank, cause) from cause
+
+    def _name_the_failing(self, x: Tensor, y: Tensor, clients: Ints) -> None:
+        """Raise the loss's failure again for the first client whose own samples it fails on."""
+        first = 0
+        for client, count in zip(*(part.tolist() for part in _runs(clients)), strict=True):
+            with named_client(client, self.rank):
+                self.model.losses(x[first : first + count], y[first : first + count])
+            first += count
 
     def _name_culprit(self, clients: Ints, rows: Ints, start: Tensor, rule: LocalRule, round: int) -> None:
         """The sum is not finite though every loss is: find the first client whose gradient is not."""

@@ -79,7 +79,7 @@ def client_gradients(
         Anything raised for a client, or a gradient that is not finite.
     """
     point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
-    draws = forward_traits(model, source.description).draws
+    draws = forward_traits(model, source.description).seeded
     for client in clients:
         client = int(client)
         with named_client(client, rank), kept_generator() if draws else nullcontext():

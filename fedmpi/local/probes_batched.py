@@ -40,7 +40,7 @@ class BatchedProbe:
     Parameters
     ----------
     model : FlatModel
-        Of a module that `local.batched.why_not_batched` accepts; used for its shape only.
+        Of a module that `local.batched.why_not_batched` accepts; used for its shape and its loss only.
     source : DataSource
         The clients' samples.
     rank : int
@@ -49,7 +49,7 @@ class BatchedProbe:
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.source, self.rank = source, rank
-        self.net = translate(model.module, source.description)
+        self.net, self.loss = translate(model.module, source.description), model.loss
         self._stack: Stack | None = None
 
     def gradients(
@@ -96,7 +96,7 @@ class BatchedProbe:
     def _prepare(self, capacity: int, rows: int, w: Tensor) -> Stack:
         kept = self._stack
         if kept is None or kept.capacity < capacity or kept.rows < rows:
-            self._stack = kept = Stack(self.net, capacity, rows, fused=True, dtype=w.dtype, device=w.device)
+            self._stack = kept = Stack(self.net, capacity, rows, True, w.dtype, w.device, self.loss)
         kept.begin(w)
         return kept
 

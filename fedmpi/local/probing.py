@@ -11,7 +11,7 @@ from fedmpi.clients.turnout import opens_with_a_step
 from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
-from fedmpi.local.batched import why_not_batched
+from fedmpi.local.batched import why_not_side_by_side
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.probes_batched import BatchedProbe
 from fedmpi.local.work import DataSource
@@ -26,7 +26,7 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
     """
     rows = None if config.local.batch_size == "all" else config.local.batch_size
     side_by_side = config.local.engine in ("auto", "batched") and not config.aggregation.exact
-    stackable = side_by_side and why_not_batched(model.module, data.description) is None
+    stackable = side_by_side and why_not_side_by_side(model, data.description) is None
     batched = BatchedProbe(model, data, rank) if stackable else None
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:

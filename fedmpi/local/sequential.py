@@ -104,7 +104,7 @@ class SequentialEngine:
         ClientFailure
             As `train`.
         """
-        draws = forward_traits(self.model, self.source.description).draws
+        draws = forward_traits(self.model, self.source.description).seeded
         with named_client(task.client, self.rank), kept_generator() if draws else nullcontext():
             started = time.perf_counter()
             x, y = self.source.load(task.client, task.rows)

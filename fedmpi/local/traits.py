@@ -1,5 +1,5 @@
-"""What a model's forward pass does beside computing, found out by trying it: draws from torch's global generator,
-lets the samples of a batch influence one another, or cannot read the data at all.
+"""What a model's forward pass and the loss do beside computing, found out by trying them: draw from torch's global
+generator, let the samples of a batch influence one another, or cannot read the data at all.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import LossTraits, loss_traits
 
 TRIAL_ROWS = 4
 
 
 @dataclass(frozen=True)
 class ForwardTraits:
-    """What training with merged batches must know about a model.
+    """What training with merged batches must know about a model and its loss.
 
     Attributes
     ----------
@@ -33,10 +34,18 @@ class ForwardTraits:
         The forward pass draws from torch's global generator (functional dropout, the dropout of nn.LSTM …).
     couples : bool
         A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
+    loss : LossTraits
+        The same of the loss.
     """
 
     draws: bool
     couples: bool
+    loss: LossTraits = LossTraits()
+
+    @property
+    def seeded(self) -> bool:
+        """Whether torch's global generator must be seeded for every client."""
+        return self.draws or self.loss.draws
 
 
 _known: WeakKeyDictionary[FlatModel, ForwardTraits] = WeakKeyDictionary()
@@ -50,7 +59,7 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     Raises
     ------
     UserError
-        The model fails on samples of this shape, or does not return one logit a class.
+        The model fails on samples of this shape, or does not return one logit a class; the loss fails.
     """
     if model not in _known:
         _known[model] = _try_out(model, description)
@@ -74,10 +83,11 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
             torch.default_generator.manual_seed(0)
             whole = _logits(model, x, description)
             halves = [_logits(model, half, description) for half in x.chunk(2)]
+            loss = loss_traits(model.loss, whole, description.classes)
     finally:
         model.masks.source = previous
         model.module.train(was_training)
-    return ForwardTraits(draws, couples=not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5))
+    return ForwardTraits(draws, not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5), loss)
 
 
 @contextmanager

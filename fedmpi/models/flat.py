@@ -9,10 +9,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -36,10 +36,13 @@ class FlatModel:
         Taken over: moved to `device`, its dropout layers replaced.
     device : torch.device or str
         Where the flat vectors and the module live.
+    loss : Loss
+        What the gradients are of; cross-entropy by default.
 
     Attributes
     ----------
     module : nn.Module
+    loss : Loss
     size : int
         d, the length of the flat vector.
     trainable : int
@@ -63,7 +66,8 @@ class FlatModel:
         The module has nothing to train, or its values are of several float types.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu"):
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", loss: Loss = CROSS_ENTROPY):
+        self.loss = loss
         self.masks = install_dropout(module)
         self.module = module.to(device)
         self.device = torch.device(device)
@@ -114,7 +118,7 @@ class FlatModel:
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
     def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """Mean cross-entropy of a batch at the bound values, and its gradient.
+        """Mean loss of a batch at the bound values, and its gradient.
 
         Parameters
         ----------
@@ -128,15 +132,20 @@ class FlatModel:
         sequence of Tensor
             One gradient a parameter; zeros where the model did not use it.
         """
-        loss = functional.cross_entropy(self._logits(x), y)
+        loss = self.loss.mean(self._logits(x), y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return loss.detach(), self._with_zeros(gradients)
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """The cross-entropies ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
-        losses = functional.cross_entropy(self._logits(x), y, reduction="none")
+        """The losses ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
+        losses = self.loss.per_sample(self._logits(x), y)
         gradients = torch.autograd.grad(losses, self.parameters, weights, allow_unused=True)
         return losses.detach(), self._with_zeros(gradients)
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """The losses ℓ_i (b,) of a batch, without gradient."""
+        with torch.no_grad():
+            return self.loss.per_sample(self._logits(x), y)
 
     def _logits(self, x: Tensor) -> Tensor:
         # Autocast is left after every forward pass, which empties its cache: the weights change behind its back.

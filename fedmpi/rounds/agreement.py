@@ -21,6 +21,7 @@ from fedmpi.common.plan import Ints, Plan
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import LossTraits
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Of splitmix64 (Steele, Lea & Flood 2014)."""
@@ -63,8 +64,9 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
     own = forward_traits(model, description)
-    draws, couples = cluster.maximum(int(own.draws)), cluster.maximum(int(own.couples))
-    adopt_traits(model, ForwardTraits(bool(draws), bool(couples)))
+    found = (own.draws, own.couples, own.loss.draws, own.loss.couples)
+    draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
+    adopt_traits(model, ForwardTraits(draws, couples, LossTraits(loss_draws, loss_couples)))
 
 
 @dataclass(frozen=True)

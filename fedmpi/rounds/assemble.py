@@ -47,6 +47,7 @@ from fedmpi.rounds.traffic_count import paper_formula, round_links
 from fedmpi.rounds.worker import Trainer
 from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device
 from fedmpi.samples.row_rule import RowRule
+from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
 from fedmpi.updates.compression import RESIDUALS, check_residuals
 
@@ -125,7 +126,9 @@ class Experiment:
         samples = client_samples(config, store, streams, device)
         data = samples.data
         evaluated = EvaluatedParts(config, store, data)
-        model = FlatModel(build(config.model.name, config.model.options, data.description, config.seed), device)
+        loss = task_loss(config.task.loss, config.task.options)
+        module = build(config.model.name, config.model.options, data.description, config.seed)
+        model = FlatModel(module, device, loss)
         check_buffers(config, model)
         shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
@@ -133,7 +136,7 @@ class Experiment:
         trained_on = FlippedLabels(data, liars) if config.attack.kind == "label-flip" else data
         observer = UpdateObserver.wanted_by(config, streams, sent_lies(config, streams, liars))
         if observer is not None and config.logging.diagnostics:
-            observer.losses = LocalLosses(config, trained_on, device)
+            observer.losses = LocalLosses(config, trained_on, device, loss)
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.transport.error_feedback:
             check_residuals(store.clients, model.size)

@@ -135,7 +135,9 @@ class Simulation:
         facts: dict[str, float] = {}
         for part in self.experiment.evaluated.names:
             x, y = self.experiment.evaluated.samples(part)
-            found = evaluate(flat.module, x, y, data.description.classes, self.config.evaluation.batch_size)
+            rows = self.config.evaluation.batch_size
+            with flat.loss.kept_generators():
+                found = evaluate(flat.module, x, y, data.description.classes, rows, flat.loss)
             facts |= found.facts(part)
         return facts
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
+from fedmpi.common.calling import during
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
@@ -81,6 +82,7 @@ class Trainer:
     ):
         self.config = config
         self.engine = engine
+        self.loss = engine.sequential.model.loss
         self.sizes = sizes
         self.weight_sizes = weight_sizes
         self.cluster = cluster
@@ -107,7 +109,8 @@ class Trainer:
         self._expect(plan)
         self.steady, self._rounds = self._rounds > 0, self._rounds + 1
         self.relayed = None
-        report = self._trained(plan, model, total)
+        with self.loss.kept_generators(), during(plan.round):
+            report = self._trained(plan, model, total)
         self.work = self._work(plan, report)
         return report
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean cross-entropy, share of right answers and unweighted mean of the classes' F1 on some samples."""
+    """Mean loss, share of right answers and unweighted mean of the classes' F1 on some samples."""
 
     loss: float
     accuracy: float
@@ -23,7 +24,9 @@ class Evaluation:
         return {f"{part}_{name}": value for name, value in vars(self).items()}
 
 
-def evaluate(module: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: int) -> Evaluation:
+def evaluate(
+    module: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: int, loss: Loss = CROSS_ENTROPY
+) -> Evaluation:
     """Evaluate a module in evaluation mode.
 
     Parameters
@@ -36,20 +39,22 @@ def evaluate(module: nn.Module, x: Tensor, y: Tensor, classes: int, batch_size: 
         C.
     batch_size : int
         Samples evaluated at once.
+    loss : Loss
+        Cross-entropy by default.
     """
     was_training = module.training
     module.eval()
-    loss, confusion = 0.0, torch.zeros(classes * classes, dtype=torch.int64)
+    total, confusion = 0.0, torch.zeros(classes * classes, dtype=torch.int64)
     with torch.inference_mode():
         for start in range(0, len(y), batch_size):
             labels = y[start : start + batch_size]
             logits = module(x[start : start + batch_size])
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            total += loss.total(logits, labels)
             pairs = labels * classes + logits.argmax(1)
             confusion += torch.bincount(pairs, minlength=classes * classes).cpu()
     module.train(was_training)
     counts = confusion.view(classes, classes).numpy()
-    return Evaluation(loss / len(y), float(np.trace(counts) / len(y)), macro_f1(counts))
+    return Evaluation(total / len(y), float(np.trace(counts) / len(y)), macro_f1(counts))
 
 
 def macro_f1(confusion: np.ndarray) -> float:

@@ -37,6 +37,13 @@ ELSEWHERE: Choices = {
     },
     "system": {"over_selection": [1.0, 1.5], "clock": [False, True], "period": [2.0]},
 }
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {},
+    {"loss": "label-smoothing", "smoothing": 0.2},
+    {"loss": "focal"},
+    {"loss": "tests.tasks.own_losses:squared", "scale": 2.0},
+]
 FIXED = {
     "logging.tensorboard": False,
     "checkpoint.every": 0,
@@ -63,6 +70,7 @@ def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
         values = {key: choices[generator.integers(len(choices))] for key, choices in sorted(keys.items())}
         table[part] = {key: value for key, value in values.items() if value is not None}
     table["model"] = MODELS[generator.integers(len(MODELS))]
+    table["task"] = LOSSES[seed % len(LOSSES)]
     if table["local"]["engine"] == "merged":
         table["local"] |= {"steps": 1, "optimizer": "sgd"}
         table["local"].pop("epochs", None)

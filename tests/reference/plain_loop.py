@@ -140,6 +140,7 @@ class Network:
     """The module in float64 with its values as one vector: trainable ones first, then the float buffers."""
 
     def __init__(self, config: Config, description: Any):
+        self.task = config.task
         self.module = build(config.model.name, config.model.options, description, config.seed)
         self.shared: dict[str, Any] = {"words": None}
         for parent in list(self.module.modules()):
@@ -165,21 +166,37 @@ class Network:
             first += tensor.numel()
 
     def gradient(self, w: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> tuple[float, np.ndarray, np.ndarray]:
-        """Mean cross-entropy in training mode at w, its gradient, and the buffers afterwards."""
+        """Mean loss in training mode at w, its gradient, and the buffers afterwards."""
         self.put(w)
         self.module.train()
-        loss = functional.cross_entropy(self.module(x), y)
+        loss = sample_losses(self.task, self.module(x), y).mean()
         gradients = torch.autograd.grad(loss, self.parameters)
         flat = np.concatenate([g.numpy().ravel() for g in gradients])
         return float(loss.detach()), flat, self.values()[self.trainable :]
 
     def losses(self, w: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Every sample's cross-entropy and predicted class, in evaluation mode."""
+        """Every sample's loss and predicted class, in evaluation mode."""
         self.put(w)
         self.module.eval()
         with torch.no_grad():
             logits = self.module(x)
-            return functional.cross_entropy(logits, y, reduction="none").numpy(), logits.argmax(1).numpy()
+            return sample_losses(self.task, logits, y).numpy(), logits.argmax(1).numpy()
+
+
+def sample_losses(task: Any, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The loss of every sample, (b,): cross-entropy, label smoothing (Szegedy et al. 2016, §7), the focal loss (Lin et
+    al. 2017, Eq 4), squared distance of the probabilities (a user's own)."""
+    logs = logits - logits.exp().sum(1, keepdim=True).log()
+    own = logs[torch.arange(len(y)), y]
+    if task.loss == "label-smoothing":
+        share = task.options.get("smoothing", 0.1)
+        return -(1 - share) * own - share * logs.mean(1)
+    if task.loss == "focal":
+        return -((1 - own.exp()) ** task.options.get("gamma", 2.0)) * own
+    if task.loss.endswith(":squared"):
+        shares = logs.exp()
+        return task.options.get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
+    return -own
 
 
 class Population:

@@ -1,4 +1,4 @@
-"""Dense layers of many clients side by side, on rows (k, b, values): products, ReLU, dropout, the loss."""
+"""Dense layers of many clients side by side, on rows (k, b, values): products, ReLU, dropout."""
 
 from __future__ import annotations
 
@@ -170,44 +170,3 @@ class _FlattenOp:
     def backward(self, gradient: Tensor) -> Tensor:
         self._rows.copy_(gradient)
         return self._columns
-
-
-class CrossEntropy:
-    """Softmax cross-entropy of the logits (k, b, C), its gradient, and the log-probabilities of the labels.
-
-    Attributes
-    ----------
-    labels : int64 (k, b)
-        To be filled before every step.
-    """
-
-    def __init__(self, place: Place, logits: Tensor):
-        clients, rows = place.clients, place.rows
-        self.logits = logits
-        self.labels = place.take("labels", clients, rows, dtype=torch.int64)
-        self._labels = self.labels.unsqueeze(2)
-        self._log = place.take("log", *logits.shape)
-        self._picked = place.take("picked", clients, rows, 1)
-        self._minus_one = torch.full((1, 1, 1), -1.0, dtype=logits.dtype, device=logits.device)
-        self._minus_one = self._minus_one.expand(clients, rows, 1)
-
-    def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
-        """∂/∂logits of Σ weights · loss; the rows' log-probabilities are added to `sums`.
-
-        Parameters
-        ----------
-        weights : Tensor (k, b, 1) or float
-            1 / rows of the client's batch, 0 for padding.
-        counted : Tensor (k, b, 1) or None
-            1 for a sample, 0 for padding; None = all are samples.
-        sums : Tensor (k, b, 1)
-            Grows by the log-probability of each row's label.
-        """
-        torch.log_softmax(self.logits, 2, out=self._log)
-        torch.gather(self._log, 2, self._labels, out=self._picked)
-        if counted is None:
-            sums.add_(self._picked)
-        else:
-            sums.addcmul_(self._picked, counted)
-        gradient = torch.exp(self._log, out=self._log).scatter_add_(2, self._labels, self._minus_one)
-        return gradient.mul_(weights)

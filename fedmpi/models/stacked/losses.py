@@ -1,0 +1,117 @@
+"""Losses of many clients side by side, on the outputs (k, b, C) of the last layer: cross-entropy by hand, any other
+through autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedmpi.models.stacked.base import Place
+from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
+
+
+class StackedLoss(Protocol):
+    """A loss bound to k clients of b rows."""
+
+    labels: Tensor
+    """int64 (k, b), to be filled before every step."""
+
+    def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
+        """∂/∂outputs of Σ weights · loss, (k, b, C); see `CrossEntropy.gradient`."""
+
+    def alone(self, client: int, rows: int) -> Tensor:
+        """The losses (rows,) of one client's rows of the last step."""
+
+
+def stacked_loss(loss: Loss, place: Place, outputs: Tensor) -> StackedLoss:
+    """The stacked form of a loss on the outputs (k, b, C)."""
+    if isinstance(loss, CrossEntropyLoss):
+        return CrossEntropy(place, outputs)
+    return PerSampleLoss(place, outputs, loss)
+
+
+class CrossEntropy:
+    """Softmax cross-entropy of the logits (k, b, C), and its gradient.
+
+    Attributes
+    ----------
+    labels : int64 (k, b)
+        To be filled before every step.
+    """
+
+    def __init__(self, place: Place, logits: Tensor):
+        clients, rows = place.clients, place.rows
+        self.logits = logits
+        self.labels = place.take("labels", clients, rows, dtype=torch.int64)
+        self._labels = self.labels.unsqueeze(2)
+        self._log = place.take("log", *logits.shape)
+        self._picked = place.take("picked", clients, rows, 1)
+        self._minus_one = torch.full((1, 1, 1), -1.0, dtype=logits.dtype, device=logits.device)
+        self._minus_one = self._minus_one.expand(clients, rows, 1)
+
+    def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
+        """∂/∂logits of Σ weights · loss; the rows' losses are added to `sums`.
+
+        Parameters
+        ----------
+        weights : Tensor (k, b, 1) or float
+            1 / rows of the client's batch, 0 for padding.
+        counted : Tensor (k, b, 1) or None
+            1 for a sample, 0 for padding; None = all are samples.
+        sums : Tensor (k, b, 1)
+            Grows by the loss of each row.
+        """
+        torch.log_softmax(self.logits, 2, out=self._log)
+        torch.gather(self._log, 2, self._labels, out=self._picked)
+        if counted is None:
+            sums.sub_(self._picked)
+        else:
+            sums.addcmul_(self._picked, counted, value=-1)
+        gradient = torch.exp(self._log, out=self._log).scatter_add_(2, self._labels, self._minus_one)
+        return gradient.mul_(weights)
+
+    def alone(self, client: int, rows: int) -> Tensor:
+        """See `StackedLoss.alone`."""
+        return CROSS_ENTROPY.per_sample(self.logits[client, :rows], self.labels[client, :rows])
+
+
+class PerSampleLoss:
+    """Any loss per sample: the clients' rows are flattened for it, without the padding.
+
+    Attributes
+    ----------
+    labels : int64 (k, b)
+        To be filled before every step.
+    """
+
+    def __init__(self, place: Place, outputs: Tensor, loss: Loss):
+        self.loss, self.outputs = loss, outputs
+        self.labels = place.take("labels", place.clients, place.rows, dtype=torch.int64)
+
+    def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
+        """As `CrossEntropy.gradient`."""
+        outputs, labels = self.outputs.flatten(0, 1), self.labels.view(-1)
+        if counted is None:
+            losses, gradient = self._of(outputs, labels, torch.full(labels.shape, float(weights), dtype=outputs.dtype))
+            sums.view(-1).add_(losses)
+            return gradient.view(self.outputs.shape)
+        rows = counted.reshape(-1).nonzero().squeeze(1)
+        assert isinstance(weights, Tensor)
+        losses, gradient = self._of(outputs[rows], labels[rows], weights.reshape(-1)[rows])
+        sums.view(-1).index_add_(0, rows, losses)
+        return torch.zeros_like(outputs).index_copy_(0, rows, gradient).view(self.outputs.shape)
+
+    def alone(self, client: int, rows: int) -> Tensor:
+        """See `StackedLoss.alone`."""
+        return self.loss.per_sample(self.outputs[client, :rows], self.labels[client, :rows])
+
+    def _of(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses (r,) and the gradient (r, C) of Σ weights · loss, in memory of its own."""
+        with torch.enable_grad():
+            tried = outputs.detach().requires_grad_()
+            losses = self.loss.per_sample(tried, labels)
+            (gradient,) = torch.autograd.grad(losses, tried, weights.to(losses.device))
+        return losses.detach(), gradient.contiguous()

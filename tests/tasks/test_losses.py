@@ -1,0 +1,224 @@
+"""A loss of one's own goes everywhere that the built-in one goes: engines, probes, evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.local.batched import BatchedEngine, why_not_side_by_side
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.probes import client_gradients, gradient_blocks
+from fedmpi.local.probes_batched import BatchedProbe
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import LocalRule
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, focal, label_smoothing, task_loss
+from fedmpi.tasks.metrics import evaluate
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, relative_error, summed, tasks_of
+from tests.tasks import own_losses
+
+SIZES = [13, 1, 25, 7, 2, 18]
+EPOCHS, ONE_STEP = LocalRule(lr=0.1, epochs=2, batch_size=7), LocalRule(lr=0.1, epochs=1, batch_size=None)
+OWN = task_loss("tests.tasks.own_losses:cross_entropy")
+SQUARED = task_loss(own_losses.squared, {"scale": 2})
+
+
+def model_of(loss: Loss, description=SMALL_IMAGES, name: str = "mlp", **options) -> FlatModel:
+    return FlatModel(build(name, options or {"hidden": [9]}, description, seed=3).double(), loss=loss)
+
+
+def sources(description=SMALL_IMAGES) -> InMemorySource:
+    return InMemorySource(description, SIZES, torch.float64)
+
+
+ENGINES: dict[str, tuple[Callable, LocalRule]] = {
+    "sequential": (SequentialEngine, EPOCHS),
+    "batched": (BatchedEngine, EPOCHS),
+    "batched-adam": (BatchedEngine, LocalRule(optimizer="adam", lr=0.01, epochs=1, batch_size=5)),
+    "merged": (MergedEngine, ONE_STEP),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("description", "name", "options"),
+    [(SMALL_IMAGES, "mlp", {"hidden": [9]}), (TEXTS, "text-cnn", {"dimension": 6, "filters": 4, "dropout": 0.5})],
+    ids=["mlp", "text-cnn"],
+)
+def test_cross_entropy_written_anew_trains_as_the_built_in_one(engine: str, description, name: str, options: dict):
+    kind, rule = ENGINES[engine]
+    source, found = sources(description), []
+    for loss in (CROSS_ENTROPY, OWN):
+        model = model_of(loss, description, name, **options)
+        found.append(summed(kind(model, source, STREAMS), model, tasks_of(source), rule))
+    (expected, wanted), (update, report) = found
+    assert relative_error(update, expected) < 1e-12
+    assert report.loss_sum == pytest.approx(wanted.loss_sum, rel=1e-12)
+
+
+def plain_gradient(model: FlatModel, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+    """Sum of 2 |softmax − corner|² and its gradient, sample by sample."""
+    total, flat = 0.0, torch.zeros(model.size, dtype=torch.float64)
+    for image, label in zip(x, y.tolist(), strict=True):
+        shares = model.module(image.unsqueeze(0))[0].exp()
+        shares = shares / shares.sum()
+        loss = sum(2.0 * (share - float(place == label)) ** 2 for place, share in enumerate(shares))
+        gradients = torch.autograd.grad(loss, model.parameters)
+        flat += torch.cat([gradient.reshape(-1) for gradient in gradients])
+        total += float(loss.detach())
+    return total, flat
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "merged"])
+def test_one_step_follows_the_mean_of_the_samples_own_gradients(engine: str):
+    source, model = sources(), model_of(SQUARED)
+    expected, losses = torch.zeros(model.size, dtype=torch.float64), 0.0
+    model.bind(model.initial.clone())
+    for task in tasks_of(source):
+        total, gradient = plain_gradient(model, *source.load(task.client))
+        expected -= task.coefficient * 0.1 * gradient / SIZES[task.client]
+        losses += total
+    update, report = summed(ENGINES[engine][0](model, source, STREAMS), model, tasks_of(source), ONE_STEP)
+    assert relative_error(update, expected) < 1e-12
+    assert report.loss_sum == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_probes_look_at_gradients_of_the_loss(side_by_side: bool):
+    source, model = sources(), model_of(SQUARED)
+    probe = BatchedProbe(model, source) if side_by_side else None
+    blocks = gradient_blocks(source, model, range(6), model.initial, "full", STREAMS, 0, batched=probe)
+    found = {int(k): row for clients, rows in blocks for k, row in zip(clients, rows, strict=True)}
+    model.bind(model.initial.clone())
+    for client, size in enumerate(SIZES):
+        expected = plain_gradient(model, *source.load(client))[1] / size
+        assert relative_error(found[client], expected) < 1e-12
+
+
+def test_a_probe_of_cross_entropy_differs_from_one_of_another_loss():
+    source = sources()
+    first, other = (
+        next(client_gradients(source, model, [2], model.initial, "full", STREAMS, 0))[1].clone()
+        for model in (model_of(CROSS_ENTROPY), model_of(SQUARED))
+    )
+    assert relative_error(first, other) > 0.1
+
+
+def test_evaluation_tells_the_mean_of_the_loss():
+    source, model = sources(), model_of(SQUARED)
+    total, _ = plain_gradient(model, source.x, source.y)
+    found = evaluate(model.module, source.x, source.y, 5, 10, model.loss)
+    assert found.loss == pytest.approx(total / len(source.y), rel=1e-12)
+
+
+LOGITS = np.random.default_rng(5).normal(0, 3, (7, 4))
+TARGETS = np.array([0, 3, 2, 2, 1, 0, 3])
+
+
+def log_shares(row: np.ndarray) -> list[float]:
+    whole = math.log(sum(math.exp(value) for value in row))
+    return [value - whole for value in row]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25, 1.0])
+def test_label_smoothing_is_its_formula(smoothing: float):
+    found = label_smoothing(torch.from_numpy(LOGITS), torch.from_numpy(TARGETS), smoothing=smoothing)
+    for row, target, value in zip(LOGITS, TARGETS, found.tolist(), strict=True):
+        logs = log_shares(row)
+        expected = -(1 - smoothing) * logs[target] - smoothing * sum(logs) / 4
+        assert value == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_the_focal_loss_is_its_formula(gamma: float):
+    found = focal(torch.from_numpy(LOGITS), torch.from_numpy(TARGETS), gamma=gamma)
+    for row, target, value in zip(LOGITS, TARGETS, found.tolist(), strict=True):
+        log = log_shares(row)[target]
+        assert value == pytest.approx((1 - math.exp(log)) ** gamma * -log, rel=1e-10)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_the_focal_loss_has_a_gradient_where_the_answer_is_certain(gamma: float):
+    outputs = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    focal(outputs, torch.tensor([0]), gamma=gamma).sum().backward()
+    assert outputs.grad is not None and bool((outputs.grad == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("mean", "returned a single number for 4 samples, but a loss gives one value a sample.*leave out the mean"),
+        ("column", r"returned a tensor of shape \(4, 1\)"),
+        ("number", "returned float"),
+        ("wrong_answers", "have no gradient by the outputs"),
+        ("broken", r"own_losses.py:\d+\) failed: RuntimeError: no such thing"),
+    ],
+)
+def test_what_is_no_loss_per_sample_is_refused_before_the_first_round(loss: str, words: str):
+    with pytest.raises(PartFailure, match=f"the loss tests.tasks.own_losses:{loss} .*{words}"):
+        forward_traits(model_of(task_loss(f"tests.tasks.own_losses:{loss}")), SMALL_IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("label-smoothing", {"smoothing": 1.5}, "task.smoothing = 1.5: a share of the weight lies in"),
+        ("focal", {"gamma": -1}, "task.gamma = -1: the exponent"),
+        ("focal", {"gama": 1}, "task.gama is unknown to focal: did you mean gamma"),
+        ("cross-entropy", {"smoothing": 0.1}, "task.smoothing is unknown to cross-entropy"),
+        ("tests.tasks.own_losses:squared", {"scale": "wide"}, "task.scale = 'wide' does not suit"),
+        ("cross-entrpy", {}, "did you mean 'cross-entropy'"),
+    ],
+)
+def test_wrong_names_and_options_are_refused(name: str, options: dict, words: str):
+    with pytest.raises(UserError, match=words):
+        forward_traits(model_of(task_loss(name, options)), SMALL_IMAGES)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "merged"])
+def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str):
+    source, model = sources(), model_of(task_loss("tests.tasks.own_losses:without_four"))
+    source.y[:] = 0
+    source.y[source.offsets[3] + 2] = 4
+    kind, rule = ENGINES[engine]
+    with pytest.raises(PartFailure, match=r"own_losses.py:\d+\) failed in client 3: ValueError: a label 4"):
+        summed(kind(model, source, STREAMS), model, tasks_of(source), rule)
+
+
+def test_a_class_with_options_is_a_loss():
+    outputs, targets = torch.from_numpy(LOGITS), torch.from_numpy(TARGETS)
+    found = task_loss("tests.tasks.own_losses:Margin", {"margin": 2}).per_sample(outputs, targets)
+    for row, target, value in zip(LOGITS, TARGETS, found.tolist(), strict=True):
+        rivals = [max(0.0, 2.0 + other - row[target]) for place, other in enumerate(row) if place != target]
+        assert value == pytest.approx(sum(rivals), rel=1e-12)
+
+
+def test_a_loss_that_looks_at_the_whole_batch_is_trained_client_by_client():
+    source, model = sources(), model_of(task_loss(own_losses.centred))
+    assert "depends on the other samples" in str(why_not_side_by_side(model, SMALL_IMAGES))
+    assert "depends on the other samples" in str(MergedEngine(model, source, STREAMS).model_refusal())
+    assert why_not_side_by_side(model_of(SQUARED), SMALL_IMAGES) is None
+    assert MergedEngine(model_of(SQUARED), source, STREAMS).model_refusal() is None
+
+
+def test_a_loss_that_draws_is_seeded_by_the_client_and_leaves_the_generator_alone():
+    source, model = sources(), model_of(task_loss(own_losses.noisy))
+    assert "draws" in str(why_not_side_by_side(model, SMALL_IMAGES))
+    assert "draws" in str(MergedEngine(model, source, STREAMS).model_refusal())
+    updates, before = [], torch.get_rng_state()
+    for order in (1, -1):
+        engine = SequentialEngine(model, source, STREAMS)
+        updates.append(summed(engine, model, tasks_of(source)[::order], EPOCHS)[0])
+        torch.rand(3) if order == 1 else None
+    assert relative_error(*updates) < 1e-12
+    torch.set_rng_state(before)
+    summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
+    assert torch.equal(before, torch.get_rng_state())
