@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from fedmpi.clients.cohort import Cohort
     from fedmpi.common.errors import UserError
     from fedmpi.common.registry import client_sampler, combiner, parts, row_rule, server_optimizer, weights
+    from fedmpi.local.algorithm import LocalAlgorithm
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Cohort",
+    "LocalAlgorithm",
     "UserError",
     "__version__",
     "client_sampler",
@@ -29,6 +31,7 @@ __all__ = [
 
 _HOMES = {
     "Cohort": "fedmpi.clients.cohort",
+    "LocalAlgorithm": "fedmpi.local.algorithm",
     "UserError": "fedmpi.common.errors",
     **dict.fromkeys(
         ("client_sampler", "combiner", "parts", "row_rule", "server_optimizer", "weights"), "fedmpi.common.registry"

@@ -20,6 +20,7 @@ from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.config.client_parts import ParticipationPart
+from fedmpi.config.local_algorithm import further_vectors
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
 
@@ -85,7 +86,9 @@ class CohortDraw:
         self.streams = streams
         system = config.system
         bits = upload_bits(config.transport.kind, config.transport.fraction, values)
-        self.bytes_down, self.bytes_up = BYTES_PER_VALUE * values, math.ceil(values * bits / 8)
+        down, up, numbers = further_vectors(config)
+        self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
+        self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
         self.law = Availability(
             system.availability, system.probability, system.lowest, system.period, tuple(system.by_label)
         )

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from fedmpi.common.errors import UserError
 
@@ -26,11 +27,18 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
     OSError
         The disk is full or the folder cannot be written; the file is as it was, and no temporary one is left.
     """
+    with whole_file(path) as file:
+        for part in parts:
+            file.write(part)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which has its name once all is written; see `write_whole`."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with open(temporary, "wb") as file:
-            for part in parts:
-                file.write(part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -70,7 +70,7 @@ KINDS = {
         Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights", "fedmpi.aggregation.fair_weights")),
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
-        Kind("local algorithm", "local.algorithm"),
+        Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
         Kind("local optimizer", "local.optimizer"),
         Kind("model", "model.name"),
         Kind("data source", "data.shards"),

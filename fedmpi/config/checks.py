@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedmpi.config.choices import chosen
+from fedmpi.config.local_algorithm import algorithm_refusals
 
 if TYPE_CHECKING:
     from fedmpi.config.parts import Config
@@ -319,6 +320,7 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
         ),
         *_not_summed(c),
         *_unprotected(c),
+        *algorithm_refusals(c),
     ]
 
 

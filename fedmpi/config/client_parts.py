@@ -129,8 +129,11 @@ class SamplesPart(Part):
 
 
 class LocalPart(Part):
-    """What a participant does with its data."""
+    """What a participant does with its data; keys not listed here are options of the algorithm."""
 
+    algorithm: Any = "plain"
+    """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or "package.module:class" of
+    your own, a fedmpi.LocalAlgorithm."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """The local optimizer."""
     lr: Positive = 0.05

@@ -179,6 +179,9 @@ class ClusterPart(Part):
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads of one rank; 0 = the node's cores divided by its ranks."""
+    state_memory: NonNegative = 2.0
+    """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
+    folder, or without one in the system's folder for temporary files."""
     reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
     """Sum updates in the node's shared memory (window), by MPI's Allreduce, or by Allreduce on tensors where they lie
     (device: on GPUs only with a CUDA-aware MPI). auto: device where every rank has a GPU and MPI reads it, else as

@@ -19,9 +19,10 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched_stack import BoundNet, Stack
-from fedmpi.local.batched_update import stack_optimizer
+from fedmpi.local.batched_update import StackSGD, stack_optimizer
 from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, check_update, named_client
+from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, Ints, LocalRule, Observer, Task, WorkReport, task_size
@@ -52,6 +53,8 @@ class BatchedEngine:
         observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
     chunk : int, optional
         Clients side by side; chosen by `chunk_size` when not given.
+    hooks : Hooks, optional
+        Of a local algorithm that has some, but no loss of its own.
 
     Raises
     ------
@@ -69,9 +72,10 @@ class BatchedEngine:
         rank: int = 0,
         observe: Observer | None = None,
         chunk: int | None = None,
+        hooks: Hooks | None = None,
     ):
         self.model, self.source, self.streams = model, source, streams
-        self.rank, self.observe, self.chunk = rank, observe, chunk
+        self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
         self.net = translate(model.module, source.description)
         self._stack: Stack | None = None
 
@@ -92,7 +96,7 @@ class BatchedEngine:
         if not working:
             return report
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
-        capacity = self.chunk or chunk_size(self.net, rows, rule, start)
+        capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies())
         chunks = -(-len(working) // capacity)
         with torch.no_grad():
             stack = self._prepare(-(-len(working) // chunks), rows, rule, start)
@@ -125,7 +129,11 @@ class BatchedEngine:
         loaded = time.perf_counter()
         timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
         optimizer = stack_optimizer(rule)
-        feed = Feed(timetable, stack.open(features, start, optimizer), labels)
+        clients = self._open(tasks, labels)
+        corrections = None
+        if self.hooks is not None and self.hooks.corrects:
+            corrections = [None if client is None else client.correction for client in clients]
+        feed = Feed(timetable, stack.open(features, start, optimizer, corrections), labels)
         drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
         masks = MaskFeed(drawn, timetable)
         weights = Weights(timetable, stack.dtype, stack.device)
@@ -141,7 +149,7 @@ class BatchedEngine:
             for block in stack.blocks(net.clients):
                 optimizer.finish(block, step + 1)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
-        self._collect(stack, tasks, rule, total)
+        self._collect(stack, tasks, rule, total, clients, np.count_nonzero(timetable.counts, axis=0).tolist())
         check_loss(loss_sum, rule.lr)
         return WorkReport(
             steps=int(np.count_nonzero(timetable.counts)),
@@ -151,6 +159,20 @@ class BatchedEngine:
             load_seconds=loaded - started,
             train_seconds=time.perf_counter() - loaded,
         )
+
+    def _open(self, tasks: list[Task], labels: list[Tensor]) -> list[ClientHooks | None]:
+        """What an algorithm does for each of the clients; nothing where there is no such algorithm."""
+        if self.hooks is None:
+            return [None] * len(tasks)
+        clients: list[ClientHooks | None] = []
+        for task, own in zip(tasks, labels, strict=True):
+            with named_client(task.client, self.rank):
+                clients.append(self.hooks.open(task, len(own)))
+        return clients
+
+    def _extra_copies(self) -> int:
+        """Vectors (d,) that an algorithm has of every client, beside its values."""
+        return 0 if self.hooks is None else int(self.hooks.corrects) + len(self.hooks.client_state)
 
     def _timetable(self, tasks: list[Task], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
         batches = [
@@ -162,17 +184,28 @@ class BatchedEngine:
     def _generator(self, purpose: Purpose, task: Task, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
 
-    def _collect(self, stack: Stack, tasks: list[Task], rule: LocalRule, total: Accumulator) -> None:
+    def _collect(
+        self,
+        stack: Stack,
+        tasks: list[Task],
+        rule: LocalRule,
+        total: Accumulator,
+        clients: list[ClientHooks | None],
+        steps: list[int],
+    ) -> None:
         """Add the changes to the sum: all at once, or one by one where somebody looks at them or the sum is exact."""
-        if self.observe is None and isinstance(total, FloatSum):
+        words_drift = self.hooks is not None and self.hooks.corrects and stack.tables is not None
+        looked_at = self.observe is not None or words_drift or (self.hooks is not None and self.hooks.finishes)
+        if not looked_at and isinstance(total, FloatSum):
             coefficients = torch.tensor([task.coefficient for task in tasks], dtype=stack.dtype, device=stack.device)
             if not bool(stack.add_changes(coefficients, total.tensor).isfinite()):
                 self._name_the_diverged(stack, tasks, rule)
             total.added()
             return
-        for number, task in enumerate(tasks):
+        for number, (task, client) in enumerate(zip(tasks, clients, strict=True)):
             with named_client(task.client, self.rank):
-                deliver(task, stack.change_of(number), rule, self.observe, total)
+                drift = _drift(client, rule, steps[number]) if words_drift else None
+                deliver(task, stack.change_of(number, drift), rule, self.observe, total, client, steps[number])
 
     def _name_the_culprit(self, net: BoundNet, tasks: list[Task], counts: Ints) -> None:
         """Raise the loss's failure again for the first client whose own samples it fails on."""
@@ -199,7 +232,15 @@ def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str 
     return why_not_batched(model.module, description) or why_loss_alone(forward_traits(model, description).loss)
 
 
-def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor) -> int:
+def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:
+    """What a client's correction moves in its steps where the loss has no gradient."""
+    optimizer = stack_optimizer(rule)
+    if client is None or client.correction is None or not isinstance(optimizer, StackSGD):
+        return None
+    return client.correction * optimizer.drift(steps)
+
+
+def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:
     """How many clients to train side by side.
 
     On a CPU as many as keep parameters, optimizer state and activations within CACHE_BYTES, at least two: more clients
@@ -214,8 +255,10 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor) -> in
     rule : LocalRule
     start : Tensor (d,)
         Gives dtype and device.
+    extra : int
+        Further vectors of that many values for each client.
     """
-    copies = 1 if rule.optimizer == "sgd" else 5
+    copies = extra + (1 if rule.optimizer == "sgd" else 5)
     client_bytes = start.element_size() * (copies * net.stack_size + rows * net.values_per_row)
     if start.device.type == "cpu":
         return int(np.clip(CACHE_BYTES // client_bytes, 2, MOST_CLIENTS_CPU))

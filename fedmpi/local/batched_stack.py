@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,6 +63,7 @@ class Stack:
         self.tables: Tables | None = None
         self._block = Block.of(self.values, self.gradients, self.start, memory=not fused)
         self._table_block: Block | None = None
+        self._corrections: Tensor | None = None
         self._bound: dict[tuple[int, int], BoundNet] = {}
 
     def begin(self, start: Tensor) -> None:
@@ -69,7 +71,13 @@ class Stack:
         for slot in self.net.slots:
             slot.of_stack(self.start, _arranged(slot))[0].copy_(slot.from_flat(start))
 
-    def open(self, features: Sequence[Tensor], start: Tensor, optimizer: StackOptimizer) -> list[Tensor]:
+    def open(
+        self,
+        features: Sequence[Tensor],
+        start: Tensor,
+        optimizer: StackOptimizer,
+        corrections: Sequence[Tensor | None] | None = None,
+    ) -> list[Tensor]:
         """Begin the work of some clients at the server's values.
 
         Parameters
@@ -78,6 +86,8 @@ class Stack:
             The samples of each client.
         start : Tensor (d,)
         optimizer : StackOptimizer
+        corrections : list of Tensor (d,) or None, optional
+            What is added to each client's gradients; None = nothing.
 
         Returns
         -------
@@ -90,6 +100,7 @@ class Stack:
         self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
         if not self.fused:
             self._block.reset()
+        self._correct(corrections, optimizer)
         embedding = self.net.embedding
         if embedding is None:
             return [x.reshape(len(x), -1).to(self.dtype) for x in features]
@@ -97,8 +108,39 @@ class Stack:
             return [x.long() for x in features]
         self.tables = Tables(features, embedding.weight.from_flat(start))
         gradient = self.tables.values if self.fused else self.tables.gradient
-        self._table_block = Block.of(self.tables.values, gradient, self.tables.start, memory=not self.fused)
+        corrected = self._of_words(corrections)
+        self._table_block = Block.of(self.tables.values, gradient, self.tables.start, not self.fused, corrected)
+        if corrected is not None:
+            optimizer.prepare(self._table_block)
         return self.tables.ids
+
+    def _correct(self, corrections: Sequence[Tensor | None] | None, optimizer: StackOptimizer) -> None:
+        """Arrange the corrections of the open clients as the values are."""
+        self._block = replace(self._block, correction=None)
+        if corrections is None:
+            return
+        if self._corrections is None:
+            self._corrections = torch.zeros_like(self.values)
+        for number, correction in enumerate(corrections):
+            row = self._corrections[number : number + 1]
+            if correction is None:
+                row.zero_()
+                continue
+            for slot in self.net.slots:
+                slot.of_stack(row, _arranged(slot))[0].copy_(slot.from_flat(correction))
+        self._block = replace(self._block, correction=self._corrections)
+        optimizer.prepare(self._block.prefix(self.clients))
+
+    def _of_words(self, corrections: Sequence[Tensor | None] | None) -> Tensor | None:
+        """The corrections of the word vectors that the open clients' texts use, one client's words after another's."""
+        if corrections is None or self.tables is None:
+            return None
+        corrected = torch.zeros_like(self.tables.values)
+        for number, correction in enumerate(corrections):
+            if correction is not None:
+                own = slice(self.tables.bounds[number], self.tables.bounds[number + 1])
+                torch.index_select(self._table(correction), 0, self.tables.rows[own], out=corrected[own])
+        return corrected
 
     def bound(self, clients: int, rows: int) -> BoundNet:
         """The network on the first `clients` clients and batches of `rows` samples."""
@@ -143,9 +185,19 @@ class Stack:
             length = length + scaled.square().sum()
         return length
 
-    def change_of(self, client: int) -> Tensor:
-        """The update Δ of one of the open clients as a flat vector (d,)."""
+    def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
+        """The update Δ of one of the open clients as a flat vector (d,).
+
+        Parameters
+        ----------
+        client : int
+            Its place in the stack.
+        drift : Tensor (d,), optional
+            What moved the vectors of words that its texts do not use; by default nothing did.
+        """
         delta = torch.zeros(self.net.size, dtype=self.dtype, device=self.device)
+        if drift is not None and self.tables is not None:
+            self._table(delta).copy_(self._table(drift))
         change = self.values[client : client + 1] - self.start
         for slot in self.net.slots:
             slot.from_flat(delta).copy_(slot.of_stack(change, _arranged(slot))[0])

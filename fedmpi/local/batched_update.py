@@ -24,6 +24,8 @@ class Block:
         What the server sent; broadcasts over `values`.
     first, second, scratch : Tensor, same shape
         Adam's moments and working memory; unused by SGD.
+    correction : Tensor, same shape, or None
+        What an algorithm adds to every gradient; once `StackOptimizer.prepare` has seen it, what suits the optimizer.
     """
 
     values: Tensor
@@ -32,19 +34,23 @@ class Block:
     first: Tensor
     second: Tensor
     scratch: Tensor
+    correction: Tensor | None = None
 
     @classmethod
-    def of(cls, values: Tensor, gradient: Tensor, start: Tensor, memory: int) -> Block:
+    def of(
+        cls, values: Tensor, gradient: Tensor, start: Tensor, memory: int, correction: Tensor | None = None
+    ) -> Block:
         """With fresh moments where `memory` asks for them."""
-        moments = [torch.zeros_like(values) if memory else values for _ in range(3)]
-        return cls(values, gradient, start, *moments)
+        first, second, scratch = (torch.zeros_like(values) if memory else values for _ in range(3))
+        return cls(values, gradient, start, first, second, scratch, correction)
 
     def prefix(self, count: int) -> Block:
         """The part of the first `count` rows."""
         start = self.start if self.start.shape[0] == 1 else self.start[:count]
         parts = (self.values, self.gradient, self.first, self.second, self.scratch)
         values, gradient, first, second, scratch = (part[:count] for part in parts)
-        return Block(values, gradient, start, first, second, scratch)
+        correction = None if self.correction is None else self.correction[:count]
+        return Block(values, gradient, start, first, second, scratch, correction)
 
     def reset(self) -> None:
         """Forget the moments."""
@@ -62,12 +68,18 @@ class StackOptimizer(Protocol):
     def step(self) -> Step:
         """What the layers do with a gradient."""
 
+    def prepare(self, block: Block) -> None:
+        """Before the first step, where there are corrections: rewrite them as `finish` needs them."""
+
     def finish(self, block: Block, number: int) -> None:
         """After the layers' part of step `number` (from 1)."""
 
 
 class StackSGD:
-    """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start: the layers do the first two terms."""
+    """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c: the layers do the first two terms.
+
+    With corrections c the other two are one vector, made before the first step.
+    """
 
     fused = True
 
@@ -75,9 +87,22 @@ class StackSGD:
         self._pull = rule.lr * rule.proximal_mu
         self.step = Step(keep=1 - self._pull, rate=-rule.lr)
 
+    def prepare(self, block: Block) -> None:
+        if block.correction is not None:
+            block.correction.mul_(self.step.rate)
+            if self._pull:
+                block.correction.add_(block.start, alpha=self._pull)
+
     def finish(self, block: Block, number: int) -> None:
-        if self._pull:
+        if block.correction is not None:
+            block.values.add_(block.correction)
+        elif self._pull:
             block.values.add_(block.start, alpha=self._pull)
+
+    def drift(self, steps: int) -> float:
+        """What a correction of 1 moves a value by whose gradients are zero, in so many steps: −η Σ (1 − ημ)^j."""
+        keep = self.step.keep
+        return self.step.rate * (float(steps) if keep == 1 else (1 - keep**steps) / (1 - keep))
 
 
 class StackAdam:
@@ -89,11 +114,16 @@ class StackAdam:
         self.rule = rule
         self.step = Step(keep=0, rate=1)
 
+    def prepare(self, block: Block) -> None:
+        """The gradient itself gains the correction."""
+
     def finish(self, block: Block, number: int) -> None:
         rule, gradient, scratch = self.rule, block.gradient, block.scratch
         if rule.proximal_mu:
             torch.sub(block.values, block.start, out=scratch)
             gradient.add_(scratch, alpha=rule.proximal_mu)
+        if block.correction is not None:
+            gradient.add_(block.correction)
         block.first.lerp_(gradient, 1 - rule.beta1)
         block.second.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
         torch.sqrt(block.second, out=scratch)
@@ -101,6 +131,6 @@ class StackAdam:
         block.values.addcdiv_(block.first, scratch, value=-rule.lr / (1 - rule.beta1**number))
 
 
-def stack_optimizer(rule: LocalRule) -> StackOptimizer:
+def stack_optimizer(rule: LocalRule) -> StackSGD | StackAdam:
     """The optimizer that a rule asks for."""
     return StackSGD(rule) if rule.optimizer == "sgd" else StackAdam(rule)

@@ -14,6 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config.choices import chosen
 from fedmpi.local.batched import BatchedEngine, why_not_side_by_side
+from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import needs_order, step_count
@@ -191,6 +192,7 @@ def choose_engine(
     streams: Streams,
     rank: int = 0,
     observer: Observer | None = None,
+    hooks: Hooks | None = None,
 ) -> LocalEngine:
     """The engine that `local.engine` names, or for "auto" the one that fits.
 
@@ -204,6 +206,8 @@ def choose_engine(
         Named in failures.
     observer : callable, optional
         Needs every client's own update: nothing is merged then.
+    hooks : Hooks, optional
+        Of a local algorithm that has some.
 
     Raises
     ------
@@ -212,26 +216,26 @@ def choose_engine(
     """
     wanted, precision = config.local.engine, config.local.precision
     forward_traits(model, source.description)  # a model that does not fit the data is refused here, on every rank
-    sequential = SequentialEngine(model, source, streams, rank, observer, precision)
+    sequential = SequentialEngine(model, source, streams, rank, observer, precision, hooks)
     if wanted == "sequential":
         return SingleEngine(sequential, sequential)
     merged = MergedEngine(model, source, streams, rank, precision)
-    not_merged = _why_not_merged(config, observer) or merged.model_refusal()
+    not_merged = _why_not_merged(config, observer, hooks) or merged.model_refusal()
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
         return SingleEngine(merged, sequential)
-    not_batched = _why_not_batched(config) or why_not_side_by_side(model, source.description)
+    not_batched = _why_not_batched(config, model, hooks) or why_not_side_by_side(model, source.description)
     if wanted == "batched":
         _demand(wanted, not_batched)
     if not_batched is not None:
         return CompositeEngine(merged, sequential, sequential, not_merged, why_rest=not_batched)
-    batched = BatchedEngine(model, source, streams, rank, observer)
+    batched = BatchedEngine(model, source, streams, rank, observer, hooks=hooks)
     if wanted == "batched":
         return SingleEngine(batched, sequential)
     return CompositeEngine(merged, sequential, sequential, not_merged, rival=batched)
 
 
-def _why_not_merged(config: Config, observer: Observer | None) -> str | None:
+def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | None) -> str | None:
     """Why the configuration needs every client's own update or model, or None."""
     if config.local.optimizer != "sgd":
         return f'local.optimizer = "{config.local.optimizer}" is not linear in the gradient'
@@ -245,10 +249,10 @@ def _why_not_merged(config: Config, observer: Observer | None) -> str | None:
         return f"aggregation.weights = {chosen(config, 'weights').name!r} needs every client's own update"
     if config.aggregation.exact:
         return "aggregation.exact needs every client's own update"
-    return None
+    return None if hooks is None else hooks.alone
 
 
-def _why_not_batched(config: Config) -> str | None:
+def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> str | None:
     """Why clients may not be trained side by side, or None."""
     if config.topology.kind == "mediators":
         return "mediators carry one model from client to client"
@@ -256,6 +260,10 @@ def _why_not_batched(config: Config) -> str | None:
         return "aggregation.exact: the rounding of a stack depends on who is in it"
     if config.local.precision != "float32":
         return f'local.precision = "{config.local.precision}": its layers compute in float32'
+    if hooks is not None and hooks.own_loss:
+        return f"local.algorithm = {hooks.part.name!r} has its own objective()"
+    if hooks is not None and hooks.corrects and config.local.optimizer == "adam" and model.embeddings:
+        return "corrections move the vectors of all words, which Adam's moments of unread ones would have to follow"
     return None
 
 

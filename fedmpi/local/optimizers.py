@@ -61,16 +61,27 @@ class SGD:
         lr and proximal_mu.
     start : Tensor (t,) or None
         w_start; needed when μ > 0.
+    correction : Tensor (t,) or None
+        Added to every gradient.
     """
 
-    def __init__(self, values: Tensor, views: list[Tensor], rule: LocalRule, start: Tensor | None):
+    def __init__(
+        self,
+        values: Tensor,
+        views: list[Tensor],
+        rule: LocalRule,
+        start: Tensor | None,
+        correction: Tensor | None = None,
+    ):
         self.values, self.views = values, views
         self.lr, self.pull = rule.lr, rule.lr * rule.proximal_mu
-        self.start = start
+        self.start, self.correction = start, correction
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         if self.start is not None:
             self.values.lerp_(self.start, self.pull)
+        if self.correction is not None:
+            self.values.add_(self.correction, alpha=-self.lr)
         add_gradients(self.views, gradients, -self.lr)
 
 
@@ -79,7 +90,7 @@ class Adam:
 
     Parameters
     ----------
-    values, rule, start
+    values, rule, start, correction
         As for `SGD`.
     state : AdamState
         Changed in place.
@@ -98,9 +109,11 @@ class Adam:
         gradient: Tensor,
         gradient_views: list[Tensor],
         scratch: Tensor,
+        correction: Tensor | None = None,
     ):
         self.values, self.rule, self.start, self.state = values, rule, start, state
         self.gradient, self.gradient_views, self.scratch = gradient, gradient_views, scratch
+        self.correction = correction
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         rule, state, gradient, scratch = self.rule, self.state, self.gradient, self.scratch
@@ -108,6 +121,8 @@ class Adam:
         if self.start is not None:
             torch.sub(self.values, self.start, out=scratch)
             gradient.add_(scratch, alpha=rule.proximal_mu)
+        if self.correction is not None:
+            gradient.add_(self.correction)
         state.steps += 1
         state.first.lerp_(gradient, 1 - rule.beta1)
         state.second.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)

@@ -30,6 +30,9 @@ class _Gradient:
     fused = True
     step = Step(keep=0, rate=1)
 
+    def prepare(self, block: object) -> None:
+        """Nothing is corrected."""
+
     def finish(self, block: object, number: int) -> None:
         """Nothing follows."""
 

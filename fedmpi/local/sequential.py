@@ -18,10 +18,11 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, named_client
+from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.optimizers import SGD, Adam, AdamState, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
-from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport
+from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
 from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
 
@@ -46,6 +47,8 @@ class SequentialEngine:
         observe(client, Δ) sees every update before it is summed; a returned tensor takes its place.
     precision : {"float32", "bfloat16"}
         Of the gradients' computation; everything else keeps the model's type.
+    hooks : Hooks, optional
+        Of a local algorithm that has some.
     """
 
     name = "sequential"
@@ -59,9 +62,10 @@ class SequentialEngine:
         rank: int = 0,
         observe: Observer | None = None,
         precision: Precision = "float32",
+        hooks: Hooks | None = None,
     ):
         self.model, self.source, self.streams = model, source, streams
-        self.rank, self.observe, self.precision = rank, observe, precision
+        self.rank, self.observe, self.precision, self.hooks = rank, observe, precision, hooks
         self._memory = _WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
@@ -79,13 +83,26 @@ class SequentialEngine:
         w = self._memory.vector
         for task in tasks:
             w.copy_(start)
-            report += self.advance(w, task, rule, round)
+            client = None
+            if self.hooks is not None:
+                with named_client(task.client, self.rank):
+                    client = self.hooks.open(task, task_size(task, self.source.sizes))
+            done = self.advance(w, task, rule, round, hooks=client)
+            report += done
             with named_client(task.client, self.rank):
-                deliver(task, w.sub_(start), rule, self.observe, total)
+                deliver(task, w.sub_(start), rule, self.observe, total, client, done.steps)
             report.weight += task.coefficient
         return report
 
-    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+    def advance(
+        self,
+        w: Tensor,
+        task: Task,
+        rule: LocalRule,
+        round: int,
+        state: AdamState | None = None,
+        hooks: ClientHooks | None = None,
+    ) -> WorkReport:
         """One client's local steps on `w` (d,), in place; w's values on entry are the proximal term's w_start.
 
         Parameters
@@ -98,13 +115,15 @@ class SequentialEngine:
             Keys the random streams, with the task's visit.
         state : AdamState, optional
             Adam's memory to go on with; a fresh one by default.
+        hooks : ClientHooks, optional
+            May correct the gradients, or bring a loss of their own.
 
         Raises
         ------
         ClientFailure
             As `train`.
         """
-        draws = forward_traits(self.model, self.source.description).seeded
+        draws = forward_traits(self.model, self.source.description).seeded or (hooks is not None and hooks.own_loss)
         with named_client(task.client, self.rank), kept_generator() if draws else nullcontext():
             started = time.perf_counter()
             x, y = self.source.load(task.client, task.rows)
@@ -113,15 +132,18 @@ class SequentialEngine:
             if len(y):
                 if draws:
                     seed_module(self.streams, task.stream_round(round), task.client)
-                optimizer = self._prepare(w, task, rule, round, state)
+                optimizer = self._prepare(w, task, rule, round, state, hooks)
                 sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
-                with sparse, self.model.computing_in(self.precision):
-                    self._steps(optimizer, x, y, task, rule, round, report)
+                own = hooks if hooks is not None and hooks.own_loss else None
+                with sparse, self.model.computing_in(self.precision), own.calling() if own else nullcontext():
+                    self._steps(optimizer, x, y, task, rule, round, report, own)
                 check_loss(report.loss_sum, rule.lr)
             report.train_seconds = time.perf_counter() - loaded
             return report
 
-    def _prepare(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None) -> LocalOptimizer:
+    def _prepare(
+        self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None, hooks: ClientHooks | None
+    ) -> LocalOptimizer:
         """Bind the model to `w` and point its dropout at the client's stream."""
         self.model.bind(w)
         self.model.restart()
@@ -132,7 +154,7 @@ class SequentialEngine:
         elif self.model.has_dropout:
             stream = self.streams.generator(Purpose.DROPOUT, task.stream_round(round), task.client)
             self.model.masks.source = ClientMasks(stream)
-        return self._memory.optimizer(w, rule, state)
+        return self._memory.optimizer(w, rule, state, None if hooks is None else hooks.correction)
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
         return rule.optimizer == "sgd" and self.model.sparse_pays(batch_rows(rule, len(x)) * math.prod(x.shape[1:]))
@@ -146,10 +168,14 @@ class SequentialEngine:
         rule: LocalRule,
         round: int,
         report: WorkReport,
+        hooks: ClientHooks | None,
     ) -> None:
         on_cpu, losses = self.model.device.type == "cpu", self._memory.losses.zero_()
         for batch_x, batch_y in self._batches(x, y, task, rule, round):
-            loss, gradients = self.model.loss_gradient(batch_x, batch_y)
+            if hooks is None:
+                loss, gradients = self.model.loss_gradient(batch_x, batch_y)
+            else:
+                loss, gradients = self.model.own_gradient(hooks.loss, batch_x, batch_y)
             optimizer.step(gradients)
             rows = len(batch_y)
             if on_cpu:
@@ -206,17 +232,19 @@ class _WorkingMemory:
         self._start: Tensor | None = None
         self._adam: tuple[Tensor, Tensor, AdamState] | None = None
 
-    def optimizer(self, w: Tensor, rule: LocalRule, state: AdamState | None) -> LocalOptimizer:
+    def optimizer(
+        self, w: Tensor, rule: LocalRule, state: AdamState | None, correction: Tensor | None = None
+    ) -> LocalOptimizer:
         """The optimizer of one client's work on `w`."""
         values = w[: self.model.trainable]
         start = self._proximal_start(values) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
-            return SGD(values, self.model.views(w), rule, start)
+            return SGD(values, self.model.views(w), rule, start, correction)
         gradient, scratch, own = self._adam_memory()
         if state is None:
             state = own
             state.reset()
-        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch)
+        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction)
 
     def _proximal_start(self, values: Tensor) -> Tensor:
         if self._start is None:

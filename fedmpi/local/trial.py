@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count
 from fedmpi.local.work import Engine, Ints, LocalRule, Observer, Task, task_size
 
@@ -30,6 +31,7 @@ class Observed(Engine, Protocol):
     """An engine that shows every update to somebody."""
 
     observe: Observer | None
+    hooks: Hooks | None
 
 
 def time_engines(
@@ -74,12 +76,15 @@ def time_engines(
 
 @contextmanager
 def _unobserved(engines: Sequence[Observed]) -> Iterator[None]:
-    """Within: updates are formed one by one where somebody looks at them, but shown to nobody."""
+    """Within: updates are formed one by one where somebody looks at them, but shown to nobody, and no algorithm keeps
+    anything of them."""
     observers = [engine.observe for engine in engines]
     for engine, observer in zip(engines, observers, strict=True):
         engine.observe = None if observer is None else _look_away
+    hooks = engines[0].hooks
     try:
-        yield
+        with hooks.rehearsing() if hooks is not None else nullcontext():
+            yield
     finally:
         for engine, observer in zip(engines, observers, strict=True):
             engine.observe = observer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Literal
@@ -133,6 +133,15 @@ class FlatModel:
             One gradient a parameter; zeros where the model did not use it.
         """
         loss = self.loss.mean(self._logits(x), y)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return loss.detach(), self._with_zeros(gradients)
+
+    def own_gradient(
+        self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """As `loss_gradient`, of another loss: `loss_of(module, x, y)` returns a tensor ()."""
+        with self._arithmetic:
+            loss = loss_of(self.module, x, y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return loss.detach(), self._with_zeros(gradients)
 

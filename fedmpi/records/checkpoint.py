@@ -50,9 +50,20 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     place = _header_text(content).index(_entry("0" * DIGITS)) + LENGTH_BYTES + len(_entry("")) - 1
     digest = hashlib.sha256(content).hexdigest().encode()
     write_whole(path, content[:place], digest, content[place + DIGITS :])
-    for old in sorted(folder.glob("round-*.safetensors"))[:-keep]:
+    kept = sorted(folder.glob("round-*.safetensors"))
+    for old in kept[:-keep]:
         old.unlink()
+    named = {clients_file(folder, path) for path in kept[-keep:]}
+    for old in folder.glob("clients-*.safetensors"):
+        if old not in named:
+            old.unlink()
     return path
+
+
+def clients_file(folder: Path, checkpoint: Path | int) -> Path:
+    """Where the clients' state of a checkpoint lies, given its own file or the round that it goes on with."""
+    number = f"{checkpoint:08d}" if isinstance(checkpoint, int) else checkpoint.stem.removeprefix("round-")
+    return folder / f"clients-{number}.safetensors"
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -71,6 +82,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     for path in paths:
         try:
             checkpoint = read_checkpoint(path)
+            _check_clients(path, checkpoint)
         except (OSError, ValueError) as error:
             log.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
             damaged.append(path)
@@ -84,6 +96,19 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     if paths:
         raise UserError(f"no checkpoint in {folder} is whole: choose another --out to start the run anew")
     return None
+
+
+def _check_clients(path: Path, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose clients' state is missing or differs from what was written."""
+    digest, beside = checkpoint.header.get("clients"), clients_file(path.parent, path)
+    if digest and file_digest(beside) != digest:
+        raise ValueError(f"{beside.name} beside it differs from what was written")
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file; OSError where it cannot be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -140,7 +140,7 @@ class Recorder:
             folder cannot be written.
         """
         with writing(self.folder):
-            checkpoint = newest_checkpoint(self.folder / "checkpoints")
+            checkpoint = newest_checkpoint(self.checkpoints)
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
                     f"{self.config.data.shards} holds other data than those that {self.folder} was trained on up to "
@@ -206,6 +206,11 @@ class Recorder:
                     if isinstance(value, (int, float)) and key != "round":
                         self._events.add_scalar(key, value, record["round"])
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
         """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on."""
         seconds = self._seconds_before + time.perf_counter() - self._started
@@ -214,7 +219,7 @@ class Recorder:
         )
         with writing(self.folder):
             self._sync()
-            save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.checkpoint.keep)
+            save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
     def finish(self, model: nn.Module, facts: Record) -> Record:
         """Write the final model and the summary; returns the summary."""

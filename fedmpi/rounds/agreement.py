@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,15 +148,18 @@ def _disagree(plan: Plan, what: str) -> None:
     )
 
 
-def check_models(cluster: Cluster, model: Tensor, round: int) -> None:
-    """All ranks must hold the same model after a round; collective.
+def check_models(cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = ()) -> None:
+    """All ranks must hold the same model, and further vectors of the server, after a round; collective.
 
     Raises
     ------
     RanksDisagree
         On all ranks alike, naming those whose model is another than rank 0's.
     """
-    own = np.array([zlib.crc32(model.cpu().numpy().tobytes())], np.int64)
+    checksum = zlib.crc32(model.cpu().numpy().data)
+    for vector in further:
+        checksum = zlib.crc32(vector.cpu().numpy().data, checksum)
+    own = np.array([checksum], np.int64)
     gathered = cluster.gather(own)
     checksums = cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
     others = np.flatnonzero(checksums != checksums[0]).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
+from fedmpi.local.algorithm import Totals
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.local.engines import choose_engine
+from fedmpi.local.hooks import make_hooks
 from fedmpi.local.measures import LocalLosses, Reference
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.probing import make_probe
@@ -36,6 +39,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, check_buffers, planned_participants
 from fedmpi.records.checkpoint import Checkpoint
+from fedmpi.records.client_records import load_records, save_records
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.agreement import agree_on_traits
 from fedmpi.rounds.balance import Balance, BalanceLearner
@@ -141,7 +145,8 @@ class Experiment:
         if config.transport.error_feedback:
             check_residuals(store.clients, model.size)
         agree_on_traits(cluster, model, data.description)
-        engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer)
+        hooks = make_hooks(config, model, store.clients)
+        engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
             config, data.sizes, samples.class_counts() if labelled else None, streams, values=model.size
@@ -174,6 +179,7 @@ class Experiment:
                 ),
                 observer,
                 samples.weight_sizes,
+                hooks,
             ),
             server_optimizer=ServerOptimizer(
                 chosen(config, "server optimizer"), options(config, "server optimizer"), model.trainable
@@ -221,7 +227,12 @@ class Experiment:
         if privacy.clip_norm is not None and adds_noise(self.config):
             share = 1 / planned_participants(self.config, len(self.data.sizes))
             add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
-        return update
+        if (hooks := self.trainer.hooks) is None:
+            return update
+        sums = totals.sums
+        population, participants = len(self.data.sizes), round(sums["clients"])
+        facts = Totals(population, participants, sums["weight"], divisor, plan.round, plan.lr)
+        return hooks.server_step(update, totals.further, facts)
 
     def record(self, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
         """The round's record, without what evaluation adds."""
@@ -285,7 +296,9 @@ class Experiment:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
         moments = {f"server.{name}": value for name, value in self.server_optimizer.state().items()}
         parts = self.stratifier.state() | self.planner.accounts.state() | self.balance.state()
-        return {**moments, **parts, **self._transport_state()}, {"data": self.data_digest}
+        hooks = self.trainer.hooks
+        server = {} if hooks is None else hooks.server_tensors()
+        return {**moments, **parts, **server, **self._transport_state()}, {"data": self.data_digest}
 
     def _transport_state(self) -> dict[str, Tensor]:
         observer = self.trainer.observer
@@ -293,7 +306,9 @@ class Experiment:
 
     def share_checkpoint(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
-        names = ["model", *(f"server.{name}" for name in self.server_optimizer.names), *RESIDUALS]
+        hooks = self.trainer.hooks
+        own = [] if hooks is None else hooks.tensor_names
+        names = ["model", *(f"server.{name}" for name in self.server_optimizer.names), *RESIDUALS, *own]
         arrays = None
         if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
@@ -305,6 +320,8 @@ class Experiment:
         tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.server_optimizer.load(moments, int(received[0][0]))
+        if hooks is not None:
+            hooks.load_server(tensors)
         if (observer := self.trainer.observer) is not None and observer.transport is not None:
             observer.transport.load(tensors, range(*self.trainer.layout.owned))
         if checkpoint is not None:
@@ -312,6 +329,35 @@ class Experiment:
             self.balance.load(checkpoint.tensors)
         self.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
+
+    @property
+    def server_vectors(self) -> list[Tensor]:
+        """What the local algorithm keeps on every rank alike."""
+        return [] if self.trainer.hooks is None else [*self.trainer.hooks.server.values()]
+
+    def save_client_state(self, path: Path | None) -> dict[str, str]:
+        """Write the vectors kept for clients to a file beside a checkpoint, whose header is to hold the result.
+
+        Collective; rank 0 gives the path, or None where nothing is to be written.
+        """
+        hooks = self.trainer.hooks
+        if hooks is None or not hooks.client_state:
+            return {}
+        digest = save_records(self.cluster, hooks.state, path)
+        return {"clients": digest} if digest else {}
+
+    def load_client_state(self, path: Path | None, folder: Path | None) -> None:
+        """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
+
+        Collective; rank 0 also tells the run's `folder`, where vectors go for which there is no memory.
+        """
+        hooks = self.trainer.hooks
+        if hooks is None or not hooks.client_state:
+            return
+        name = str(folder.resolve()) if folder is not None else ""
+        told = self.cluster.broadcast([np.frombuffer(name.encode(), np.uint8)] if self.cluster.is_server else None)
+        hooks.state.folder = Path(told[0].tobytes().decode()) if told[0].size else None
+        load_records(self.cluster, hooks.state, path, range(*self.trainer.layout.owned))
 
     def announce(self) -> None:
         """Say in the run log what runs where, and why this engine."""
@@ -322,6 +368,8 @@ class Experiment:
         )
         log.info("placement: %s", self.trainer.layout.description)
         log.info("engine: %s", self.trainer.engine.description)
+        if self.trainer.hooks is not None:
+            log.info("algorithm: %s", self.trainer.hooks.description)
 
     def facts(self) -> dict[str, Any]:
         """What the summary says about where and with what the run was made."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from fedmpi.cluster.refusal import on_server
+from fedmpi.common.files import writing
 from fedmpi.common.plan import Plan
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
+from fedmpi.records.checkpoint import clients_file
 from fedmpi.records.progress import open_display, show_summary
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
@@ -40,7 +42,15 @@ class Simulation:
         self.config = experiment.config
         self.recorder = recorder
         self.model = experiment.model.initial.clone()
-        self.sums = RoundSum(self.cluster, self.model, self.config.aggregation.exact, experiment.around)
+        hooks = experiment.trainer.hooks
+        self.sums = RoundSum(
+            self.cluster,
+            self.model,
+            self.config.aggregation.exact,
+            experiment.around,
+            vectors=hooks.sums if hooks else (),
+            numbers=hooks.numbers if hooks else (),
+        )
         self.interrupt = Interrupt()
         self.unsettled: dict[str, Any] | None = None
         self.settled = 0
@@ -87,13 +97,20 @@ class Simulation:
         self._settle()
         started = time.perf_counter()
         trainer = self.experiment.trainer
-        report = trainer.train(plan, self.model, self.sums.updates)
+        report = trainer.train(plan, self.model, self.sums.updates, self.sums.further)
         self.phases["load"] = report.load_seconds
         self.phases["train"] = time.perf_counter() - started - report.load_seconds
         self.experiment.plan_ahead(plan.round + 1)
         busy = trainer.relayed.busy_seconds if trainer.relayed else time.perf_counter() - started
         self.sums.close(
-            report, busy, self.interrupt.requested, trainer.observer, trainer.relayed, trainer.work, trainer.attendance
+            report,
+            busy,
+            self.interrupt.requested,
+            trainer.observer,
+            trainer.relayed,
+            trainer.work,
+            trainer.attendance,
+            trainer.hooks.totals if trainer.hooks else None,
         )
 
     def _reduce(self) -> RoundTotals:
@@ -147,8 +164,11 @@ class Simulation:
 
     def _checkpoint(self, next_round: int) -> None:
         """Save what the run needs to go on; all ranks must hold the same model."""
-        check_models(self.cluster, self.model, next_round - 1)
+        check_models(self.cluster, self.model, next_round - 1, self.experiment.server_vectors)
         tensors, header = self.experiment.state()
+        path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
+        with writing(self.recorder.folder) if self.recorder else nullcontext():
+            header |= self.experiment.save_client_state(path)
         if self.recorder is None:
             return
         header.update(settled=self.settled, unsettled=self.unsettled)
@@ -161,6 +181,10 @@ class Simulation:
         if checkpoint is not None:
             self.settled, self.unsettled = checkpoint.header["settled"], checkpoint.header["unsettled"]
         first, model = self.experiment.share_checkpoint(checkpoint)
+        kept = None
+        if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
+            kept = clients_file(self.recorder.checkpoints, first)
+        self.experiment.load_client_state(kept, self.recorder.folder if self.recorder else None)
         if model is not None:
             self.model.copy_(model)
         return first

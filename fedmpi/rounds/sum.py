@@ -5,9 +5,10 @@ Metrics travel as fixed-point limbs beside the update, so that counts stay exact
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ class RoundTotals:
         Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
     rows, steps : float64 (ranks,)
         Gradients of one sample, and steps not merged, of every rank.
+    further : dict of str to Tensor (d,) or float
+        What else the local algorithm sums over the participants.
     """
 
     update: Tensor
@@ -61,6 +64,7 @@ class RoundTotals:
     idle: np.ndarray
     rows: np.ndarray
     steps: np.ndarray
+    further: dict[str, Any] = field(default_factory=dict)
 
     @property
     def moments(self) -> UpdateMoments:
@@ -90,6 +94,15 @@ class RoundSum:
         Order-independent 64-bit fixed-point sums instead of float32.
     around : callable, optional
         around(accumulator): what takes the updates and adds to the accumulator what it makes of them.
+    vectors, numbers : sequence of str
+        What else is summed: vectors (d,), and numbers.
+
+    Attributes
+    ----------
+    updates : Accumulator
+        The sum of the updates.
+    further : dict of str to Accumulator
+        The sums of the other vectors.
     """
 
     def __init__(
@@ -98,19 +111,24 @@ class RoundSum:
         model: Tensor,
         exact: bool,
         around: Around | None = None,
+        vectors: Sequence[str] = (),
+        numbers: Sequence[str] = (),
     ):
         self.cluster = cluster
         self.device = model.device
         self.values = model.numel()
-        self.metrics = len(SUMS + ATTENDED + OBSERVED) + PER_RANK * cluster.size
-        dtype: np.dtype[np.int64] | np.dtype[np.float32] = np.dtype(np.int64) if exact else np.dtype(np.float32)
+        self.numbers = tuple(numbers)
+        self.metrics = len(SUMS + ATTENDED + OBSERVED) + PER_RANK * cluster.size + len(self.numbers)
+        self.dtype = dtype = _dtype(model, exact)
         kept = torch.device("cpu") if exact else self.device  # where the accumulator keeps its sum
-        self.dtype = dtype
-        self.buffer = cluster.sum_tensor(self.values + metric_slots(self.metrics, dtype), dtype, kept)
-        head = self.buffer[: self.values]
-        self.updates: Accumulator = (
-            FixedPointSum(head, self.device, ranks=cluster.size) if exact else FloatSum(head, self.device)
-        )
+        self.head = (1 + len(vectors)) * self.values
+        self.buffer = cluster.sum_tensor(self.head + metric_slots(self.metrics, dtype), dtype, kept)
+        sums: list[Accumulator] = [
+            FixedPointSum(part, self.device, ranks=cluster.size) if exact else FloatSum(part, self.device)
+            for part in torch.split(self.buffer[: self.head], self.values)
+        ]
+        self.updates: Accumulator = sums[0]
+        self.further = dict(zip(vectors, sums[1:], strict=True))
         self.around = around(self.updates) if around is not None else None
         self.updates = self.around or self.updates
 
@@ -119,6 +137,8 @@ class RoundSum:
         self.updates.reset()
         if self.around is not None:
             self.around.begin(plan, model)
+        for vectors in self.further.values():
+            vectors.reset()
 
     def close(
         self,
@@ -129,9 +149,12 @@ class RoundSum:
         relayed: RelayReport | None,
         work: tuple[float, float],
         attendance: Attendance,
+        numbers: Mapping[str, float] | None = None,
     ) -> None:
         """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
+        for vectors in self.further.values():
+            vectors.flush()
         sums = [
             self.around.weight if isinstance(self.around, JudgedSum) else report.weight,
             report.clients,
@@ -157,21 +180,28 @@ class RoundSum:
         ranks = np.zeros((PER_RANK, self.cluster.size))
         idle_seconds = relayed.idle_seconds if relayed else 0.0
         ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, *work
-        metrics = np.concatenate([sums, observed, ranks.ravel()])
-        self.buffer[self.values :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
+        further = [0.0 if numbers is None else numbers[name] for name in self.numbers]
+        metrics = np.concatenate([sums, observed, ranks.ravel(), further])
+        self.buffer[self.head :] = torch.from_numpy(encode_metrics(metrics, self.dtype))
 
     def reduce(self) -> RoundTotals:
         """The sums over all ranks; every rank receives the same bits."""
         total = self.cluster.reduce_tensor()
-        metrics = decode_metrics(total[self.values :].numpy(force=True), self.metrics)
+        metrics = decode_metrics(total[self.head :].numpy(force=True), self.metrics)
         names = SUMS + ATTENDED + OBSERVED
-        ranks = metrics[len(names) :].reshape(PER_RANK, -1)
-        update = self.updates.to_update(total[: self.values])
-        return RoundTotals(update, dict(zip(names, metrics.tolist(), strict=False)), *ranks)
+        after = len(names) + PER_RANK * self.cluster.size
+        busy, load, idle, rows, steps = metrics[len(names) : after].reshape(PER_RANK, -1)
+        update, *others = torch.split(total[: self.head], self.values)
+        further: dict[str, Any] = dict(zip(self.numbers, metrics[after:].tolist(), strict=True))
+        for (name, vectors), summed in zip(self.further.items(), others, strict=True):
+            further[name] = vectors.to_update(summed)
+        sums = dict(zip(names, metrics.tolist(), strict=False))
+        return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, rows, steps, further)
 
     def release(self) -> None:
         """Let go of the buffer's memory before the cluster closes."""
         self.updates, self.around = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
+        self.further = {}
 
 
 def own_updates(config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]) -> Around | None:
@@ -191,3 +221,10 @@ def own_updates(config: Config, cluster: Cluster, model: FlatModel, losses: Call
         return partial(CombinedSum, combiner=combiner, cluster=cluster, values=model.size, device=model.device)
     weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
     return partial(JudgedSum, weighing=weighing, loss=losses().before) if weighing.judges else None
+
+
+def _dtype(model: Tensor, exact: bool) -> np.dtype[Any]:
+    """The type of the sums: that of the model, or fixed point."""
+    if exact:
+        return np.dtype(np.int64)
+    return np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)

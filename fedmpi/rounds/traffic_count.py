@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
+from fedmpi.config.local_algorithm import further_vectors
 from fedmpi.updates import traffic
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import RoundTraffic
@@ -55,6 +56,8 @@ def round_links(
     else:
         bits = upload_bits(config.transport.kind, config.transport.fraction, values)
         total = traffic.star_models(values, asked, participants, bits)
+        down, up, numbers = further_vectors(config)
+        total += traffic.further_values(asked * down * values, participants * (up * values + numbers))
     if "size_asked" in plan.facts:
         total += traffic.size_answers(int(plan.facts["size_asked"]), asked)
     if measured:

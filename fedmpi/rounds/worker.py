@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
+from fedmpi.local.hooks import Hooks
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
@@ -55,6 +57,8 @@ class Trainer:
         The one that the engine shows each update, if any.
     weight_sizes : int64 (N,), optional
         Samples of each client that count in the aggregation weights, its first rows; all of them by default.
+    hooks : Hooks or None
+        Of a local algorithm that has some; the engine's.
 
     Attributes
     ----------
@@ -79,7 +83,9 @@ class Trainer:
         row_rule: RowRule,
         observer: UpdateObserver | None,
         weight_sizes: np.ndarray | None = None,
+        hooks: Hooks | None = None,
     ):
+        self.hooks = hooks
         self.config = config
         self.engine = engine
         self.loss = engine.sequential.model.loss
@@ -104,8 +110,12 @@ class Trainer:
         self._members: tuple[Plan, np.ndarray] | None = None
         self._answered: tuple[Plan, np.ndarray, SampledRows] | None = None
 
-    def train(self, plan: Plan, model: Tensor, total: Accumulator) -> WorkReport:
-        """Add the weighted updates of this rank's participants to `total`."""
+    def train(
+        self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
+    ) -> WorkReport:
+        """Add the weighted updates of this rank's participants to `total`, and what an algorithm sums to `further`."""
+        if self.hooks is not None:
+            self.hooks.begin(plan.round, model, further or {})
         self._expect(plan)
         self.steady, self._rounds = self._rounds > 0, self._rounds + 1
         self.relayed = None
@@ -207,7 +217,7 @@ class Trainer:
             epochs=epochs,
             steps=part.steps,
             batch_size=None if part.batch_size == "all" else part.batch_size,
-            proximal_mu=part.proximal_mu,
+            proximal_mu=part.proximal_mu + (0.0 if self.hooks is None else self.hooks.proximal_mu),
             beta1=part.beta1,
             beta2=part.beta2,
             epsilon=part.epsilon,

@@ -59,6 +59,11 @@ def star_models(values: int, received: int, returned: int, upload_bits: Bits = 8
     )
 
 
+def further_values(received: int, returned: int) -> RoundTraffic:
+    """What an algorithm sends beside models and updates: so many values to all clients, and so many from them."""
+    return RoundTraffic(client_up=returned * BYTES_PER_VALUE, client_down=received * BYTES_PER_VALUE)
+
+
 def mediator_models(
     values: int,
     visits: int,

@@ -29,6 +29,7 @@ class Watch:
     """An engine that notes what it is given and takes a fixed time for it on the trial's clock."""
 
     observe = None
+    hooks = None
 
     def __init__(self, name: str, clock: Clock, seconds_a_client: float):
         self.name, self.clock, self.pace = name, clock, seconds_a_client

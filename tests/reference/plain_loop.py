@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -51,6 +51,7 @@ from torch.nn import functional
 from fedmpi.config import Config
 from fedmpi.data.shards import open_store
 from fedmpi.models import build
+from tests.reference.plain_algorithms import PlainAlgorithm
 
 COHORT, SAMPLES, BATCH_ORDER, DROPOUT, SIZE_ANSWER, ALLOCATION, STRATUM_DRAW = range(1, 8)
 CLUSTERING, PROBE, AUGMENT_COPIES, AUGMENT_WARP = range(8, 12)
@@ -849,10 +850,11 @@ def train(
     steps: list[list[int]],
     net: Network,
     plain: bool = False,
+    term: Callable[[np.ndarray], np.ndarray | float] | None = None,
 ) -> Work:
     """A client's steps from w: SGD or Adam (Kingma and Ba 2015, Algorithm 1) on ℓ + μ/2 ‖w − w_t‖² (FedProx, Eq 2).
 
-    `plain`: SGD without dropout, whatever the configuration says.
+    `plain`: SGD without dropout, whatever the configuration says. `term`: what an algorithm adds to a gradient.
     """
     part, rate, d = config.local, local_rate(config, t), net.trainable
     net.shared["words"] = None if plain else stream(config.seed, DROPOUT, t, k)
@@ -861,6 +863,8 @@ def train(
     for number, rows in enumerate(steps, 1):
         loss, gradient, buffers = net.gradient(own, x[rows], y[rows])
         gradient = gradient + part.proximal_mu * (own[:d] - w[:d])
+        if term is not None:
+            gradient = gradient + term(own[:d] - w[:d])
         if part.optimizer == "sgd" or plain:
             own[:d] -= rate * gradient
         else:
@@ -999,6 +1003,7 @@ class PlainLoop:
         self.server = Server(config, self.network.trainable)
         self.strata = Stratification(config, self.population, self.network)
         self.carrier = Carrier(config)
+        self.algorithm = PlainAlgorithm(config, self.n, len(self.w))
         self.used = Used(
             np.zeros(self.n, np.int64), np.zeros(self.n, np.int64), [np.zeros(s, np.int64) for s in self.sizes]
         )
@@ -1022,6 +1027,7 @@ class PlainLoop:
         total, parts = np.zeros_like(w), []
         for k, own in rows.items():
             work, gain = self._work(t, k, own, opening)
+            self.algorithm.note(k, work.change, work.steps, local_rate(config, t), factors[k])
             change, clipped = self._clipped(self.carrier.send(t, k, work.change))
             total = total + factors[k] * change
             parts.append((k, work, gain, change, clipped))
@@ -1029,7 +1035,7 @@ class PlainLoop:
         mean = total / divisor
         if config.aggregation.weights == "literal" and not opening and cohort.clients:
             mean = mean + (sum(factors.values()) - 1) * w  # Eq 3: Σ c_k w_k, those without rows with w_k = w
-        mean = self._with_noise(t, mean)
+        mean = self.algorithm.update(self._with_noise(t, mean), divisor)
         self.w = self.server.step(w, mean)
         record = {"round": t, "lr": local_rate(config, t), **self._counts(rows, parts), **facts}
         record |= self._facts(t, turnout, opening) | self._links(t, turnout, facts)
@@ -1176,7 +1182,9 @@ class PlainLoop:
             else:
                 passed = (local.epochs or 1) * rows
             d = len(self.w)
-            found.append(passed / speed[k] + 4 * d / download[k] + self.carrier.bytes(d) / upload[k])
+            more_down, more_up, numbers = self.algorithm.vectors()
+            down, up = 4 * d * (1 + more_down), self.carrier.bytes(d) + 4 * d * more_up + 4 * numbers
+            found.append(passed / speed[k] + down / download[k] + up / upload[k])
         return [float(second) for second in found]
 
     def _probability(self, t: int, turnout: Turnout) -> tuple[float, dict[str, Any]]:
@@ -1278,7 +1286,7 @@ class PlainLoop:
             steps = [self.strata.probe_rows(t, k) or list(range(len(rows)))]
         else:
             steps = batches(config, t, k, len(rows))
-        work = train(config, t, k, w, x, y, steps, self.network, opening)
+        work = train(config, t, k, w, x, y, steps, self.network, opening, lambda moved: self.algorithm.term(k, moved))
         gain = 0.0
         if config.logging.diagnostics:
             whole = self.population.rows(k, None)
@@ -1331,7 +1339,9 @@ class PlainLoop:
         """Bytes of models, updates, size answers, probes and class counts, four a number."""
         config, part, d = self.config, self.config.participation, len(self.w)
         received, returned = len(turnout.asked), len(turnout.cohort.clients)
-        down, up = 4 * d * received, self.carrier.bytes(d) * returned
+        more_down, more_up, numbers = self.algorithm.vectors()
+        down = 4 * d * received * (1 + more_down)
+        up = (self.carrier.bytes(d) + 4 * d * more_up + 4 * numbers) * returned
         classes, trainable = self.population.description.classes, self.network.trainable
         if "size_asked" in facts:
             up += 4 * facts["size_asked"]

@@ -1,0 +1,77 @@
+"""The chosen algorithm of local work, and what it does not go with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Part
+from fedmpi.config.choices import chosen, options
+
+if TYPE_CHECKING:
+    from fedmpi.config.parts import Config
+
+PLAIN = "plain"
+
+
+def local_algorithm(config: Config) -> tuple[Part, Any] | None:
+    """The part that `local.algorithm` chooses and an instance of it; None for plain local steps."""
+    if config.local.algorithm == PLAIN:
+        return None
+    part = chosen(config, "local algorithm")
+    algorithm = part.make(options(config, "local algorithm"))
+    if not hasattr(algorithm, "server_step"):
+        raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
+    return part, algorithm
+
+
+def further_vectors(config: Config) -> tuple[int, int, int]:
+    """What travels beside a client's model and update: vectors (d,) down, vectors up, numbers up."""
+    found = local_algorithm(config)
+    if found is None:
+        return 0, 0, 0
+    algorithm = found[1]
+    sent = algorithm.server_state if algorithm.sent is None else algorithm.sent
+    return len(_names(sent)), len(_names(algorithm.sums)), len(_names(algorithm.numbers))
+
+
+def _names(declared: str | Sequence[str]) -> tuple[str, ...]:
+    """Declared names; a single one may stand without a tuple."""
+    return (declared,) if isinstance(declared, str) else tuple(declared)
+
+
+def algorithm_refusals(config: Config) -> list[tuple[bool, str]]:
+    """Choices that contradict the algorithm, each with the reason."""
+    found = local_algorithm(config)
+    if found is None:
+        return []
+    part, algorithm = found
+    name = f'local.algorithm = "{part.name}"'
+    carries = bool(algorithm.client_state or algorithm.sums or algorithm.numbers)
+    own = algorithm.refuses(config)
+    return [
+        (
+            config.topology.kind == "mediators",
+            f'{name} works on each client\'s own update, which topology.kind = "mediators" never forms: choose a star',
+        ),
+        (
+            config.participation.opening,
+            f"{name} works on whole rounds, but participation.opening makes round 0 a single step: switch it off",
+        ),
+        (
+            carries and config.privacy.clip_norm is not None,
+            f"{name} keeps or sends more than the update, which privacy.clip_norm does not bound: no ε would hold",
+        ),
+        (
+            carries and config.transport.kind != "float32",
+            f"{name} keeps or sends more than the update, which transport.kind does not compress: what clients keep "
+            'would differ from what arrives; set transport.kind = "float32"',
+        ),
+        (
+            carries and config.aggregation.rule != "mean",
+            f"{name} keeps or sends more than the update, which aggregation.rule does not combine: set "
+            'aggregation.rule = "mean"',
+        ),
+        (own is not None, f"{name} is not possible here: {own}"),
+    ]

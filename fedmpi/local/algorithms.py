@@ -1,0 +1,153 @@
+"""The built-in algorithms of local work: plain steps, SCAFFOLD, FedDyn, FedNova."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedmpi.common.registry import register
+from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
+
+if TYPE_CHECKING:
+    from fedmpi.config import Config
+
+
+@register("local algorithm", name="plain")
+class Plain(LocalAlgorithm):
+    """The local optimizer's steps on the client's own loss, and nothing else (McMahan et al. 2017, Algorithm 1)."""
+
+
+@register("local algorithm", name="scaffold")
+class Scaffold(LocalAlgorithm):
+    """Control variates that correct the drift of local steps (Karimireddy et al. 2020, Algorithm 1, option II).
+
+    Client and server keep c_k and c. Every local gradient gains c − c_k; after K steps of rate η,
+    c_k⁺ = c_k − c + (w − w_k) / (K η), and the server adds Σ (c_k⁺ − c_k) / N to c.
+    """
+
+    client_state = ("c",)
+    server_state = ("c",)
+    sums = ("dc",)
+
+    def refuses(self, config: Config) -> str | None:
+        return _needs_sgd(config, "its control variates are means of gradients, which only SGD's steps give back")
+
+    def correction(self, client: Vectors, server: Vectors) -> Tensor:
+        correction: Tensor = server.c - client.c
+        return correction
+
+    def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Tensor]:
+        change = work.delta.div(-work.steps * work.lr).sub_(server.c)
+        client.c += change
+        return {"dc": change}
+
+    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+        server.c += sums["dc"] / totals.population
+        return update
+
+
+@register("local algorithm", name="feddyn")
+class FedDyn(LocalAlgorithm):
+    """Dynamic regularisation, which makes local optima agree with the global one (Acar et al. 2021, Algorithm 1).
+
+    Client k minimises L_k(w) − ⟨g_k, w⟩ + α/2 ‖w − w_t‖² and then sets g_k ← g_k − α (w_k − w_t). The server sets
+    h ← h − α/N Σ (w_k − w_t), and the next model is the plain mean of the w_k less h/α.
+
+    Parameters
+    ----------
+    alpha : float
+        α > 0, weight of the regularisation.
+    """
+
+    client_state = ("g",)
+    server_state = ("h",)
+    sent = ()
+
+    def __init__(self, *, alpha: float = 0.1):
+        self.alpha = self.proximal_mu = alpha
+
+    def refuses(self, config: Config) -> str | None:
+        if not 0 < self.alpha < float("inf"):
+            return f"local.alpha = {self.alpha:g} must be a positive number"
+        if config.local.proximal_mu:
+            return "its own α is the weight of the proximal term: leave local.proximal_mu at 0"
+        if config.aggregation.weights != "uniform" or _counts_twice(config):
+            return (
+                'its next model is the plain mean of the participants\': set aggregation.weights = "uniform" and draw '
+                "clients without replacement"
+            )
+        return _needs_plain_server(config, "its next model is the participants' mean less h/α")
+
+    def correction(self, client: Vectors, server: Vectors) -> Tensor:
+        correction: Tensor = -client.g
+        return correction
+
+    def finish(self, client: Vectors, server: Vectors, work: Work) -> None:
+        client.g -= self.alpha * work.delta
+
+    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+        server.h -= update * (self.alpha * totals.participants / totals.population)
+        step: Tensor = update - server.h / self.alpha
+        return step
+
+
+@register("local algorithm", name="fednova")
+class FedNova(LocalAlgorithm):
+    """Updates per local step, so that clients with many steps do not pull harder (Wang et al. 2020).
+
+    The update becomes τ_eff Σ p_k (w_k − w)/τ_k with τ_eff = Σ p_k τ_k, where τ_k is the number of local steps, or with
+    a proximal term μ the sum of their shrinking weights, Σ_{j<τ_k} (1 − ημ)^j.
+    """
+
+    sums = ("direction",)
+    numbers = ("steps",)
+
+    def refuses(self, config: Config) -> str | None:
+        if config.aggregation.weights in ("literal", "q-ffl"):
+            return (
+                f'aggregation.weights = "{config.aggregation.weights}" makes no weighted mean of updates: choose others'
+            )
+        return _needs_sgd(config, "it knows what local steps add up to for SGD only", proximal=True)
+
+    def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Any]:
+        steps = effective_steps(work.steps, work.lr * work.proximal_mu)
+        return {"direction": work.delta * (work.coefficient / steps), "steps": work.coefficient * steps}
+
+    def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+        effective = sums["steps"] / totals.divisor
+        step: Tensor = sums["direction"] * (effective / totals.divisor)
+        return step
+
+
+def effective_steps(steps: int, shrinking: float) -> float:
+    """‖a‖₁ of SGD with a proximal term: Σ_{j<τ} (1 − ημ)^j, which is τ without one (Wang et al. 2020).
+
+    Parameters
+    ----------
+    steps : int
+        τ.
+    shrinking : float
+        ημ.
+    """
+    return float(steps) if shrinking == 0 else (1 - (1 - shrinking) ** steps) / shrinking
+
+
+def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
+    if config.local.optimizer != "sgd":
+        return f'local.optimizer = "{config.local.optimizer}" does not go with it: {why}: set local.optimizer = "sgd"'
+    if config.local.proximal_mu and not proximal:
+        return f"local.proximal_mu does not go with it: {why}: leave it at 0"
+    return None
+
+
+def _needs_plain_server(config: Config, why: str) -> str | None:
+    part = config.aggregation
+    if part.optimizer != "sgd" or part.lr != 1:
+        return f'{why}: set aggregation.optimizer = "sgd" and aggregation.lr = 1'
+    return None
+
+
+def _counts_twice(config: Config) -> bool:
+    return config.participation.clients == "weighted" and config.participation.replace

@@ -1,0 +1,177 @@
+"""Vectors that are kept for clients between rounds: in memory up to a limit, above it in a file of this rank.
+
+Only clients that have taken part hold any: a population of 10⁶ of which 10⁴ take part costs 10⁴ records.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+
+log = logging.getLogger("fedmpi")
+
+Record = NDArray[np.generic]
+
+
+class ClientState:
+    """The kept vectors of one rank's clients.
+
+    A record, all vectors of a client, stays where it was first written: in memory while there is room, else in a
+    temporary file that has no name and vanishes with the process.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the vectors; a record holds them in this order.
+    values : int
+        d, the length of each.
+    dtype : torch.dtype
+        float32 or float64.
+    memory : float
+        Bytes that records may take in this rank's memory.
+    """
+
+    def __init__(self, names: Sequence[str], values: int, dtype: torch.dtype, memory: float):
+        self.names, self.values = tuple(names), values
+        self.dtype: np.dtype[np.generic] = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
+        self.record_bytes = len(self.names) * values * self.dtype.itemsize
+        self.room = int(memory // self.record_bytes) if self.record_bytes else 0
+        self.folder: Path | None = None
+        self._kept: dict[int, Record] = {}
+        self._places: dict[int, int] = {}
+        self._free: list[int] = []
+        self._file: int | None = None
+        self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._places)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._kept or client in self._places
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """The clients that hold a record, sorted."""
+        return np.sort(np.fromiter((*self._kept, *self._places), np.int64, len(self)))
+
+    @property
+    def spilled(self) -> int:
+        """How many records lie in the file."""
+        return len(self._places)
+
+    def read(self, client: int) -> dict[str, Tensor]:
+        """Copies of a client's vectors by name, zeros where it has none."""
+        record = torch.from_numpy(self.record(client).copy() if client in self._kept else self.record(client))
+        return dict(zip(self.names, record.unbind(0), strict=True))
+
+    def write(self, client: int, vectors: dict[str, Tensor]) -> None:
+        """Keep copies of a client's vectors."""
+        record = self._kept.get(client)
+        if record is not None:
+            kept = torch.from_numpy(record)
+            for row, name in zip(kept.unbind(0), self.names, strict=True):
+                row.copy_(vectors[name])
+            return
+        stacked = torch.stack([vectors[name].cpu() for name in self.names])
+        self.put(client, stacked.numpy())
+
+    def record(self, client: int) -> Record:
+        """A client's record (vectors, d), zeros where it has none; not a copy where it lies in memory."""
+        if client in self._kept:
+            return self._kept[client]
+        if client not in self._places:
+            return np.zeros((len(self.names), self.values), self.dtype)
+        return self._fetch(self._places[client])
+
+    def put(self, client: int, record: Record) -> None:
+        """Keep a record (vectors, d); it is taken over, not copied, where it goes into memory."""
+        if client in self._places:
+            self._store(self._places[client], record)
+        elif client in self._kept or len(self._kept) < self.room:
+            self._kept[client] = np.ascontiguousarray(record, self.dtype)
+        else:
+            self._places[client] = place = self._free.pop() if self._free else self._end
+            self._end = max(self._end, place + 1)
+            self._store(place, record)
+
+    def drop(self, client: int) -> None:
+        """Forget a client's record."""
+        if self._kept.pop(client, None) is None and client in self._places:
+            self._free.append(self._places.pop(client))
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._kept, self._places, self._free, self._end = {}, {}, [], 0
+        self.close()
+
+    def pieces(self, records: int) -> Iterator[tuple[NDArray[np.int64], Record]]:
+        """All records in client order, at most so many at a time: clients (c,) and records (c, vectors, d)."""
+        clients = self.clients
+        for first in range(0, len(clients), max(records, 1)):
+            some = clients[first : first + max(records, 1)]
+            yield some, np.stack([self.record(client) for client in some.tolist()])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        if self._file is None:
+            folder = self.folder if self.folder is not None and self.folder.is_dir() else Path(tempfile.gettempdir())
+            with _spilling(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                self._file = os.dup(file.fileno())
+            log.info("client state beyond %d records goes to a temporary file in %s", self.room, folder)
+            self._where = folder
+        return self._file
+
+    def _fetch(self, place: int) -> Record:
+        record = np.empty((len(self.names), self.values), self.dtype)
+        view, offset = record.data.cast("B"), place * self.record_bytes
+        handle = self._open()
+        with _spilling(self._where):
+            while view:
+                count = os.preadv(handle, [view], offset)
+                if not count:
+                    raise OSError(f"the file ends at byte {offset}")
+                view, offset = view[count:], offset + count
+        return record
+
+    def _store(self, place: int, record: Record) -> None:
+        view = np.ascontiguousarray(record, self.dtype).data.cast("B")
+        handle, offset = self._open(), place * self.record_bytes
+        with _spilling(self._where):
+            while view:
+                count = os.pwrite(handle, view, offset)
+                view, offset = view[count:], offset + count
+
+
+class _spilling:
+    """Within: a file that cannot be written or read is said in one sentence."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise UserError(
+                f"the clients' state above cluster.state_memory could not be kept in {self.folder} "
+                f"({error.strerror or error}): make room there, or raise cluster.state_memory"
+            ) from error

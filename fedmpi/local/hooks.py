@@ -1,0 +1,330 @@
+"""A local algorithm at work on one rank: its hooks are called, their results checked, its state kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Part
+from fedmpi.config import Config
+from fedmpi.config.local_algorithm import local_algorithm
+from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, vector_like
+from fedmpi.local.client_state import ClientState
+from fedmpi.local.work import LocalRule, Task
+from fedmpi.models.flat import FlatModel
+
+NUMBER_GRID = 2.0**40
+"""Numbers are summed in steps of its inverse where sums are to be exact: their sum has the same bits in any order."""
+
+FIXED = "the server's vectors are set in server_step, by all ranks alike"
+PREFIX = "algorithm."
+
+
+class Hooks:
+    """Calls a local algorithm for the clients of this rank and, like every rank, for the server.
+
+    Parameters
+    ----------
+    part : Part
+        What was chosen, for messages.
+    algorithm : LocalAlgorithm
+        An instance of it.
+    model : FlatModel
+        Gives d, the trainable values, type and device.
+    population : int
+        N.
+    memory : float
+        Bytes of client state in memory; more goes to a file.
+    exact : bool
+        Whether sums must have the same bits in any order.
+
+    Attributes
+    ----------
+    state : ClientState
+    server : dict of str to Tensor (d,)
+        The server's vectors, the same on every rank.
+    client_state, server_state, sums, numbers : tuple of str
+        What the algorithm declares.
+    """
+
+    def __init__(
+        self, part: Part, algorithm: Any, model: FlatModel, population: int, memory: float = 0.0, exact: bool = False
+    ):
+        if not isinstance(algorithm, LocalAlgorithm):
+            raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
+        self.part, self.algorithm, self.model = part, algorithm, model
+        self.population, self.exact = population, exact
+        self.client_state = declared(part, algorithm, "client_state", ("index", "round", "samples"))
+        self.server_state = declared(part, algorithm, "server_state", ("model", "round"))
+        self.sums = declared(part, algorithm, "sums")
+        self.numbers = declared(part, algorithm, "numbers", self.sums)
+        self.sent = self.server_state if algorithm.sent is None else declared(part, algorithm, "sent")
+        if unknown := set(self.sent) - set(self.server_state):
+            raise UserError(f"{part.name}: sent names {min(unknown)!r}, which server_state does not declare")
+        self.proximal_mu = float(algorithm.proximal_mu)
+        self.corrects = overrides(algorithm, "correction")
+        self.finishes = overrides(algorithm, "finish") or bool(self.client_state)
+        self.own_loss = algorithm.objective is not None
+        self.steps_server = overrides(algorithm, "server_step")
+        if (self.sums or self.numbers) and not overrides(algorithm, "finish"):
+            raise UserError(f"{part.name} declares sums or numbers, which its finish() is to return: write one")
+        self.state = ClientState(self.client_state, model.size, model.dtype, memory)
+        self.server = {name: torch.zeros_like(model.initial) for name in self.server_state}
+        self.totals: dict[str, float] = {}
+        self._accumulators: Mapping[str, Accumulator] = {}
+        self._round, self._start = 0, model.initial
+        self._rehearsal = False
+
+    @property
+    def alone(self) -> str | None:
+        """Why every client must do its own work, or None where clients may be merged into one gradient."""
+        hooks = [
+            name
+            for name, own in (
+                ("correction", self.corrects),
+                ("finish", self.finishes),
+                ("objective", self.own_loss),
+            )
+            if own
+        ]
+        return f"local.algorithm = {self.part.name!r} has its own {hooks[0]}() for each client" if hooks else None
+
+    @property
+    def description(self) -> str:
+        """What it does beside plain steps, for the run log."""
+        does = []
+        if self.corrects:
+            does.append("corrects gradients")
+        if self.proximal_mu:
+            does.append(f"pulls with mu = {self.proximal_mu:g}")
+        if self.own_loss:
+            does.append("has its own loss, one client at a time")
+        if self.client_state:
+            kept = ", ".join(self.client_state)
+            does.append(f"keeps {kept} of every client on the rank that owns it, up to {self.state.room} in memory")
+        if self.server_state:
+            does.append(f"keeps {', '.join(self.server_state)} of the server")
+        if self.sums or self.numbers:
+            does.append(f"sums {', '.join((*self.sums, *self.numbers))}")
+        return f"{self.part.name}: {'; '.join(does) or 'plain steps'}"
+
+    def begin(self, round: int, start: Tensor, accumulators: Mapping[str, Accumulator]) -> None:
+        """Start a round.
+
+        Parameters
+        ----------
+        round : int
+        start : Tensor (d,)
+            w, the model that clients start from.
+        accumulators : mapping of str to Accumulator
+            Where the vectors of `sums` go.
+        """
+        self._round, self._start, self._accumulators = round, start, accumulators
+        self.totals = dict.fromkeys(self.numbers, 0.0)
+        facts = {"model": start, "round": round}
+        self._seen = Vectors("server", {name: self.server[name] for name in self.sent}, facts, FIXED)
+
+    def open(self, task: Task, samples: int) -> ClientHooks:
+        """A client's state and correction, before its local steps."""
+        facts = {"index": task.client, "round": self._round, "samples": samples}
+        return ClientHooks(self, task, Vectors("client", self._read(task.client), facts), self._seen)
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within: clients are trained on trial, and nothing of it is kept or summed."""
+        before, self._rehearsal = self._rehearsal, True
+        try:
+            yield
+        finally:
+            self._rehearsal = before
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether clients are trained on trial."""
+        return self._rehearsal
+
+    def add(self, client: int, returned: Any) -> None:
+        """Take up what `finish` returned: vectors into the sums, numbers into theirs."""
+        wanted = (*self.sums, *self.numbers)
+        found = {} if returned is None else returned
+        if not isinstance(found, Mapping) or set(found) != set(wanted):
+            told = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+            names = ", ".join(wanted) or "no names"
+            raise self.refusal(f"finish returned {told}, but sums and numbers declare {names}", client)
+        for name in self.sums:
+            try:
+                vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")
+            except (TypeError, ValueError) as error:
+                raise self.refusal(str(error), client) from error
+            self._accumulators[name].add(vector, 1.0)
+        for name in self.numbers:
+            number = float(found[name])
+            self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
+
+    def keep(self, client: int, vectors: dict[str, Tensor]) -> None:
+        """Keep a client's state."""
+        for name, vector in vectors.items():
+            if not bool(torch.isfinite(vector.sum())):
+                raise self.refusal(f"client.{name} is not finite: lower local.lr", client)
+        if vectors:
+            self.state.write(client, vectors)
+
+    def server_step(self, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
+        """The update (d,) that the server optimizer gets; where nobody took part, the one that there is."""
+        if not self.steps_server or not totals.participants:
+            return update
+        facts, before = {"model": self._start, "round": totals.round}, dict(self.server)
+        server = Vectors("server", self.server, facts)
+        with torch.no_grad(), calling(self.part, totals.round):
+            returned = self.algorithm.server_step(server, update, sums, totals)
+            chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
+        for name, vector in self.server.items():
+            if not bool(torch.isfinite(vector.sum())):
+                raise self.refusal(f"server.{name} is not finite: lower local.lr or aggregation.lr")
+            if vector is not before[name]:
+                self.server[name] = vector.clone()  # it may be the update, or another vector of the server
+        return chosen
+
+    def server_tensors(self) -> dict[str, Tensor]:
+        """The server's vectors for a checkpoint."""
+        return {f"{PREFIX}{name}": vector for name, vector in self.server.items()}
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """Their names there."""
+        return [f"{PREFIX}{name}" for name in self.server_state]
+
+    def load_server(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the server's vectors of a checkpoint."""
+        for name in self.server_state:
+            if f"{PREFIX}{name}" in tensors:
+                self.server[name] = tensors[f"{PREFIX}{name}"].clone()
+
+    def refusal(self, problem: str, client: int | None = None) -> Exception:
+        """The failure of a hook that returned, or did, what nobody can use."""
+        return refuse_result(self.part, problem, self._round, client)
+
+    def marks(self) -> list[int]:
+        """How often the model and the server's vectors have been written to."""
+        return [self._start._version, *(self.server[name]._version for name in self.sent)]
+
+    def _read(self, client: int) -> dict[str, Tensor]:
+        if not self.client_state:
+            return {}
+        return {name: vector.to(self._start.device) for name, vector in self.state.read(client).items()}
+
+
+class ClientHooks:
+    """The hooks of one client in one round.
+
+    Parameters
+    ----------
+    hooks : Hooks
+    task : Task
+    client, server : Vectors
+        What the hooks receive.
+
+    Attributes
+    ----------
+    correction : Tensor (t,) or None
+        What is added to each of its gradients of the t trainable values.
+    """
+
+    def __init__(self, hooks: Hooks, task: Task, client: Vectors, server: Vectors):
+        self.hooks, self.task, self.client, self.server = hooks, task, client, server
+        self.correction = self._correct() if hooks.corrects else None
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether `loss` replaces the task's."""
+        return self.hooks.own_loss
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around every call of a hook."""
+        hooks = self.hooks
+        before = hooks.marks()
+        with calling(hooks.part, hooks._round, self.task.client):
+            yield
+        if hooks.marks() != before:
+            raise hooks.refusal(f"it changed the model or a vector of the server in place: {FIXED}", self.task.client)
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The algorithm's own loss of a batch, a tensor ()."""
+        objective = self.hooks.algorithm.objective
+        assert objective is not None
+        loss = objective(module, x, y, self.client, self.server)
+        if not isinstance(loss, Tensor):
+            raise self.hooks.refusal(
+                f"objective returned {type(loss).__name__}, not the loss as a tensor", self.task.client
+            )
+        return loss.mean() if loss.dim() else loss
+
+    def finish(self, delta: Tensor, steps: int, rule: LocalRule) -> None:
+        """The client's update (d,) is made: let the algorithm set its state and return what is summed."""
+        hooks = self.hooks
+        if not hooks.finishes or hooks.rehearses:
+            return
+        work = Work(delta, steps, rule.lr, self.task.coefficient, rule.proximal_mu, int(self.client.samples))
+        with torch.no_grad(), self.calling():
+            returned = hooks.algorithm.finish(self.client, self.server, work)
+        hooks.add(self.task.client, returned)
+        hooks.keep(self.task.client, self.client._vectors)
+
+    def _correct(self) -> Tensor | None:
+        hooks = self.hooks
+        with torch.no_grad(), self.calling():
+            found = hooks.algorithm.correction(self.client, self.server)
+        if found is None:
+            return None
+        try:
+            return vector_like(hooks._start, found, "the correction")[: hooks.model.trainable]
+        except (TypeError, ValueError) as error:
+            raise hooks.refusal(str(error), self.task.client) from error
+
+
+def make_hooks(config: Config, model: FlatModel, population: int) -> Hooks | None:
+    """The hooks of the algorithm that a configuration chooses; None for plain local steps.
+
+    Raises
+    ------
+    UserError
+        As `Hooks`.
+    """
+    chosen = local_algorithm(config)
+    if chosen is None:
+        return None
+    memory = config.cluster.state_memory * 2**30
+    return Hooks(*chosen, model, population, memory, config.aggregation.exact)
+
+
+def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
+    """Whether an algorithm has its own version of a hook."""
+    own = getattr(algorithm, name)
+    return getattr(own, "__func__", own) is not getattr(LocalAlgorithm, name)
+
+
+def declared(part: Part, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:
+    """The names that an algorithm declares in a field.
+
+    Raises
+    ------
+    UserError
+        A name that is no identifier, occurs twice or already means something else.
+    """
+    found = getattr(algorithm, field)
+    names = (found,) if isinstance(found, str) else tuple(found)
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            raise UserError(f"{part.name}: {field} names {name!r}, which is no name of an attribute")
+        if name in taken or names.count(name) > 1:
+            raise UserError(f"{part.name}: {field} names {name!r}, which is taken: choose another name")
+    return names

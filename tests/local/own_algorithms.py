@@ -1,0 +1,116 @@
+"""Algorithms of local work as users write them, from what the documentation shows and nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi import LocalAlgorithm
+
+
+class Scaffold(LocalAlgorithm):
+    client_state = ("c",)
+    server_state = ("c",)
+    sums = ("dc",)
+
+    def correction(self, client, server):
+        return server.c - client.c
+
+    def finish(self, client, server, work):
+        new = client.c - server.c - work.delta / (work.steps * work.lr)
+        change = new - client.c
+        client.c = new
+        return {"dc": change}
+
+    def server_step(self, server, update, sums, totals):
+        server.c = server.c + sums["dc"] / totals.population
+        return update
+
+
+class FedDyn(LocalAlgorithm):
+    """With `local.proximal_mu` = alpha for the proximal term."""
+
+    client_state = ("h",)
+    server_state = ("h",)
+
+    def __init__(self, *, alpha: float = 0.1):
+        self.alpha = alpha
+
+    def correction(self, client, server):
+        return -client.h
+
+    def finish(self, client, server, work):
+        client.h -= self.alpha * work.delta
+
+    def server_step(self, server, update, sums, totals):
+        server.h -= self.alpha * totals.participants / totals.population * update
+        return update - server.h / self.alpha
+
+
+class DynamicLoss(FedDyn):
+    """The same with the whole objective written out."""
+
+    correction = LocalAlgorithm.correction
+
+    def objective(self, module: nn.Module, x: Tensor, y: Tensor, client, server) -> Tensor:
+        w = torch.nn.utils.parameters_to_vector(module.parameters())
+        loss = functional.cross_entropy(module(x), y)
+        return loss - client.h @ w + self.alpha / 2 * (w - server.model).square().sum()
+
+
+class Summing(LocalAlgorithm):
+    """Sums what identifies the participants, and scribbles over everything that it was given."""
+
+    client_state = ("seen", "other")
+    server_state = "total"
+    sums = ("ones", "scribble")
+    numbers = ("clients",)
+
+    def finish(self, client, server, work):
+        assert work.delta.shape == client.seen.shape
+        client.seen, client.other = client.other, client.seen + 1
+        work.delta.zero_()
+        return {"ones": 1.0, "scribble": work.delta, "clients": 1 + client.index}
+
+    def server_step(self, server, update, sums, totals):
+        server.total = sums["ones"]
+        assert float(sums["ones"][0]) == totals.participants
+        assert not sums["scribble"].any()
+
+
+class Wrong(LocalAlgorithm):
+    """Goes wrong in one of many ways."""
+
+    client_state = ("c",)
+    server_state = ("c",)
+    sums = ("dc",)
+
+    def __init__(self, *, how: str):
+        self.how = how
+
+    def correction(self, client, server):
+        if self.how == "raises":
+            raise ZeroDivisionError("no such number")
+        if self.how == "short":
+            return server.c[:3]
+        if self.how == "list":
+            return [1.0]
+        if self.how == "sets the server":
+            server.c = client.c
+        if self.how == "changes the server":
+            server.c.add_(1)
+        if self.how == "changes the model":
+            server.model.add_(1)
+        return None
+
+    def finish(self, client, server, work):
+        if self.how == "unknown state":
+            client.d = work.delta
+        if self.how == "infinite":
+            client.c = work.delta / 0
+        if self.how == "short state":
+            client.c = work.delta[1:]
+        if self.how == "no sum":
+            return None
+        return {"dc": work.delta} if self.how != "another sum" else {"dd": work.delta}

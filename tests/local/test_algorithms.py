@@ -1,0 +1,301 @@
+"""Algorithms with state: engines and hooks beside plain loops in float64, to 1e-10."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.local.algorithm import Totals
+from fedmpi.local.algorithms import effective_steps
+from fedmpi.local.batched import BatchedEngine
+from fedmpi.local.hooks import Hooks
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.trial import time_engines
+from fedmpi.local.work import LocalRule, Task
+from fedmpi.models.flat import FlatModel
+from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference
+
+SIZES = ragged_sizes(9, 23)
+POPULATION = 12
+STREAMS = Streams(5)
+ROUNDS = 3
+RULES = {
+    "epochs": LocalRule(lr=0.05, epochs=2, batch_size=4),
+    "steps": LocalRule(lr=0.05, epochs=None, steps=5, batch_size=3),
+    "whole": LocalRule(lr=0.05, epochs=3, batch_size=None),
+}
+MODELS = {"mlp": (IMAGES, {"hidden": [8]}), "text-cnn": (TEXTS, {"filters": 4, "dimension": 6})}
+
+
+def make(name: str, model: FlatModel, **options: object) -> Hooks:
+    part = resolve("local algorithm", name)
+    return Hooks(part, part.make(options), model, POPULATION, memory=1e9)
+
+
+def cohort(round: int) -> list[Task]:
+    """Six of the nine clients, of unequal weights; one on half of its rows."""
+    chosen = [(k + 4 * round) % len(SIZES) for k in (0, 1, 3, 4, 6, 7)]
+    rows = {chosen[1]: np.arange(0, SIZES[chosen[1]], 2)}
+    return [Task(k, rows.get(k), 0.05 + 0.02 * k) for k in sorted(chosen)]
+
+
+def simulate(engine_of: type, name: str, model: FlatModel, source: Source, rule: LocalRule, **options: object):
+    """Three rounds; yields the model after each."""
+    hooks = make(name, model, **options)
+    given = {"hooks": hooks} | ({"chunk": 4} if engine_of is BatchedEngine else {})
+    engine = engine_of(model, source, STREAMS, **given)
+    w = model.initial.clone()
+    kind = np.float64 if model.dtype == torch.float64 else np.float32
+    rule = LocalRule(**{**vars(rule), "proximal_mu": rule.proximal_mu + hooks.proximal_mu})
+    for t in range(ROUNDS):
+        total = FloatSum(np.zeros(model.size, kind))
+        sums = {key: FloatSum(np.zeros(model.size, kind)) for key in hooks.sums}
+        hooks.begin(t, w, sums)
+        tasks = cohort(t)
+        report = engine.train(tasks, w, rule, t, total)
+        for part in (total, *sums.values()):
+            part.flush()
+        further = {key: part.tensor.clone() for key, part in sums.items()} | hooks.totals
+        totals = Totals(POPULATION, report.clients, report.weight, report.weight, t, rule.lr)
+        w = w + hooks.server_step(total.tensor / report.weight, further, totals)
+        yield w.clone()
+
+
+class Loop:
+    """The same rounds as written in the papers: numpy and autograd, one sample set after another."""
+
+    def __init__(self, name: str, model: FlatModel, source: Source, rule: LocalRule, alpha: float = 0.1):
+        self.name, self.model, self.source, self.rule, self.alpha = name, model, source, rule, alpha
+        self.kept = {k: np.zeros(model.size) for k in range(len(SIZES))}
+        self.server = np.zeros(model.size)
+        self.w = model.initial.numpy().copy()
+
+    def gradient(self, w: np.ndarray, x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
+        self.model.bind(torch.from_numpy(w.copy()))
+        loss = functional.cross_entropy(self.model.module(x), y)
+        return np.concatenate([g.numpy().ravel() for g in torch.autograd.grad(loss, self.model.parameters)])
+
+    def batches(self, t: int, k: int, n: int) -> Iterator[list[int]]:
+        size = min(self.rule.batch_size or n, n)
+        draw = STREAMS.generator(Purpose.BATCH_ORDER, t, k)
+        for _ in range(self.rule.epochs or self.rule.steps or 0):
+            if size == n:
+                yield list(range(n))
+            elif self.rule.epochs is None:
+                yield draw.choice(n, size, replace=False, shuffle=False).tolist()
+            else:
+                order = draw.permutation(n).tolist()
+                yield from (order[i : i + size] for i in range(0, n, size))
+
+    def round(self, t: int) -> np.ndarray:
+        rate, mu, tasks = self.rule.lr, self.rule.proximal_mu, cohort(t)
+        weight = sum(task.coefficient for task in tasks)
+        mean, direction, effective = 0.0, 0.0, 0.0
+        increase, moved = np.zeros_like(self.w), np.zeros_like(self.w)
+        for task in tasks:
+            k, (x, y) = task.client, self.source.load(task.client, task.rows)
+            own, steps = self.w.copy(), 0
+            for rows in self.batches(t, k, len(y)):
+                gradient = self.gradient(own, x[rows], y[rows]) + mu * (own - self.w)
+                if self.name == "scaffold":
+                    gradient = gradient - self.kept[k] + self.server
+                if self.name == "feddyn":
+                    gradient = gradient - self.kept[k] + self.alpha * (own - self.w)
+                own, steps = own - rate * gradient, steps + 1
+            change, share = own - self.w, task.coefficient / weight
+            if self.name == "scaffold":
+                new = self.kept[k] - self.server + (self.w - own) / (steps * rate)
+                increase, self.kept[k] = increase + new - self.kept[k], new
+            if self.name == "feddyn":
+                moved, self.kept[k] = moved + share * change * len(tasks), self.kept[k] - self.alpha * change
+            length = sum((1 - rate * mu) ** j for j in range(steps))
+            mean, direction, effective = (
+                mean + share * change,
+                direction + share * change / length,
+                effective + share * length,
+            )
+        if self.name == "scaffold":
+            self.server = self.server + increase / POPULATION
+        if self.name == "feddyn":
+            self.server = self.server - self.alpha * moved / POPULATION
+            mean = mean - self.server / self.alpha
+        self.w = self.w + (effective * direction if self.name == "fednova" else mean)
+        return self.w
+
+
+def check(engine_of: type, name: str, kind: str, rule: LocalRule, reference: str, **options: object) -> None:
+    description, given = MODELS[kind]
+    model = flat_model(kind, description, torch.float64, **given)
+    source = Source(description, SIZES, torch.float64)
+    loop = Loop(reference, flat_model(kind, description, torch.float64, **given), source, rule)
+    for t, w in enumerate(simulate(engine_of, name, model, source, rule, **options)):
+        expected = torch.from_numpy(loop.round(t))
+        assert relative_difference(w, expected) < 1e-10, (t, relative_difference(w, expected))
+        assert relative_difference(w - model.initial, expected - model.initial) < 1e-9
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fednova"])
+def test_an_algorithm_is_what_its_paper_says(name: str, rule: str, engine: type) -> None:
+    check(engine, name, "mlp", RULES[rule], name)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fednova"])
+def test_corrections_move_the_vectors_of_words_that_nobody_reads(name: str, engine: type) -> None:
+    check(engine, name, "text-cnn", RULES["epochs"], name)
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_fednova_counts_the_shrinking_steps_of_a_proximal_term(engine: type) -> None:
+    check(engine, "fednova", "mlp", LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.7), "fednova")
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_foreign_files_do_what_the_built_in_algorithms_do(engine: type) -> None:
+    check(engine, "tests.local.own_algorithms:Scaffold", "mlp", RULES["epochs"], "scaffold")
+    with_pull = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.1)
+    loop_rule = LocalRule(lr=0.05, epochs=2, batch_size=4)
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float64, **given)
+    source = Source(description, SIZES, torch.float64)
+    loop = Loop("feddyn", flat_model("mlp", description, torch.float64, **given), source, loop_rule)
+    for t, w in enumerate(simulate(engine, "tests.local.own_algorithms:FedDyn", model, source, with_pull)):
+        assert relative_difference(w, torch.from_numpy(loop.round(t))) < 1e-10
+
+
+def test_an_own_objective_replaces_the_loss() -> None:
+    check(SequentialEngine, "tests.local.own_algorithms:DynamicLoss", "mlp", RULES["epochs"], "feddyn")
+
+
+def test_adam_takes_corrections_into_its_gradient() -> None:
+    description, given = MODELS["mlp"]
+    rule = LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=4, epsilon=1e-3)
+    source = Source(description, SIZES, torch.float64)
+    name = "tests.local.own_algorithms:Scaffold"
+    ends = []
+    for engine in (SequentialEngine, BatchedEngine):
+        model = flat_model("mlp", description, torch.float64, **given)
+        ends.append(list(simulate(engine, name, model, source, rule))[-1])
+    assert relative_difference(*ends) < 1e-10
+    plain = flat_model("mlp", description, torch.float64, **given)
+    without = list(simulate(SequentialEngine, "plain", plain, source, rule))[-1]
+    assert relative_difference(ends[0], without) > 1e-4
+
+
+def test_a_trial_of_engines_keeps_nothing_and_sums_nothing() -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float32, **given)
+    source, rule = Source(description, SIZES), RULES["epochs"]
+    hooks = make("scaffold", model)
+    engines = [
+        SequentialEngine(model, source, STREAMS, hooks=hooks),
+        BatchedEngine(model, source, STREAMS, hooks=hooks),
+    ]
+    sums = {"dc": FloatSum(np.zeros(model.size, np.float32))}
+    hooks.begin(0, model.initial, sums)
+    time_engines(engines, cohort(0), model.initial, rule, 0, SIZES)
+    assert len(hooks.state) == 0 and not sums["dc"].tensor.any()
+    engines[1].train(cohort(0), model.initial, rule, 0, FloatSum(np.zeros(model.size, np.float32)))
+    assert len(hooks.state) == 6 and sums["dc"].tensor.any()
+
+
+def test_hooks_get_what_is_promised_and_may_overwrite_it() -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float64, **given)
+    source = Source(description, SIZES, torch.float64)
+    plain = list(simulate(SequentialEngine, "plain", model, source, RULES["epochs"]))
+    for engine in (SequentialEngine, BatchedEngine):
+        model = flat_model("mlp", description, torch.float64, **given)
+        summing = list(simulate(engine, "tests.local.own_algorithms:Summing", model, source, RULES["epochs"]))
+        assert relative_difference(summing[-1], plain[-1]) < 1e-12
+
+
+def test_two_vectors_of_a_client_can_change_places() -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float32, **given)
+    hooks = make("tests.local.own_algorithms:Summing", model)
+    engine = SequentialEngine(model, Source(description, SIZES), STREAMS, hooks=hooks)
+    for t in range(5):
+        sums = {name: FloatSum(np.zeros(model.size, np.float32)) for name in hooks.sums}
+        hooks.begin(t, model.initial, sums)
+        engine.train([Task(2, None, 1.0)], model.initial, RULES["whole"], t, FloatSum(np.zeros(model.size, np.float32)))
+        assert hooks.totals == {"clients": 3.0}
+    kept = hooks.state.read(2)
+    assert {name: float(vector.unique()) for name, vector in kept.items()} == {"seen": 2.0, "other": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "own_algorithms.py:.*failed in round 7, client 1: ZeroDivisionError: no such number"),
+        ("short", "vector of .* values, not of shape \\(3,\\)"),
+        ("list", "not list"),
+        ("sets the server", "server.c cannot be set here"),
+        ("changes the server", "changed the model or a vector of the server in place"),
+        ("changes the model", "changed the model or a vector of the server in place"),
+        ("unknown state", "client.d is not kept: client_state declares c"),
+        ("infinite", "client.c is not finite"),
+        ("short state", "client.c must be a vector"),
+        ("no sum", "finish returned \\[\\], but sums and numbers declare dc"),
+        ("another sum", "finish returned \\['dd'\\], but sums and numbers declare dc"),
+    ],
+)
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float32, **given)
+    hooks = make("tests.local.own_algorithms:Wrong", model, how=how)
+    hooks.begin(7, model.initial.clone(), {"dc": FloatSum(np.zeros(model.size, np.float32))})
+    total = FloatSum(np.zeros(model.size, np.float32))
+    with pytest.raises(PartFailure, match=said):
+        engine(model, Source(description, SIZES), STREAMS, hooks=hooks).train(
+            [Task(1, None, 1.0)], hooks._start, RULES["whole"], 7, total
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"client_state": ("index",)}, "'index', which is taken"),
+        ({"server_state": ("model",)}, "'model', which is taken"),
+        ({"client_state": ("a", "a")}, "'a', which is taken"),
+        ({"client_state": ("a b",)}, "no name of an attribute"),
+        ({"sums": ("a",)}, "which its finish"),
+        ({"sent": ("a",)}, "sent names 'a'"),
+    ],
+)
+def test_declarations_that_cannot_be_kept_are_refused(names: dict[str, tuple[str, ...]], said: str) -> None:
+    from fedmpi import LocalAlgorithm
+
+    part = resolve("local algorithm", type("Odd", (LocalAlgorithm,), {**names, "__module__": __name__}))
+    with pytest.raises(UserError, match=said):
+        Hooks(part, part.make({}), flat_model("mlp", IMAGES, torch.float32, hidden=[4]), 3)
+
+
+def test_numbers_are_summed_alike_in_any_order_where_sums_are_exact() -> None:
+    model = flat_model("mlp", IMAGES, torch.float32, hidden=[4])
+    part = resolve("local algorithm", "fednova")
+    hooks = Hooks(part, part.make({}), model, 3, exact=True)
+    terms = np.random.default_rng(0).random(50) / 7
+    found = set()
+    for order in (range(50), reversed(range(50))):
+        hooks.begin(0, model.initial, {"direction": FloatSum(np.zeros(model.size, np.float32))})
+        for i in order:
+            hooks.add(0, {"direction": 0.0, "steps": terms[i]})
+        found.add(hooks.totals["steps"])
+    assert len(found) == 1 and abs(found.pop() - terms.sum()) < 1e-10
+
+
+def test_effective_steps_are_a_geometric_sum() -> None:
+    assert effective_steps(5, 0.0) == 5
+    assert effective_steps(3, 0.5) == pytest.approx(1 + 0.5 + 0.25)
