@@ -1,0 +1,322 @@
+"""Data in memory: the clients of a run as arrays (`ClientArrays`), and the shard that the store reads them from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.schema import DataDescription, Manifest, ShardFile
+from fedmpi.data.shardfile import ShardData
+from fedmpi.data.shards import ShardStore
+
+AnyArray = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+Task = Literal["image", "text", "vector"]
+
+NAME = "ClientArrays"
+UNIT = {"uint8": 255.0, "float32": 1.0}
+STATISTICS_ROWS = 50_000
+"""Evenly spaced training rows that mean and deviation are measured on, as data_prep does."""
+ROWS_AT_ONCE = 512
+
+
+class ArrayShard(ShardData):
+    """A shard whose arrays are in memory already.
+
+    Parameters
+    ----------
+    x, y : arrays (n, …), int64 (n,)
+        Samples, client after client.
+    offsets : int64 (clients + 1,)
+        Client k holds rows ``offsets[k] : offsets[k + 1]``.
+    classes : int
+        C.
+    client_ids : array (clients,), optional
+        Names of the clients; by default their indices.
+    """
+
+    def __init__(
+        self, x: AnyArray, y: AnyArray, offsets: Int64Array, classes: int, client_ids: AnyArray | None = None
+    ):
+        super().__init__({}, offsets)
+        clients = len(offsets) - 1
+        owner = np.repeat(np.arange(clients), np.diff(offsets))
+        self.x, self.y = x, y
+        self.class_counts = np.bincount(owner * classes + y, minlength=clients * classes).reshape(clients, classes)
+        self.client_ids = np.arange(clients) if client_ids is None else client_ids
+
+
+class ClientArrays:
+    """Samples in memory, each with the client that owns it: a source of data for `fedmpi.run`.
+
+    Under MPI every rank gives the same arrays; that they are the same is checked before anything else.
+
+    Parameters
+    ----------
+    x : array or tensor (n, …)
+        Features: uint8, floats (kept as float32), or whole numbers with `task`.
+    y : array or tensor (n,)
+        Labels, whole numbers from 0 on.
+    owner : array or tensor (n,)
+        Each sample's client: an index from 0 on, or a name (clients are then numbered in the order of their names).
+    test : pair of arrays
+        Features and labels that the global model is evaluated on.
+    val : pair or triple of arrays, optional
+        Held-out features and labels, and their owners where each client has its own.
+    clients : int, optional
+        N, where the last clients hold no sample.
+    classes : int, optional
+        C; by default one more than the largest label.
+    task : {"image", "text", "vector"}, optional
+        What a sample is: by default an image where it has three axes, else a vector. Text is token ids.
+    vocabulary : int, optional
+        Token ids of a text; by default one more than the largest.
+    mean, std : float or sequence, optional
+        The model receives (x / 255 - mean) / std of uint8 and (x - mean) / std of floats: one number, or one a channel.
+        By default uint8 is standardised by the mean and deviation of the training samples, and floats stay as given.
+    name : str
+        What records call the data.
+
+    Raises
+    ------
+    UserError
+        Arrays that do not fit together, or that no model can read.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        owner: Any,
+        *,
+        test: Sequence[Any],
+        val: Sequence[Any] | None = None,
+        clients: int | None = None,
+        classes: int | None = None,
+        task: Task | None = None,
+        vocabulary: int | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        name: str = "arrays",
+    ):
+        self.name = name
+        x, y = _features("x", x, task), _labels("y", y)
+        owner, names = _owners(owner)
+        _check_length("y", y, "x", x)
+        _check_length("owner", owner, "x", x)
+        if not len(x):
+            raise UserError(f"{NAME}: x holds no sample: a run needs at least one")
+        count = _count(clients, names, owner)
+        self.client_ids = np.arange(count) if names is None else names
+        self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
+        self.test = _pair("test", test, x, task)
+        self.val: tuple[AnyArray, Int64Array] | None = None
+        self.val_offsets: Int64Array | None = None
+        if val is not None:
+            self._hold_out(val, task)
+        self.classes = self._classes(classes)
+        self.description = self._describe(task, vocabulary, mean, std)
+
+    def __repr__(self) -> str:
+        return f"{NAME}:{self.name}-{self.digest[:16]}"
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of everything that makes these data what they are."""
+        summed = hashlib.sha256(repr((self.name, self.description, self.offsets.tolist())).encode())
+        for array in (self.x, self.y, *self.test, *(self.val or ())):
+            summed.update(_digest(array).encode())
+        return summed.hexdigest()
+
+    @cached_property
+    def store(self) -> ShardStore:
+        """The arrays as a store of one shard."""
+        parts = {"test": self.test} | ({} if self.val is None else {"val": self.val})
+        shard = ArrayShard(self.x, self.y, self.offsets, self.classes, self.client_ids)
+        return ShardStore(self._manifest(), [shard], parts, validation_offsets=self.val_offsets)
+
+    def _hold_out(self, val: Sequence[Any], task: Task | None) -> None:
+        x, y = _pair("val", val[:2], self.x, task)
+        if len(val) > 2:
+            owner, names = _owners(val[2], None if self.client_ids.dtype.kind in "iu" else self.client_ids)
+            _check_length("val's owner", owner, "val's x", x)
+            _count(len(self.offsets) - 1, names, owner)
+            x, y, self.val_offsets = _by_owner(x, y, owner, len(self.offsets) - 1)
+        self.val = x, y
+
+    def _classes(self, classes: int | None) -> int:
+        found = max(int(y.max(initial=0)) for y in (self.y, self.test[1], *(self.val or ())[1:])) + 1
+        if classes is not None and classes < found:
+            raise UserError(f"{NAME}: classes = {classes}, but there is a label {found - 1}: labels lie below classes")
+        return max(2, found) if classes is None else classes
+
+    def _describe(
+        self,
+        task: Task | None,
+        vocabulary: int | None,
+        mean: float | Sequence[float] | None,
+        std: float | Sequence[float] | None,
+    ) -> DataDescription:
+        shape, dtype = self.x.shape[1:], str(self.x.dtype)
+        if task is None:
+            task = "image" if len(shape) == 3 else "vector"
+        if dtype == "int32":
+            largest = max(int(part.max(initial=0)) for part in (self.x, self.test[0])) + 1
+            return DataDescription(shape, dtype, self.classes, "text", max(largest, vocabulary or 0), (), ())
+        channels = shape[0] if len(shape) == 3 else 1
+        if mean is None and std is None and dtype == "uint8":
+            centre, spread = _statistics(self.x, channels)
+        else:
+            centre = () if mean is None and std is None else _per_channel("mean", 0.0 if mean is None else mean, channels)
+            spread = () if mean is None and std is None else _per_channel("std", 1.0 if std is None else std, channels)
+        if any(not value > 0 for value in spread):
+            raise UserError(f"{NAME}: std must be above 0, not {std}")
+        return DataDescription(shape, dtype, self.classes, task, 0, centre, spread)
+
+    def _manifest(self) -> Manifest:
+        clients, samples = len(self.offsets) - 1, len(self.x)
+        test_x, test_y = self.test
+        return Manifest(
+            dataset=self.name,
+            partition="given",
+            partition_options={},
+            seed=0,
+            clients=clients,
+            samples=samples,
+            classes=self.classes,
+            class_names=tuple(map(str, range(self.classes))),
+            description=self.description,
+            train=(ShardFile("", self.x.nbytes + self.y.nbytes, self.digest, 0, clients, samples),),
+            test=ShardFile("", test_x.nbytes + test_y.nbytes, "", samples=len(test_y)),
+            val=None if self.val is None else ShardFile("", self.val[0].nbytes, "", samples=len(self.val[1])),
+            empty_clients=int((np.diff(self.offsets) == 0).sum()),
+            command="in memory",
+        )
+
+
+def _array(given: Any) -> AnyArray:
+    """The values of an array, a list, or a tensor wherever it lies."""
+    return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
+
+
+def _features(what: str, given: Any, task: Task | None) -> AnyArray:
+    x = _array(given)
+    if x.dtype.kind not in "buif" or x.ndim < 2:
+        raise UserError(f"{NAME}: {what} is {x.dtype} {x.shape}; it must hold numbers, a row of them for each sample")
+    if task not in (None, "image", "text", "vector"):
+        raise UserError(f'{NAME}: task = {task!r} is unknown: choose "image", "text" or "vector"')
+    if task == "text":
+        if x.dtype.kind not in "ui" or x.min(initial=0) < 0 or x.max(initial=0) > np.iinfo(np.int32).max:
+            raise UserError(f'{NAME}: task = "text" needs token ids from 0 on, but {what} is {x.dtype} or beyond them')
+        return np.ascontiguousarray(x, np.int32)
+    if x.dtype.kind in "ui" and x.dtype != np.uint8 and task is None:
+        raise UserError(f'{NAME}: {what} holds {x.dtype} numbers: say task = "text" (token ids), "vector" or "image"')
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, np.float32)
+    if not np.isfinite(x).all():
+        raise UserError(f"{NAME}: {what} holds numbers that are not finite in 32 bits: take those samples out")
+    return x
+
+
+def _labels(what: str, given: Any) -> Int64Array:
+    y = _array(given)
+    if y.ndim != 1 or (y.dtype.kind not in "bui" and len(y)):
+        raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on")
+    if y.min(initial=0) < 0:
+        raise UserError(f"{NAME}: {what} holds the label {y.min()}: classes are numbered from 0 on")
+    return y.astype(np.int64)
+
+
+def _owners(given: Any, known: AnyArray | None = None) -> tuple[Int64Array, AnyArray | None]:
+    """The client of every sample, and the clients' names in order where the owners are names."""
+    owner = _array(given)
+    if owner.ndim != 1:
+        raise UserError(f"{NAME}: owner is {owner.dtype} {owner.shape}; it must be (n,), the client of each sample")
+    if owner.dtype.kind in "ui" or not len(owner):
+        if owner.min(initial=0) < 0:
+            raise UserError(f"{NAME}: owner holds {owner.min()}: clients are numbered from 0 on")
+        return owner.astype(np.int64), None
+    if owner.dtype.kind == "f":
+        raise UserError(f"{NAME}: owner holds {owner.dtype} numbers: give whole numbers from 0 on, or names")
+    written = owner.astype(str)
+    if known is None:
+        names, index = np.unique(written, return_inverse=True)
+        return index.astype(np.int64), names
+    unknown = np.setdiff1d(written, known)
+    if len(unknown):
+        raise UserError(f"{NAME}: val has samples of {unknown[0]!r}, who owns none of x")
+    return np.searchsorted(known, written).astype(np.int64), known
+
+
+def _count(clients: int | None, names: AnyArray | None, owner: Int64Array) -> int:
+    found = len(names) if names is not None else int(owner.max(initial=-1)) + 1
+    if clients is not None and clients < found:
+        raise UserError(f"{NAME}: there are {clients} clients, but a sample of client {found - 1}: clients start at 0")
+    if names is not None and clients is not None and clients > found:
+        raise UserError(f"{NAME}: clients = {clients}, but owner names {found}: leave clients out")
+    return found if clients is None else clients
+
+
+def _by_owner(x: AnyArray, y: Int64Array, owner: Int64Array, clients: int) -> tuple[AnyArray, Int64Array, Int64Array]:
+    """Read-only samples client after client, those of one client in the order given; where each client begins."""
+    if (np.diff(owner) < 0).any():
+        order = np.argsort(owner, kind="stable")
+        x, y = x[order], y[order]
+    x, y = x.view(), y.view()
+    x.flags.writeable = y.flags.writeable = False
+    return x, y, np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=clients)))).astype(np.int64)
+
+
+def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) -> tuple[AnyArray, Int64Array]:
+    if len(given) != 2:
+        raise UserError(f"{NAME}: {what} must be a pair of features and labels")
+    x, y = _features(f"{what}'s x", given[0], task), _labels(f"{what}'s y", given[1])
+    _check_length(f"{what}'s y", y, f"{what}'s x", x)
+    if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
+        raise UserError(
+            f"{NAME}: {what}'s x has samples {x.dtype} {x.shape[1:]} where those of x are {like.dtype} {like.shape[1:]}"
+        )
+    if not len(x):
+        raise UserError(f"{NAME}: {what} holds no sample")
+    return x, y
+
+
+def _check_length(one: str, values: AnyArray, other: str, rows: AnyArray) -> None:
+    if len(values) != len(rows):
+        raise UserError(f"{NAME}: {one} has {len(values)} entries where {other} has {len(rows)}: one for each sample")
+
+
+def _per_channel(what: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
+    values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, np.float64)))
+    if len(values) not in (1, channels):
+        raise UserError(f"{NAME}: {what} has {len(values)} values for {channels} channels: give one, or one a channel")
+    return values
+
+
+def _statistics(x: AnyArray, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel of uint8 samples on the scale of x / 255; 1 for a constant channel."""
+    rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), STATISTICS_ROWS)).astype(np.int64))
+    total, squares, count = np.zeros(channels), np.zeros(channels), 0
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        block = np.asarray(x[rows[start : start + ROWS_AT_ONCE]], np.float64) / UNIT["uint8"]
+        block = block.reshape(len(block), channels, -1)
+        total += block.sum((0, 2))
+        squares += (block**2).sum((0, 2))
+        count += block.shape[0] * block.shape[2]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    std[std < 1e-8] = 1.0
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _digest(array: AnyArray) -> str:
+    head = f"{array.dtype}{array.shape}".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
