@@ -6,38 +6,56 @@ The public names are imported when they are first asked for, so that the command
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedmpi.api import Run, load_run, load_runs, run
     from fedmpi.clients.cohort import Cohort
-    from fedmpi.common.errors import UserError
+    from fedmpi.common.errors import ClientFailure, PartFailure, UserError
     from fedmpi.common.registry import client_sampler, combiner, parts, row_rule, server_optimizer, weights
+    from fedmpi.config import Config, presets
+    from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClientArrays",
+    "ClientFailure",
     "Cohort",
+    "Config",
     "LocalAlgorithm",
+    "PartFailure",
+    "Run",
     "UserError",
     "__version__",
     "client_sampler",
     "combiner",
+    "load_run",
+    "load_runs",
     "parts",
+    "presets",
     "row_rule",
+    "run",
     "server_optimizer",
     "weights",
 ]
 
 _HOMES = {
+    "ClientArrays": "fedmpi.data.arrays",
     "Cohort": "fedmpi.clients.cohort",
     "LocalAlgorithm": "fedmpi.local.algorithm",
-    "UserError": "fedmpi.common.errors",
+    **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
+    **dict.fromkeys(("ClientFailure", "PartFailure", "UserError"), "fedmpi.common.errors"),
+    **dict.fromkeys(("Run", "load_run", "load_runs", "run"), "fedmpi.api"),
     **dict.fromkeys(
         ("client_sampler", "combiner", "parts", "row_rule", "server_optimizer", "weights"), "fedmpi.common.registry"
     ),
 }
 """The module of each public name."""
+
+logging.getLogger("fedmpi").addHandler(logging.NullHandler())  # who wants to see the log says so
 
 
 def __getattr__(name: str) -> Any:

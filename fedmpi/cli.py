@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.process.guard import run_guarded
+from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 
 app = typer.Typer(
     name="fedmpi",
@@ -35,12 +38,13 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=V
 
 def main() -> None:
     """Entry point of the console script: run a command; any failure ends all ranks of the job."""
-    run_guarded(_run)
+    interrupt = Interrupt() if sys.argv[1:2] == ["train"] else None  # at once: MPI may take long to start
+    run_guarded(partial(_run, interrupt))
 
 
-def _run() -> int:
+def _run(interrupt: Interrupt | None) -> int:
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False, obj=interrupt)
     except CommandLineError as error:
         told = getattr(error, "format_message", error.__str__)()
         raise UserError(f"{told.rstrip('.')} (try --help)") from error
@@ -49,6 +53,7 @@ def _run() -> int:
 
 @app.command()
 def train(
+    context: typer.Context,
     config: ConfigFile = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
@@ -61,19 +66,24 @@ def train(
     loaded = _load(config, settings)
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
-    from fedmpi.records.recorder import open_recorder
-    from fedmpi.rounds.assemble import Experiment  # slow: a wrong configuration is refused before
-    from fedmpi.rounds.loop import Simulation
+    from fedmpi import api  # slow: a wrong configuration is refused before
+    from fedmpi.records.progress import show_summary
 
-    experiment = Experiment.connect(loaded)
+    interrupt: Interrupt | None = context.obj
     folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    recorder = open_recorder(experiment.cluster, folder, loaded, resume, experiment.model.module)
-    if experiment.cluster.mpi == "none":
-        print("one process: no MPI is installed (pip install 'fedmpi[mpi]' brings one)", flush=True)
-    experiment.announce()
-    code = Simulation(experiment, recorder).run()
-    experiment.close()
-    return code
+    stop = interrupt.asked if interrupt else None
+    run = api.run(loaded, out=folder, resume=resume, progress=True, stop=stop)
+    stopped = run.ending == "stopped"
+    if interrupt is not None:
+        interrupt.ignore() if stopped else interrupt.restore()
+    if world_rank() in (0, None):
+        if run.summary["versions"]["mpi"] == "none":
+            print("one process: no MPI is installed (pip install 'fedmpi[mpi]' brings one)")
+        if stopped:
+            print(f"stopped after saving: continue with --resume --out {folder}", flush=True)
+        else:
+            show_summary(run.summary, str(folder))
+    return STOPPED_AFTER_SAVING if stopped else 0
 
 
 @app.command("presets")

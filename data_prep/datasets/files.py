@@ -8,7 +8,7 @@ import io
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 
 BLOCK = 1 << 20
-STATISTICS_ROWS = 20_000
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
 HOLD_OUT = Streams(0)
@@ -201,52 +200,3 @@ def hold_out_groups(groups: NDArray[np.int64], fraction: float = 0.2) -> tuple[N
             left -= int(counts[group])
             chosen[group] = True
     return np.flatnonzero(~chosen[groups]), np.flatnonzero(chosen[groups])
-
-
-def channel_statistics(
-    features: NDArray[Any], scale: float, among: NDArray[np.int64] | None = None, at_most: int = STATISTICS_ROWS
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """`statistics` of an array (n, C, H, W), or (n, d), which counts as one channel; of some of its rows, or all."""
-    rows = np.arange(len(features)) if among is None else among
-    channels = features.shape[1] if features.ndim == 4 else 1
-    return statistics(lambda wanted: features[wanted], rows, channels, scale, at_most)
-
-
-def statistics(
-    read: Callable[[NDArray[np.int64]], NDArray[Any]],
-    rows: NDArray[np.int64],
-    channels: int,
-    scale: float,
-    at_most: int = STATISTICS_ROWS,
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of x / scale over at most `at_most` evenly spaced rows.
-
-    Parameters
-    ----------
-    read : callable
-        ``read(rows)`` gives features (r, C, ...), or (r, d) for one channel over all values.
-    rows : int64 array
-        The rows to take into account.
-    channels : int
-        C.
-    scale : float
-        255 for uint8, else 1.
-    at_most : int
-        Rows read.
-
-    Returns
-    -------
-    mean, std : tuples of C floats; a constant channel gets a standard deviation of 1.
-    """
-    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), at_most)).astype(np.int64))]
-    total, squares, count = np.zeros(channels), np.zeros(channels), 0
-    for start in range(0, len(rows), 512):
-        block = np.asarray(read(rows[start : start + 512]), np.float64) / scale
-        block = block.reshape(len(block), channels, -1)
-        total += block.sum((0, 2))
-        squares += (block**2).sum((0, 2))
-        count += block.shape[0] * block.shape[2]
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    std[std < 1e-8] = 1.0
-    return tuple(float(value) for value in mean), tuple(float(value) for value in std)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.files import STATISTICS_ROWS, statistics
 from data_prep.raw import RawDataset
+from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
 
 def measured(raw: RawDataset, among: NDArray[np.int64] | None = None, at_most: int = STATISTICS_ROWS) -> RawDataset:

@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmpi.config.base import Count, Decay, NonNegative, Part, Positive, Probability
+from fedmpi.config.base import Choice, Count, Decay, NonNegative, Part, Positive, Probability
 
 
 class DataPart(Part):
     """Which data."""
 
-    shards: str = "digits"
+    shards: Choice = "digits"
     """Folder written by `python -m data_prep`, or "digits": the 1,797 embedded handwritten digits of scikit-learn
-    ("digits:clients=50,partition=dirichlet,alpha=0.1" chooses how they are dealt out)."""
+    ("digits:clients=50,partition=dirichlet,alpha=0.1" chooses how they are dealt out), or "package.module:function" of
+    your own: function(**options) gives ClientArrays."""
     verify: bool = False
     """Check every shard's sha256 before training."""
     normalise: bool = True
@@ -26,7 +27,7 @@ class ModelPart(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
-    name: str = "mlp"
+    name: Choice = "mlp"
     """A built-in model (mlp, cnn, …), or "package.module:function" of your own: function(description, **options)."""
 
     @property

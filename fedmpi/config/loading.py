@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedmpi.common.errors import UserError
+from fedmpi.config.base import written
 from fedmpi.config.checks import RELEVANCE
 from fedmpi.config.parts import Config
 from fedmpi.config.presets import preset_table
@@ -33,8 +35,69 @@ def load_config(path: Path | None, settings: Sequence[str] = ()) -> Config:
     return build_config(layers)
 
 
-def build_config(layers: Sequence[tuple[str, Table]]) -> Config:
-    """Merge named layers (later ones win) over their preset and validate the result."""
+def given_config(given: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any]) -> Config:
+    """The configuration that Python code describes.
+
+    Parameters
+    ----------
+    given : str, Path, mapping or Config
+        A preset's name; a TOML file (a Path, or a text that ends in .toml or holds a path); keys and values; or a
+        complete configuration.
+    overrides : mapping
+        Values by key, as {"local.lr": 0.1} or {"local": {"lr": 0.1}}, over those of `given`.
+
+    Raises
+    ------
+    UserError
+        As `load_config`.
+    """
+    changes = ("the overrides", nested(overrides, "the overrides"))
+    if isinstance(given, Config) and not overrides:
+        return given
+    if isinstance(given, Config):
+        return build_config([changes], base=chosen_table(given))
+    if isinstance(given, Mapping):
+        return build_config([("the configuration", nested(given, "the configuration")), changes])
+    if isinstance(given, Path) or given.endswith(".toml") or os.sep in given:
+        return build_config([(str(given), read_toml(Path(given))), changes])
+    return build_config([("the preset", {"preset": given}), changes])
+
+
+def nested(values: Mapping[str, Any], origin: str) -> Table:
+    """{"part.key": value} as nested tables; those that are nested already stay as they are."""
+    table: Table = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise UserError(f"{origin}: keys are texts like local.lr, not {key!r}")
+        part, dot, name = key.partition(".")
+        if dot:
+            table.setdefault(part, {})[name] = value
+        elif isinstance(value, Mapping):
+            table.setdefault(part, {}).update(value)
+        else:
+            table[part] = value
+    return table
+
+
+def filled(values: Mapping[str, Any]) -> Table:
+    """Nested tables over those of the preset that they name, if they name one."""
+    if values.get("preset") is None:
+        return dict(values)
+    own = _flatten({key: _plain(value) for key, value in values.items()}, "Config")
+    table = _flatten(preset_table(str(values["preset"])), f"preset {values['preset']}")
+    _drop_alternatives(table, own)
+    return nested({**table, **own}, "Config")
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def build_config(layers: Sequence[tuple[str, Table]], base: Table | None = None) -> Config:
+    """Merge named layers (later ones win) over their preset and validate the result.
+
+    What `base` holds counts like a preset's values: it gives way, and is left out where it means nothing.
+    """
     origins: dict[str, str] = {}
     user: Table = {}
     for origin, table in layers:
@@ -43,9 +106,16 @@ def build_config(layers: Sequence[tuple[str, Table]]) -> Config:
         user.update(flat)
         origins.update(dict.fromkeys(flat, origin))
     values: Table = {}
-    if user.get("preset") is not None:
+    if base is not None:
+        values = _flatten(base, "the configuration")
+        if user.get("preset") != values.get("preset") and "preset" in user:
+            raise UserError(
+                f"preset = {user['preset']!r}: a complete Config cannot change its preset, {values.get('preset')!r}; "
+                "start from the preset and override that"
+            )
+    elif user.get("preset") is not None:
         values = _flatten(preset_table(str(user["preset"])), f"preset {user['preset']}")
-        _drop_alternatives(values, user)
+    _drop_alternatives(values, user)
     values.update(user)
     config = _validate(values, origins)
     _refuse_meaningless(config, origins)
@@ -63,7 +133,16 @@ def read_toml(path: Path) -> Table:
 
 
 def config_table(config: Config) -> Table:
-    """The complete configuration as nested tables: every key that means something under the chosen values."""
+    """The complete configuration as a file holds it: every key that means something under the chosen values."""
+    table = chosen_table(config)
+    return {
+        name: {key: written(inner) for key, inner in value.items()} if isinstance(value, dict) else written(value)
+        for name, value in table.items()
+    }
+
+
+def chosen_table(config: Config) -> Table:
+    """As `config_table`, with objects as they were given."""
     table: Table = {}
     for name, value in config:
         if isinstance(value, BaseModel):
@@ -181,27 +260,21 @@ def _drop_alternatives(older: Table, newer: Table) -> None:
 
 
 def _validate(values: Table, origins: dict[str, str]) -> Config:
-    nested: Table = {}
-    for key, value in values.items():
-        part, dot, name = key.partition(".")
-        if dot:
-            nested.setdefault(part, {})[name] = value
-        else:
-            nested[part] = value
     try:
-        return Config.model_validate(nested)
+        return Config.exactly(nested(values, "the configuration"))
     except ValidationError as error:
-        raise UserError(_sentence(error, origins)) from error
+        raise UserError(sentence(error, origins)) from error
 
 
-def _sentence(error: ValidationError, origins: dict[str, str]) -> str:
+def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -> str:
+    """The first thing that is wrong, with the key and where it comes from."""
     first = error.errors(include_url=False)[0]
     location = [str(step) for step in first["loc"]]
     key = ".".join(location[:2])
     message = str(first["msg"]).removeprefix("Value error, ")
     if not location:
         return message
-    origin = origins.get(key)
+    origin = (origins or {}).get(key)
     where = f" (from {origin})" if origin else ""
     return f"{key} = {first['input']!r}{where}: {message[0].lower()}{message[1:]}"
 

@@ -5,10 +5,13 @@ Every published system is a choice of these parts (a preset); any other choice i
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from fedmpi.common.errors import UserError
 from fedmpi.config.base import Count, Part
 from fedmpi.config.client_parts import DataPart, LocalPart, ModelPart, ParticipationPart, SamplesPart, TaskPart
 from fedmpi.config.server_parts import (
@@ -28,7 +31,13 @@ from fedmpi.config.server_parts import (
 
 
 class Config(Part):
-    """A complete run."""
+    """A complete run: `Config(preset="fedavg", rounds=20, local={"lr": 0.1})`; what is left out has its default.
+
+    Raises
+    ------
+    UserError
+        An unknown preset or key, a value out of range, or choices that contradict each other.
+    """
 
     preset: str | None = None
     """A published system that fills the parts below; the file and --set override it."""
@@ -54,6 +63,45 @@ class Config(Part):
     evaluation: EvaluationPart = EvaluationPart()
     checkpoint: CheckpointPart = CheckpointPart()
     logging: LoggingPart = LoggingPart()
+
+    def __init__(self, **values: Any):
+        from fedmpi.config.loading import filled, sentence
+
+        try:
+            super().__init__(**filled(values))
+        except ValidationError as error:
+            raise UserError(sentence(error)) from error
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
+        """The configuration of a TOML file, with some of its keys set otherwise.
+
+        Parameters
+        ----------
+        path : str or Path
+        overrides : mapping, optional
+            Values by key, as {"local.lr": 0.1} or {"local": {"lr": 0.1}}.
+
+        Raises
+        ------
+        UserError
+            As the constructor; or the file cannot be read.
+        """
+        from fedmpi.config.loading import given_config
+
+        return given_config(Path(path), overrides or {})
+
+    @classmethod
+    def exactly(cls, values: Mapping[str, Any]) -> Config:
+        """Nested tables as they stand: validated, without a look at what the preset says beside them.
+
+        Raises
+        ------
+        pydantic.ValidationError
+        """
+        config = cls.__new__(cls)
+        cls.__pydantic_validator__.validate_python(dict(values), self_instance=config)
+        return config
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

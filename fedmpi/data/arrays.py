@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import resolve
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
+from fedmpi.data.statistics import statistics
 
 AnyArray = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 Task = Literal["image", "text", "vector"]
 
 NAME = "ClientArrays"
-UNIT = {"uint8": 255.0, "float32": 1.0}
-STATISTICS_ROWS = 50_000
-"""Evenly spaced training rows that mean and deviation are measured on, as data_prep does."""
-ROWS_AT_ONCE = 512
+LARGEST_BYTE = 255.0
 
 
 class ArrayShard(ShardData):
@@ -41,9 +43,7 @@ class ArrayShard(ShardData):
         Names of the clients; by default their indices.
     """
 
-    def __init__(
-        self, x: AnyArray, y: AnyArray, offsets: Int64Array, classes: int, client_ids: AnyArray | None = None
-    ):
+    def __init__(self, x: AnyArray, y: AnyArray, offsets: Int64Array, classes: int, client_ids: AnyArray | None = None):
         super().__init__({}, offsets)
         clients = len(offsets) - 1
         owner = np.repeat(np.arange(clients), np.diff(offsets))
@@ -123,7 +123,16 @@ class ClientArrays:
         self.classes = self._classes(classes)
         self.description = self._describe(task, vocabulary, mean, std)
 
+    def __call__(self) -> ClientArrays:
+        """Itself: where a function that gives such arrays is expected, they can be given as they are."""
+        return self
+
     def __repr__(self) -> str:
+        return self.config_name
+
+    @property
+    def config_name(self) -> str:
+        """What a run's config.toml calls these data."""
         return f"{NAME}:{self.name}-{self.digest[:16]}"
 
     @cached_property
@@ -170,14 +179,18 @@ class ClientArrays:
             largest = max(int(part.max(initial=0)) for part in (self.x, self.test[0])) + 1
             return DataDescription(shape, dtype, self.classes, "text", max(largest, vocabulary or 0), (), ())
         channels = shape[0] if len(shape) == 3 else 1
-        if mean is None and std is None and dtype == "uint8":
-            centre, spread = _statistics(self.x, channels)
+        if mean is not None or std is not None:
+            centre = _per_channel("mean", 0.0 if mean is None else mean, channels)
+            spread = _per_channel("std", 1.0 if std is None else std, channels)
         else:
-            centre = () if mean is None and std is None else _per_channel("mean", 0.0 if mean is None else mean, channels)
-            spread = () if mean is None and std is None else _per_channel("std", 1.0 if std is None else std, channels)
+            centre, spread = self._measured(channels) if dtype == "uint8" else ((), ())
         if any(not value > 0 for value in spread):
             raise UserError(f"{NAME}: std must be above 0, not {std}")
         return DataDescription(shape, dtype, self.classes, task, 0, centre, spread)
+
+    def _measured(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the training samples on the scale of x / 255, as data_prep measures them."""
+        return statistics(lambda rows: self.x[rows], np.arange(len(self.x)), channels, LARGEST_BYTE)
 
     def _manifest(self) -> Manifest:
         clients, samples = len(self.offsets) - 1, len(self.x)
@@ -198,6 +211,34 @@ class ClientArrays:
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
         )
+
+
+def in_memory(where: Any) -> bool:
+    """Whether ``data.shards`` names data in memory: no text, or "package.module:function" and not a folder."""
+    if not isinstance(where, str):
+        return not isinstance(where, Path)
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.-]+", where)) and not Path(where).exists()
+
+
+def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
+    """The arrays that were given, or that the function of the user's own gives.
+
+    Raises
+    ------
+    UserError
+        There is no such function, its options are wrong, or it gives something else.
+    """
+    if isinstance(where, str) and where.startswith(f"{NAME}:"):
+        raise UserError(
+            f"data.shards = {where!r} were arrays in the memory of the program that ran: give them again, as "
+            "fedmpi.run(…, data=fedmpi.ClientArrays(…))"
+        )
+    source = resolve("data source", where)
+    with calling(source):
+        found = source.make(options)()
+    if not isinstance(found, ClientArrays):
+        raise UserError(f"data.shards = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")
+    return found
 
 
 def _array(given: Any) -> AnyArray:
@@ -299,22 +340,6 @@ def _per_channel(what: str, given: float | Sequence[float], channels: int) -> tu
     if len(values) not in (1, channels):
         raise UserError(f"{NAME}: {what} has {len(values)} values for {channels} channels: give one, or one a channel")
     return values
-
-
-def _statistics(x: AnyArray, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel of uint8 samples on the scale of x / 255; 1 for a constant channel."""
-    rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), STATISTICS_ROWS)).astype(np.int64))
-    total, squares, count = np.zeros(channels), np.zeros(channels), 0
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        block = np.asarray(x[rows[start : start + ROWS_AT_ONCE]], np.float64) / UNIT["uint8"]
-        block = block.reshape(len(block), channels, -1)
-        total += block.sum((0, 2))
-        squares += (block**2).sum((0, 2))
-        count += block.shape[0] * block.shape[2]
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    std[std < 1e-8] = 1.0
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def _digest(array: AnyArray) -> str:

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.data.arrays import ArrayShard
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
-from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
 
 NAME = "digits"
@@ -51,19 +51,6 @@ class DigitsOptions:
     seed: int = 0
 
 
-class _ArrayShard(ShardData):
-    """A shard whose arrays are in memory already."""
-
-    def __init__(self, x: npt.NDArray[Any], y: npt.NDArray[Any], offsets: npt.NDArray[np.int64]):
-        super().__init__({}, offsets)
-        clients = len(offsets) - 1
-        owner = np.repeat(np.arange(clients), np.diff(offsets))
-        counts = np.bincount(owner * CLASSES + y, minlength=clients * CLASSES)
-        self.x, self.y = x, y
-        self.class_counts = counts.reshape(clients, CLASSES)
-        self.client_ids = np.arange(clients)
-
-
 def is_digits(where: str | Path) -> bool:
     """Whether ``data.shards`` names the embedded digits: ``"digits"`` or ``"digits:key=value,..."``."""
     return isinstance(where, str) and where.split(":", 1)[0] == NAME
@@ -83,7 +70,7 @@ def open_digits(where: str = NAME, options: Mapping[str, Any] | None = None) -> 
     x, y = np.ascontiguousarray(x[rows]), y[rows]
     x.flags.writeable = y.flags.writeable = False
     manifest = _manifest(chosen, x, y, test_x)
-    return ShardStore(manifest, [_ArrayShard(x, y, offsets)], {"test": (test_x, test_y)})
+    return ShardStore(manifest, [ArrayShard(x, y, offsets, CLASSES)], {"test": (test_x, test_y)})
 
 
 def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:

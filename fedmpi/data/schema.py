@@ -6,6 +6,7 @@ The only thing that data_prep (which writes) and fedmpi (which reads) agree on; 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,11 @@ class DataDescription:
     vocabulary: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> DataDescription:
+        """The description with these entries, as JSON gives them."""
+        return cls(**{key: _tupled(value) for key, value in entries.items()})
 
 
 @dataclass(frozen=True)
@@ -176,8 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _parse(content: dict[str, Any]) -> Manifest:
     values = {field.name: content[field.name] for field in fields(Manifest) if field.name in content}
-    description = {key: _tupled(value) for key, value in values["description"].items()}
-    values["description"] = DataDescription(**description)
+    values["description"] = DataDescription.of(values["description"])
     values["train"] = tuple(ShardFile(**file) for file in values["train"])
     for part in ("test", "val", "extras", "words", "vectors"):
         if values.get(part) is not None:

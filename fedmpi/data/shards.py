@@ -45,7 +45,9 @@ class ShardStore:
     parts : dict of (Section, Section) or arrays
         ``"test"`` and, where there is one, ``"val"``: features and labels.
     folder : Path or None
-        Where it lies; None for the embedded digits.
+        Where it lies; None for data in memory.
+    validation_offsets : int64 (N + 1,), optional
+        Where each client's validation samples begin, of data in memory.
 
     Attributes
     ----------
@@ -63,6 +65,7 @@ class ShardStore:
         shards: Sequence[ShardData],
         parts: Mapping[str, tuple[Section | AnyArray, Section | AnyArray]],
         folder: Path | None = None,
+        validation_offsets: Int64Array | None = None,
     ):
         self.manifest = manifest
         self.folder = folder
@@ -73,6 +76,7 @@ class ShardStore:
         self.shard_starts: Int64Array = np.cumsum([0] + [len(shard.offsets) - 1 for shard in shards])
         self._shards = shards
         self._parts = dict(parts)
+        self._validation_offsets = validation_offsets
         self._sample_starts = self.offsets[self.shard_starts]
         self._sample_bytes = math.prod(self.description.feature_shape) * np.dtype(self.description.dtype).itemsize
         self._announced = np.zeros(len(self.sizes), bool)
@@ -209,7 +213,7 @@ class ShardStore:
         """
         file = self.manifest.val
         if self.folder is None or file is None:
-            return None
+            return self._validation_offsets
         return part_offsets(self.folder / file.name, file, self.clients)
 
     def validation_of(self, client: int) -> Samples | None:
@@ -233,16 +237,17 @@ def _take(shard: ShardData, rows: Int64Array) -> Samples:
     return shard.x.take(rows, axis=0), shard.y.take(rows)
 
 
-def open_store(where: str | Path, digits_options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
+def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
     """Open the data that ``data.shards`` names.
 
     Parameters
     ----------
-    where : str or Path
+    where : str, Path, ClientArrays or function
         A folder written by data_prep, or ``"digits"``, or ``"digits:clients=50,partition=iid"`` (see
-        `fedmpi.data.embedded.DigitsOptions`). A folder of that name is reached as ``"./digits"``.
-    digits_options : mapping, optional
-        Options of the embedded digits, over those in `where`.
+        `fedmpi.data.embedded.DigitsOptions`). A folder of that name is reached as ``"./digits"``. Or data in memory:
+        ClientArrays, or a function that gives them, itself or as ``"package.module:function"``.
+    options : mapping, optional
+        Options of the embedded digits, over those in `where`, or of the function.
     verify : bool
         Also compare every file's sha256 with the manifest (reads everything once).
 
@@ -251,12 +256,15 @@ def open_store(where: str | Path, digits_options: Mapping[str, Any] | None = Non
     UserError
         The folder or a file in it is missing, damaged or of another schema, or an option of the digits is wrong.
     """
-    from fedmpi.data.embedded import is_digits, open_digits  # needs ShardStore
+    from fedmpi.data.arrays import arrays_of, in_memory  # need ShardStore
+    from fedmpi.data.embedded import is_digits, open_digits
 
     if is_digits(where):
-        return open_digits(str(where), digits_options or {})
-    if digits_options:
-        raise UserError(f"options of the embedded digits make no sense for the shard folder {where}: remove them")
+        return open_digits(str(where), options or {})
+    if in_memory(where):
+        return arrays_of(where, options or {}).store
+    if options:
+        raise UserError(f"data.{next(iter(options))} means nothing for the shard folder {where}: remove it")
     return open_folder(Path(where), verify)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import object_name
 from fedmpi.common.streams import Purpose, Streams
 
 if TYPE_CHECKING:
@@ -36,15 +38,16 @@ REGISTRY = {
 """Where the built-in models live; imported when asked for."""
 
 
-def build(name: str, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:
+def build(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:
     """A freshly initialised model, the same on every rank.
 
     Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and put back afterwards.
 
     Parameters
     ----------
-    name : str
-        A key of `REGISTRY`, or "package.module:function", called as function(description, **options).
+    name : str, function or nn.Module
+        A key of `REGISTRY`; "package.module:function" or the function itself, called as
+        function(description, **options); or a module, which is copied and keeps its values.
     options : mapping
         The model's own options.
     description : DataDescription
@@ -62,7 +65,12 @@ def build(name: str, options: Mapping[str, Any], description: DataDescription, s
     UserError
         Unknown name, failing import, an option the model does not have, or anything its function raises.
     """
+    if isinstance(name, nn.Module):
+        if options:
+            raise UserError(f"model.{next(iter(options))} means nothing here: the model is given as a module")
+        return copy.deepcopy(name)
     builder = builder_of(name)
+    name = name if isinstance(name, str) else object_name(name)
     _check_options(name, builder, options, description)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
@@ -79,8 +87,13 @@ def build(name: str, options: Mapping[str, Any], description: DataDescription, s
     return model
 
 
-def builder_of(name: str) -> Builder:
-    """The function behind a name; raises UserError where there is none."""
+def builder_of(name: Any) -> Builder:
+    """The function behind a name, or given itself; raises UserError where there is none."""
+    if not isinstance(name, str):
+        if not callable(name):
+            raise UserError(f"model.name = {name!r} is no model: give a name, a function or a nn.Module")
+        given: Builder = name
+        return given
     if name in REGISTRY:
         return _load(name, REGISTRY[name])
     if ":" in name:

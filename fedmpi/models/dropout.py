@@ -130,10 +130,13 @@ class Dropout(nn.Module):
         Holds the source; the first axis of the input must be the samples.
     channels : bool
         Drop whole channels (second axis), as nn.Dropout1d, 2d and 3d do.
+    original : type
+        The layer of torch's that it stands for.
     """
 
-    def __init__(self, p: float, masks: Masks, channels: bool = False):
+    def __init__(self, p: float, masks: Masks, channels: bool = False, original: type[nn.Module] = nn.Dropout):
         super().__init__()
+        self.original = original
         self.p = p
         self.masks = masks
         self.channels = channels
@@ -181,9 +184,18 @@ def install_dropout(module: nn.Module) -> Masks:
                 child.masks = masks
             elif isinstance(child, _REPLACED) and type(child) in _REPLACED:
                 channels = not isinstance(child, nn.Dropout)
-                new = swapped.setdefault(child, Dropout(child.p, masks, channels))
+                new = swapped.setdefault(child, Dropout(child.p, masks, channels, type(child)))
                 setattr(parent, name, new.train(child.training))
     return masks
+
+
+def remove_dropout(module: nn.Module) -> None:
+    """Put torch's own dropout layers back for those of `install_dropout`."""
+    swapped: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, Dropout):
+                setattr(parent, name, swapped.setdefault(child, child.original(child.p)).train(child.training))
 
 
 def has_dropout(module: nn.Module) -> bool:

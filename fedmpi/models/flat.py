@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.models.dropout import has_dropout, install_dropout
+from fedmpi.models.dropout import has_dropout, install_dropout, remove_dropout
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 Precision = Literal["float32", "bfloat16"]
@@ -100,6 +100,16 @@ class FlatModel:
         for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat.detach()), strict=True):
             tensor.data = view
         self._bound = flat
+
+    def released(self) -> nn.Module:
+        """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.
+
+        The flat model is of no more use.
+        """
+        for tensor in (*self.parameters, *self.buffers):
+            tensor.data = tensor.data.clone()
+        remove_dropout(self.module)
+        return self.module.to("cpu").eval()
 
     def restart(self) -> None:
         """Set integer buffers, such as batch norm's count of batches, to their first values."""

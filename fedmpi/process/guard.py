@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
 from fedmpi.common.errors import ClientFailure, PartFailure, RanksDisagree, UserError
 
-DONE, OUR_FAULT, USER_ERROR, STOPPED = 0, 1, 2, 75
+DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 
@@ -42,26 +42,51 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
         if launch is not None and launch.size > 1:
             start_mpi()  # before anything can fail: only a rank that has joined can end the others
         code, why = main() or DONE, ""
-    except SystemExit as stop:
-        code, why = _exit_code(stop)
     except LauncherMismatch as error:
         sys.exit(_mismatch(error))
-    except UserError as error:
-        code, why = USER_ERROR, f"error: {error}"
-    except RanksDisagree as error:
-        code, why = OUR_FAULT, f"error: {error}"
-    except PartFailure as failure:
-        code, why = OUR_FAULT, f"error: {failure}\n{failure.trace}".rstrip()
-    except ClientFailure as failure:
-        _tell(f"error: {failure}")
-        abort_job(OUR_FAULT)
-    except KeyboardInterrupt:
-        _tell("interrupted")
-        abort_job(130)
-    except BaseException:
-        _tell(traceback.format_exc())
-        abort_job(OUR_FAULT)
+    except BaseException as error:
+        code, why, shared = _ending_of(error)
+        if not shared:
+            _tell(why)
+            abort_job(code)
     sys.exit(_end(code, why))
+
+
+@contextmanager
+def ending_together() -> Iterator[None]:
+    """Within, in a job of several ranks: an exception that not all of them raise alike ends the job at once.
+
+    One that all raise alike, and any in a single process, is raised as it is: nothing here ends the interpreter.
+    """
+    launch = read_launch()
+    if launch is not None and launch.size > 1:
+        start_mpi()
+    try:
+        yield
+    except BaseException as error:
+        if world_rank() is not None:
+            code, why, shared = _ending_of(error)
+            if not (shared and agree_on_end(code, crc32(why.encode()), SECONDS_TO_AGREE_ON_ERROR)):
+                _tell(why)
+                abort_job(code or OUR_FAULT)
+        raise
+
+
+def _ending_of(error: BaseException) -> tuple[int, str, bool]:
+    """Exit code, the words about it, and whether it may be one that all ranks raise alike."""
+    if isinstance(error, SystemExit):
+        return *_exit_code(error), True
+    if isinstance(error, UserError):
+        return USER_ERROR, f"error: {error}", True
+    if isinstance(error, RanksDisagree):
+        return OUR_FAULT, f"error: {error}", True
+    if isinstance(error, PartFailure):
+        return OUR_FAULT, f"error: {error}\n{error.trace}".rstrip(), True
+    if isinstance(error, ClientFailure):
+        return OUR_FAULT, f"error: {error}", False
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted", False
+    return OUR_FAULT, "".join(traceback.format_exception(error)), False
 
 
 def _end(code: int, why: str) -> int:

@@ -10,11 +10,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Interrupt:
-    """Remembers that a signal arrived; the round loop asks all ranks once per round and stops together."""
+    """Remembers that a signal arrived; only a command installs it, before MPI starts, in the main thread."""
 
     def __init__(self) -> None:
         self.requested = False
         self._previous = {number: signal.signal(number, self._remember) for number in SIGNALS}
+
+    def asked(self) -> bool:
+        """Whether a signal has arrived: the `stop` of a run."""
+        return self.requested
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

@@ -5,9 +5,11 @@ Loaded into a freshly built module with `load_state_dict`, tied parameters are t
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
@@ -35,6 +37,20 @@ def model_file(module: nn.Module) -> bytes:
         return save(tensors)
     except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the model cannot be saved ({error}): change what its state_dict holds") from error
+
+
+def load_model(module: nn.Module, path: Path) -> None:
+    """Give a freshly built module the values of model.safetensors.
+
+    Raises
+    ------
+    UserError
+        The file is missing or damaged, or holds another model.
+    """
+    try:
+        module.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"{path} does not hold this model ({error})") from None
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -62,6 +64,17 @@ class _Lines:
 
     def close(self) -> None:
         sys.stdout.flush()
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Within: fedmpi's warnings are printed on standard error."""
+    handler, log = TerminalWarnings(), logging.getLogger("fedmpi")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 class TerminalWarnings(logging.Handler):

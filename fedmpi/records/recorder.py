@@ -9,17 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
-import sys
 import threading
-import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
 
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
@@ -28,12 +24,13 @@ from fedmpi.common.files import make_folder, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
 from fedmpi.config.loading import differences
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.model_file import model_file
-from fedmpi.records.progress import TerminalWarnings
-from fedmpi.updates.traffic import cost_to_target
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger("fedmpi")
-Record = dict[str, Any]
 OF_A_RUN = (
     "config.toml",
     "checkpoints",
@@ -71,20 +68,12 @@ class Recorder:
         self._claim(resume)
         self._handler = RunLog(folder / "run.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._warnings = TerminalWarnings()
+        self._level, self._excepthook = log.level, threading.excepthook
         log.addHandler(self._handler)
-        log.addHandler(self._warnings)
         log.setLevel(logging.INFO)
         self._events: SummaryWriter | None = None
-        self._judge = "test"  # until a record tells a score on validation samples
-        self._best: Record = {}
-        self._last: Record = {}
-        self._accuracies: list[float | None] = []
-        self._round_bytes: list[int] = []
         self._summed = hashlib.sha256()
-        self._links = dict.fromkeys((*LINKS, "paper_formula"), 0)
-        self._started = time.perf_counter()
-        self._seconds_before = 0.0
+        self.history = History(config, keeps=False)
 
     def _claim(self, resume: bool) -> None:
         text = config_toml(self.config)
@@ -157,12 +146,14 @@ class Recorder:
                 )
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
-                self._remember(json.loads(line))
+                self.history.add(json.loads(line))
             if self.config.logging.tensorboard:
-                threading.excepthook = _leave_to_the_writer
+                from torch.utils.tensorboard import SummaryWriter  # slow, and not wanted by everybody
+
+                threading.excepthook = self._leave_to_the_writer
                 self._events = SummaryWriter(str(self.folder), purge_step=len(kept))
         if checkpoint:
-            self._seconds_before = float(checkpoint.header["seconds"])
+            self.history.seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
         return checkpoint
 
@@ -196,11 +187,11 @@ class Recorder:
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
         with writing(self.folder):
-            line = json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+            line = as_line(record)
             with open(self.folder / "metrics.jsonl", "ab") as file:
                 file.write(line)
             self._summed.update(line)
-            self._remember(record)
+            self.history.add(record)
             if self._events is not None:
                 for key, value in record.items():
                     if isinstance(value, (int, float)) and key != "round":
@@ -213,9 +204,8 @@ class Recorder:
 
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
         """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on."""
-        seconds = self._seconds_before + time.perf_counter() - self._started
         checkpoint = Checkpoint(
-            next_round, tensors, {**header, "seconds": seconds, "records": self._summed.hexdigest()}
+            next_round, tensors, {**header, "seconds": self.history.seconds, "records": self._summed.hexdigest()}
         )
         with writing(self.folder):
             self._sync()
@@ -225,35 +215,26 @@ class Recorder:
         """Write the final model and the summary; returns the summary."""
         with writing(self.folder):
             write_whole(self.folder / "model.safetensors", model_file(model))
-            return self._summarise(facts)
-
-    def _summarise(self, facts: Record) -> Record:
-        parts = dict.fromkeys(("test", self._judge))
-        summary: Record = {
-            "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
-            **{f"best_{part}_accuracy": self._best.get(f"{part}_accuracy") for part in parts},
-            "best_round": self._best.get("round"),
-            "best_chosen_on": self._judge,
-            "wall_seconds": self._seconds_before + time.perf_counter() - self._started,
-            "bytes_total": sum(self._round_bytes),
-            **{f"bytes_{link}": count for link, count in self._links.items() if count},
-            **facts,
-        }
-        if self.config.evaluation.target_accuracy is not None:
-            summary["target_accuracy"] = self.config.evaluation.target_accuracy
-            summary |= self._cost_to_target(self.config.evaluation.target_accuracy)
-        write_whole(self.folder / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
+            summary = self.history.summary(facts)
+            write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         return summary
 
     def close(self) -> None:
         """Flush and close the log and the events."""
-        if self._events is not None:
-            with writing(self.folder):
-                self._events.close()
-            threading.excepthook = threading.__excepthook__
-        log.removeHandler(self._warnings)
-        log.removeHandler(self._handler)
-        self._handler.close()
+        try:
+            if self._events is not None:
+                with writing(self.folder):
+                    self._events.close()
+        finally:
+            threading.excepthook = self._excepthook
+            log.removeHandler(self._handler)
+            log.setLevel(self._level)
+            self._handler.close()
+
+    def _leave_to_the_writer(self, args: threading.ExceptHookArgs) -> None:
+        """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
+            self._excepthook(args)
 
     def _sync(self) -> None:
         """Bring the records to the disk: a checkpoint counts on them."""
@@ -263,32 +244,9 @@ class Recorder:
         if self._events is not None:
             self._events.flush()
 
-    def _remember(self, record: Record) -> None:
-        self._judge = "val" if "val_accuracy" in record else self._judge
-        judged = record.get(f"{self._judge}_accuracy")
-        self._last = {**self._last, **record} if judged is None else record
-        for link in self._links:
-            self._links[link] += int(record.get(f"bytes_{link}", 0))
-        self._accuracies.append(record.get("test_accuracy", record.get("val_accuracy")))
-        self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
-        if judged is not None and judged > self._best.get(f"{self._judge}_accuracy", -1.0):
-            self._best = record
-
-    def _cost_to_target(self, target: float) -> Record:
-        """Rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
-        cost = cost_to_target(self._accuracies, self._round_bytes, target)
-        return {
-            "rounds_to_target": cost.rounds if cost else None,
-            "megabytes_to_target": cost.megabytes if cost else None,
-        }
-
-
-SCORES = ("test_", "val_")
-LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
-
 
 class RunLog(logging.FileHandler):
-    """RUN/run.log; where it cannot be written, the terminal is told once and the run goes on."""
+    """RUN/run.log; where it cannot be written, that is warned of once and the run goes on."""
 
     _failed = False
 
@@ -296,35 +254,22 @@ class RunLog(logging.FileHandler):
         """Say it once, without a traceback."""
         if not self._failed:
             self._failed = True
-            print(f"warning: {self.baseFilename} cannot be written", file=sys.stderr, flush=True)
-
-
-def _leave_to_the_writer(args: threading.ExceptHookArgs) -> None:
-    """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
-    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
-        threading.__excepthook__(args)
+            log.warning("%s cannot be written", self.baseFilename)
 
 
 def open_recorder(
-    cluster: Cluster, folder: Path, config: Config, resume: bool, model: nn.Module | None = None
+    cluster: Cluster, folder: Path | None, config: Config, resume: bool, model: nn.Module | None = None
 ) -> Recorder | None:
-    """The recorder on rank 0, None on the others.
+    """The recorder on rank 0, None on the others, and everywhere where rank 0 is given no folder.
 
     A folder that cannot be used, and a `model` that could not be saved in the end, are refused by all ranks together.
     """
 
-    def opened() -> Recorder:
+    def opened() -> Recorder | None:
+        if folder is None:
+            return None
         if model is not None:
             model_file(model)
         return Recorder(folder, config, resume)
 
     return on_server(cluster, opened)
-
-
-def finite(value: Any) -> Any:
-    """The value as strict JSON can hold it: numbers that are infinite or not a number become null."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,15 @@ class Experiment:
     data_digest: str = ""
 
     @classmethod
-    def connect(cls, config: Config) -> Experiment:
-        """Join the job's other ranks and assemble the parts of this one.
+    def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
+        """Assemble the parts of this rank; without a cluster join the job's other ranks first.
 
         Raises
         ------
         UserError
             When the data, the model or the launcher do not fit.
         """
-        cluster = Cluster.connect(reduction=config.cluster.reduction)
+        cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
         store = agree(cluster, config)
         device = prepare_device(config, cluster)
@@ -377,6 +377,7 @@ class Experiment:
             "ranks": self.cluster.size,
             "clients": len(self.data.sizes),
             "parameters": self.model.trainable,
+            "data": asdict(self.data.description),
             "engine": self.trainer.engine.description,
             **({"attackers": self.liars.tolist()} if self.liars.size else {}),
             **({"rebalancing": self.augmentation} if self.augmentation else {}),

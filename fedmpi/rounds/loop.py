@@ -8,21 +8,25 @@ model of round t while the workers train round t + 1; the result lands in the re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Literal
 
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.files import writing
 from fedmpi.common.plan import Plan
-from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 from fedmpi.records.checkpoint import clients_file
-from fedmpi.records.progress import open_display, show_summary
+from fedmpi.records.history import History, Record
+from fedmpi.records.progress import Display, open_display
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.listener import Listener, OnRound
 from fedmpi.rounds.sum import RoundSum, RoundTotals
 from fedmpi.tasks.metrics import evaluate
+
+Ending = Literal["finished", "ended", "stopped"]
+"""All rounds done; no more wanted by `on_round`; told to stop, what is needed to go on saved."""
 
 
 class Simulation:
@@ -33,14 +37,38 @@ class Simulation:
     experiment : Experiment
         The parts, assembled on this rank.
     recorder : Recorder or None
-        The run's folder, on rank 0 only; None on all ranks runs without records.
+        The run's folder, on rank 0 only; None on all ranks writes nothing.
+    on_round : callable, optional
+        Called on rank 0 with each finished round's record, its evaluation included; true ends the run there.
+    stop : callable, optional
+        Asked once a round on every rank; where one says yes, all save and stop.
+    progress : bool
+        Whether rank 0 shows rounds as they are finished.
+
+    Attributes
+    ----------
+    model : Tensor (d,)
+        The global model, the same on every rank.
+    history : History
+        The finished rounds, on rank 0.
+    summary : dict
+        After `run`: what the run has come to, on rank 0.
     """
 
-    def __init__(self, experiment: Experiment, recorder: Recorder | None):
+    def __init__(
+        self,
+        experiment: Experiment,
+        recorder: Recorder | None = None,
+        *,
+        on_round: OnRound | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: bool = False,
+    ):
         self.experiment = experiment
         self.cluster = experiment.cluster
         self.config = experiment.config
         self.recorder = recorder
+        self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
         self.model = experiment.model.initial.clone()
         hooks = experiment.trainer.hooks
         self.sums = RoundSum(
@@ -51,18 +79,22 @@ class Simulation:
             vectors=hooks.sums if hooks else (),
             numbers=hooks.numbers if hooks else (),
         )
-        self.interrupt = Interrupt()
-        self.unsettled: dict[str, Any] | None = None
-        self.settled = 0
+        self.listener = Listener(self.cluster, on_round)
+        self.stop = stop or (lambda: False)
+        self.progress = progress and self.cluster.is_server
+        self.display: Display | None = None
+        self.unsettled: Record | None = None
         self.phases: dict[str, float] = {}
+        self.summary: Record = {}
 
-    def run(self) -> int:
-        """Run all rounds; returns the exit code: 0 done, 75 stopped by a signal after saving."""
+    def run(self) -> Ending:
+        """Run all rounds that are left; says why it ended."""
         first = self._resume()
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
-        if self.recorder is not None:
+        if self.progress:
             self.display = open_display(self.config.rounds, first, self.config.logging.interval)
-        stopped = False
+        ending: Ending = "finished"
+        t = first - 1
         for t in range(first, self.config.rounds):
             started = time.perf_counter()
             self.phases = {}
@@ -72,16 +104,18 @@ class Simulation:
             self.experiment.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
             self._note(plan, totals, started)
-            stopped = totals.stop and t + 1 < self.config.rounds
-            if stopped or self._checkpoint_due(t + 1):
+            enough = self._enough()
+            if t + 1 < self.config.rounds:
+                ending = "ended" if enough else "stopped" if totals.stop else "finished"
+            if ending == "stopped" or self._checkpoint_due(t + 1, ending):
                 self._checkpoint(t + 1)
-            if stopped:
+            if ending != "finished":
                 break
-        if not stopped:
-            check_models(self.cluster, self.model, self.config.rounds - 1)
-            self._settle()
-        self._finish(stopped)
-        return STOPPED_AFTER_SAVING if stopped else 0
+        if ending != "stopped":
+            check_models(self.cluster, self.model, t)
+            self._settle(last=True)
+        self._finish(ending)
+        return ending
 
     def _plan(self, t: int) -> Plan:
         """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them."""
@@ -105,7 +139,7 @@ class Simulation:
         self.sums.close(
             report,
             busy,
-            self.interrupt.requested,
+            self.stop(),
             trainer.observer,
             trainer.relayed,
             trainer.work,
@@ -132,19 +166,37 @@ class Simulation:
             self.unsettled = record
             self.experiment.learn(totals)
 
-    def _settle(self) -> None:
-        """Evaluate the model of the last finished round and write its record; the model has not changed since."""
+    def _enough(self) -> bool:
+        """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""
+        if not self.listener.listens:
+            return False
+        self._complete()
+        ended = self.listener.ends(self.unsettled)
+        self._settle(last=ended)
+        return ended
+
+    def _settle(self, last: bool = False) -> None:
+        """Write the record of the last finished round, evaluated if that is due; the model has not changed since."""
+        self._complete(last)
         record, self.unsettled = self.unsettled, None
-        if record is None or self.recorder is None:
+        if record is None:
             return
-        t, evaluation = record["round"], self.config.evaluation
-        if (t + 1) % evaluation.every == 0 or t + 1 == self.config.rounds:
+        if self.recorder is not None:
+            self.recorder.write(record)
+        else:
+            self.history.add(record)
+        if self.display is not None:
+            self.display.update(record)
+
+    def _complete(self, last: bool = False) -> None:
+        """Add the evaluation to the record that waits for it, if it is due."""
+        record, every = self.unsettled, self.config.evaluation.every
+        if record is None or "evaluate" in record["phase_seconds"]:
+            return
+        if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
             record.update(self._evaluate())
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
-        self.recorder.write(record)
-        self.settled += 1
-        self.display.update(record)
 
     def _evaluate(self) -> dict[str, float]:
         flat, data = self.experiment.model, self.experiment.data
@@ -158,9 +210,10 @@ class Simulation:
             facts |= found.facts(part)
         return facts
 
-    def _checkpoint_due(self, next_round: int) -> bool:
+    def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
         every = self.config.checkpoint.every
-        return every > 0 and (next_round % every == 0 or next_round == self.config.rounds)
+        last = next_round == self.config.rounds or ending == "ended"
+        return every > 0 and (next_round % every == 0 or last)
 
     def _checkpoint(self, next_round: int) -> None:
         """Save what the run needs to go on; all ranks must hold the same model."""
@@ -171,7 +224,7 @@ class Simulation:
             header |= self.experiment.save_client_state(path)
         if self.recorder is None:
             return
-        header.update(settled=self.settled, unsettled=self.unsettled)
+        header.update(settled=self.history.rounds, unsettled=self.unsettled)
         self.recorder.checkpoint(next_round, {"model": self.model, **tensors}, header)
 
     def _resume(self) -> int:
@@ -179,7 +232,7 @@ class Simulation:
         data = self.experiment.data_digest
         checkpoint = on_server(self.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
         if checkpoint is not None:
-            self.settled, self.unsettled = checkpoint.header["settled"], checkpoint.header["unsettled"]
+            self.unsettled = checkpoint.header["unsettled"]
         first, model = self.experiment.share_checkpoint(checkpoint)
         kept = None
         if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
@@ -189,23 +242,20 @@ class Simulation:
             self.model.copy_(model)
         return first
 
-    def _finish(self, stopped: bool) -> None:
-        if stopped:
-            self.interrupt.ignore()
-        else:
-            self.interrupt.restore()
+    def _finish(self, ending: Ending) -> None:
+        """Sum up; a finished run's folder gets model and summary, a stopped one only what it takes to go on."""
         self.sums.release()
         moved = self.cluster.share_bytes()
-        if self.recorder is None:
+        self.experiment.model.bind(self.model)
+        if self.display is not None:
+            self.display.close()
+        if not self.cluster.is_server:
             return
-        self.display.close()
-        if stopped:
-            print(f"stopped after saving: continue with --resume --out {self.recorder.folder}", flush=True)
+        facts = self.experiment.facts() | moved.facts()
+        if self.recorder is None or ending == "stopped":
+            self.summary = self.history.summary(facts)
         else:
-            self.experiment.model.bind(self.model)
-            summary = self.recorder.finish(self.experiment.model.module, self.experiment.facts() | moved.facts())
-            show_summary(summary, str(self.recorder.folder))
-        self.recorder.close()
+            self.summary = self.recorder.finish(self.experiment.model.module, facts)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

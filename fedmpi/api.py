@@ -1,0 +1,309 @@
+"""fedmpi from Python: `run`, the `Run` that it gives back, and runs read from their folders.
+
+    import fedmpi
+
+    run = fedmpi.run("fedavg", {"rounds": 20, "local.lr": 0.05}, data="digits")
+    run.summary["final"]["test_accuracy"]
+
+The command line is this function with printing, signals and exit codes around it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from fedmpi.cluster import Cluster
+from fedmpi.common.errors import UserError
+from fedmpi.config import Config
+from fedmpi.config.loading import given_config
+from fedmpi.data.arrays import ClientArrays
+from fedmpi.data.schema import DataDescription
+from fedmpi.models import build
+from fedmpi.process.guard import ending_together
+from fedmpi.process.unchanged import process_as_before
+from fedmpi.records.history import Record
+from fedmpi.records.model_file import load_model
+from fedmpi.records.progress import shown_warnings
+from fedmpi.records.recorder import open_recorder
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.listener import OnRound
+from fedmpi.rounds.loop import Ending, Simulation
+
+if TYPE_CHECKING:
+    import pandas
+
+_one_at_a_time = threading.RLock()
+"""Torch's threads and generators belong to the process: runs of several threads wait for one another."""
+
+
+class Run:
+    """What a run has come to.
+
+    Attributes
+    ----------
+    summary : dict
+        Final and best scores, seconds, bytes, versions; as in RUN/summary.json. The same on every rank.
+    folder : Path or None
+        RUN; None where nothing was written.
+    ending : {"finished", "ended", "stopped"}
+        All rounds done; ended by `on_round`; or told to stop, which leaves a checkpoint to go on from in the folder.
+    """
+
+    def __init__(
+        self,
+        summary: Record,
+        *,
+        config: Callable[[], Config],
+        records: Callable[[], list[Record]],
+        model: Callable[[], nn.Module],
+        folder: Path | None = None,
+        ending: Ending = "finished",
+    ):
+        self.summary = summary
+        self.folder = folder
+        self.ending = ending
+        self._config, self._records, self._model = config, records, model
+
+    @cached_property
+    def config(self) -> Config:
+        """What was run, complete."""
+        return self._config()
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """One a round, as in RUN/metrics.jsonl; read from there, where there is a folder, when first asked for.
+
+        Under MPI whole on rank 0 and empty on the others.
+        """
+        return self._records()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The network with the final weights, in evaluation mode, on the processor. The same on every rank."""
+        return self._model()
+
+    def frame(self) -> pandas.DataFrame:
+        """The records as a pandas table, a row a round.
+
+        Raises
+        ------
+        UserError
+            pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a table of the records needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.records)
+
+    def __repr__(self) -> str:
+        final = self.summary.get("final", {})
+        scores = ", ".join(f"{key} {final[key]:.4f}" for key in ("test_accuracy", "val_accuracy") if final.get(key))
+        where = f" in {self.folder}" if self.folder else ""
+        return f"<Run of {final.get('round', -1) + 1} rounds{where}, {self.ending}{f': {scores}' if scores else ''}>"
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | Config,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    data: str | Path | ClientArrays | Callable[..., ClientArrays] | None = None,
+    model: str | nn.Module | Callable[..., nn.Module] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    progress: bool = False,
+    stop: Callable[[], bool] | None = None,
+) -> Run:
+    """Run a federated system: in a notebook, a script, a thread, or on every rank of an mpiexec.
+
+    Nothing is printed, and signal handlers stay as they are; torch's number of threads and all global generators are as
+    before when it is done. Runs of several threads of a process wait for one another.
+
+    Parameters
+    ----------
+    config : str, Path, mapping or Config
+        A preset's name; a TOML file; keys and values; or a complete configuration.
+    overrides : mapping, optional
+        Values by key, as {"rounds": 20, "local.lr": 0.05}, over those of `config`. What chooses a part may be a
+        function or class of your own.
+    data : str, Path, ClientArrays or function, optional
+        `data.shards`: "digits", a folder of shards, or samples in memory.
+    model : str, function or nn.Module, optional
+        `model.name`: a built-in name, a function(description, \\*\\*options), or a network, which is copied.
+    out : str or Path, optional
+        Folder of the run; without one nothing is written.
+    resume : bool
+        Continue the run that `out` holds, if any.
+    on_round : callable, optional
+        Called on rank 0 after each round with its record, the evaluation included where it is due; a true value ends
+        the run there, on all ranks.
+    progress : bool
+        Show rounds as they are finished, and warnings.
+    stop : callable, optional
+        Asked once a round on every rank. Where one says yes, all save a checkpoint and stop: `Run.ending` is "stopped".
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    UserError
+        Wrong input: what, where and what to do.
+    PartFailure
+        A part of your own, or `on_round`, raised an exception, which is the cause.
+
+    Under MPI an exception that not all ranks raise alike ends the whole job.
+
+    Examples
+    --------
+    >>> import fedmpi
+    >>> run = fedmpi.run("fedavg", {"rounds": 3, "local.lr": 0.1}, data="digits")
+    >>> len(run.records)
+    3
+    """
+    with _one_at_a_time, ExitStack() as after:
+        after.enter_context(process_as_before())
+        if progress:
+            after.enter_context(shown_warnings())
+        with ending_together():
+            if resume and out is None:
+                raise UserError("resume needs out, the folder of the run to continue")
+            loaded = _configured(config, overrides or {}, data, model)
+            cluster = Cluster.connect(reduction=loaded.cluster.reduction)
+        after.callback(cluster.close)
+        folder = None if out is None else Path(out)
+        with ending_together():
+            return _run(loaded, cluster, folder, resume, on_round, progress, stop)
+
+
+def _configured(
+    config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
+) -> Config:
+    given = dict(overrides)
+    for key, value in (("data.shards", data), ("model.name", model)):
+        if value is not None:
+            given[key] = str(value) if isinstance(value, Path) else value
+    return given_config(config, given)
+
+
+def _run(
+    config: Config,
+    cluster: Cluster,
+    folder: Path | None,
+    resume: bool,
+    on_round: OnRound | None,
+    progress: bool,
+    stop: Callable[[], bool] | None,
+) -> Run:
+    experiment = Experiment.connect(config, cluster)
+    recorder = open_recorder(cluster, folder, config, resume, experiment.model.module)
+    try:
+        experiment.announce()
+        simulation = Simulation(experiment, recorder, on_round=on_round, stop=stop, progress=progress)
+        ending = simulation.run()
+    finally:
+        if recorder is not None:
+            recorder.close()
+    summary, where = _told_by_server(cluster, [simulation.summary, str(folder or "")])
+    history, module = simulation.history, experiment.model.released()
+    records, rounds = history.records, history.rounds
+
+    def finished() -> list[Record]:
+        return read_records(recorder.folder, rounds) if recorder is not None else records
+
+    return Run(
+        summary,
+        config=lambda: config,
+        records=finished,
+        model=lambda: module,
+        folder=Path(where) if where else None,
+        ending=ending,
+    )
+
+
+def _told_by_server(cluster: Cluster, values: Any) -> Any:
+    """Rank 0's values, which JSON can hold, on all ranks; collective."""
+    own = [np.frombuffer(json.dumps(values).encode(), np.uint8)] if cluster.is_server else None
+    return json.loads(cluster.broadcast(own)[0].tobytes())
+
+
+def load_run(folder: str | Path) -> Run:
+    """A run from the folder that it left, finished or not.
+
+    Raises
+    ------
+    UserError
+        The folder holds no run, or a file of it is damaged; later, where something is asked for that is not there.
+    """
+    folder = Path(folder)
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no run: there is no {path.name} in it")
+    summary = _read_summary(folder / "summary.json")
+    return Run(
+        summary,
+        config=lambda: Config.load(path),
+        records=lambda: read_records(folder),
+        model=lambda: _rebuilt(folder, summary),
+        folder=folder,
+        ending="finished" if summary else "stopped",
+    )
+
+
+def load_runs(pattern: str | Path) -> list[Run]:
+    """The runs in all folders that a pattern names, as "runs/fedavg-*", in the order of their names.
+
+    Raises
+    ------
+    UserError
+        There is no run among them.
+    """
+    found = [Path(name) for name in sorted(glob.glob(str(pattern))) if (Path(name) / "config.toml").is_file()]
+    if not found:
+        raise UserError(f"no folder named {pattern} holds a run")
+    return [load_run(folder) for folder in found]
+
+
+def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
+    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that is not whole is left out.
+
+    Raises
+    ------
+    UserError
+        The file is gone or damaged.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def _read_summary(path: Path) -> Record:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def _rebuilt(folder: Path, summary: Record) -> nn.Module:
+    """The network of a finished run: built as its configuration says, with the values of model.safetensors."""
+    if not summary:
+        raise UserError(f"{folder} holds no finished run, so it has no final model: continue it with resume")
+    config = Config.load(folder / "config.toml")
+    module = build(config.model.name, config.model.options, DataDescription.of(summary["data"]), config.seed)
+    load_model(module, folder / "model.safetensors")
+    return module.eval()

@@ -1,0 +1,115 @@
+"""What a run has come to: its records, the best and the last scores, the bytes, and the summary made of them (rank 0).
+
+With a run folder the records lie in RUN/metrics.jsonl; without one they are kept here, each as the line it would be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import Any
+
+from fedmpi.config import Config
+from fedmpi.updates.traffic import cost_to_target
+
+Record = dict[str, Any]
+SCORES = ("test_", "val_")
+LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
+
+
+class History:
+    """The finished rounds of a run, and what is told about them in the end.
+
+    Parameters
+    ----------
+    config : Config
+        Says which accuracy is the target.
+    keeps : bool
+        Whether the records themselves are kept in memory.
+
+    Attributes
+    ----------
+    rounds : int
+        Records so far.
+    seconds_before : float
+        What earlier parts of a resumed run have taken.
+    """
+
+    def __init__(self, config: Config, keeps: bool):
+        self.config = config
+        self.rounds = 0
+        self.seconds_before = 0.0
+        self._started = time.perf_counter()
+        self._lines: list[bytes] | None = [] if keeps else None
+        self._judge = "test"  # until a record tells a score on validation samples
+        self._best: Record = {}
+        self._last: Record = {}
+        self._accuracies: list[float | None] = []
+        self._round_bytes: list[int] = []
+        self._links = dict.fromkeys((*LINKS, "paper_formula"), 0)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, interruptions left out."""
+        return self.seconds_before + time.perf_counter() - self._started
+
+    @property
+    def records(self) -> list[Record]:
+        """Copies of the records that are kept."""
+        return [json.loads(line) for line in self._lines or ()]
+
+    def add(self, record: Record) -> None:
+        """Take in one finished round."""
+        self.rounds += 1
+        if self._lines is not None:
+            self._lines.append(as_line(record))
+        self._judge = "val" if "val_accuracy" in record else self._judge
+        judged = record.get(f"{self._judge}_accuracy")
+        self._last = {**self._last, **record} if judged is None else record
+        for link in self._links:
+            self._links[link] += int(record.get(f"bytes_{link}", 0))
+        self._accuracies.append(record.get("test_accuracy", record.get("val_accuracy")))
+        self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
+        if judged is not None and judged > self._best.get(f"{self._judge}_accuracy", -1.0):
+            self._best = record
+
+    def summary(self, facts: Record) -> Record:
+        """Final and best scores, seconds, bytes, and the facts of the run, as strict JSON can hold them."""
+        parts = dict.fromkeys(("test", self._judge))
+        summary: Record = {
+            "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
+            **{f"best_{part}_accuracy": self._best.get(f"{part}_accuracy") for part in parts},
+            "best_round": self._best.get("round"),
+            "best_chosen_on": self._judge,
+            "wall_seconds": self.seconds,
+            "bytes_total": sum(self._round_bytes),
+            **{f"bytes_{link}": count for link, count in self._links.items() if count},
+            **facts,
+        }
+        if self.config.evaluation.target_accuracy is not None:
+            summary["target_accuracy"] = self.config.evaluation.target_accuracy
+            summary |= self._cost_to_target(self.config.evaluation.target_accuracy)
+        return dict(finite(summary))
+
+    def _cost_to_target(self, target: float) -> Record:
+        """Rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
+        cost = cost_to_target(self._accuracies, self._round_bytes, target)
+        return {
+            "rounds_to_target": cost.rounds if cost else None,
+            "megabytes_to_target": cost.megabytes if cost else None,
+        }
+
+
+def as_line(record: Record) -> bytes:
+    """The record as one line of strict JSON, its end included."""
+    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The value as strict JSON can hold it: numbers that are infinite or not a number become null."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

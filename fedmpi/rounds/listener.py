@@ -1,0 +1,81 @@
+"""The user's own function that hears of every finished round and may end the run: `on_round` of `fedmpi.run`."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedmpi.cluster import Cluster
+from fedmpi.common.errors import PartFailure
+from fedmpi.common.registry import object_name
+from fedmpi.records.history import Record, finite
+
+OnRound = Callable[[Record], Any]
+
+
+class Listener:
+    """Asks rank 0's function after every round, and tells all ranks what it answered.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    on_round : callable or None
+        Called on rank 0 with a copy of the round's record; a true value ends the run. What other ranks are given is
+        not called.
+
+    Attributes
+    ----------
+    listens : bool
+        Whether rank 0 has such a function, the same on all ranks.
+    """
+
+    def __init__(self, cluster: Cluster, on_round: OnRound | None):
+        self.cluster = cluster
+        self.on_round = on_round if cluster.is_server else None
+        own = [np.array([on_round is not None])] if cluster.is_server else None
+        self.listens = bool(cluster.broadcast(own)[0][0])
+
+    def ends(self, record: Record | None) -> bool:
+        """Whether the run is to end after this round; collective where somebody listens.
+
+        Parameters
+        ----------
+        record : dict or None
+            The finished round's, on rank 0.
+
+        Raises
+        ------
+        PartFailure
+            On all ranks alike, when the function raised an exception.
+        """
+        if not self.listens:
+            return False
+        wanted, failure, cause = False, None, None
+        if self.on_round is not None and record is not None:
+            try:
+                wanted = bool(self.on_round(dict(finite(record))))
+            except Exception as error:
+                failure, cause = _failure(self.on_round, error, record["round"]), error
+        answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
+        (told,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
+        wanted, failure = json.loads(told.tobytes())
+        if failure is not None:
+            raise PartFailure(**failure) from cause
+        return wanted
+
+
+def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
+    """What `PartFailure` is told: the function, its line, and its own part of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return {
+        "kind": "function on_round =",
+        "name": object_name(on_round),
+        "problem": f"{type(error).__name__}: {error}",
+        "where": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+        "trace": "".join(traceback.format_list(frames)).rstrip(),
+        "round": t,
+    }
