@@ -12,32 +12,32 @@ import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 
+import fedmpi
+from fedmpi.cluster import Cluster
 from fedmpi.config import Config, load_config
 from fedmpi.process.guard import run_guarded
-from fedmpi.records.recorder import Recorder
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 
 SAMPLES = 20
 
 
-class Watched(Simulation):
-    """A simulation that notes its process's resident memory now and then."""
+class Watch:
+    """Notes this process's resident memory now and then; asked once a round, and never for a stop."""
 
-    def __init__(self, experiment: Experiment, recorder: Recorder | None):
-        super().__init__(experiment, recorder)
+    def __init__(self, rounds: int):
+        self.every = max(1, rounds // SAMPLES)
         self.process = psutil.Process()
+        self.asked = 0
         self.resident: list[int] = []
 
-    def _note(self, plan: Any, totals: Any, started: float) -> None:
-        super()._note(plan, totals, started)
-        if (plan.round + 1) % max(1, self.config.rounds // SAMPLES) == 0:
+    def __call__(self) -> bool:
+        self.asked += 1
+        if self.asked % self.every == 0:
             self.resident.append(self.process.memory_info().rss)
+        return False
 
 
 def growth(resident: np.ndarray) -> float:
@@ -47,16 +47,14 @@ def growth(resident: np.ndarray) -> float:
 
 def soak(config: Config, folder: Path, report: Callable[[str], None] = print) -> float:
     """Run; the largest growth of all ranks in megabytes, on all ranks. Rank 0 reports what every rank holds."""
-    experiment = Experiment.connect(config)
-    recorder = Recorder(folder / "run", config, resume=False) if experiment.cluster.is_server else None
-    simulation = Watched(experiment, recorder)
-    simulation.run()
-    resident = np.array(simulation.resident, np.int64)
-    for rank, held in enumerate(experiment.cluster.gather(resident) or []):
+    watch = Watch(config.rounds)
+    fedmpi.run(config, out=folder / "run", stop=watch)
+    cluster = Cluster.connect()
+    for rank, held in enumerate(cluster.gather(np.array(watch.resident, np.int64)) or []):
         settled, end = held[SAMPLES // 10] / 1e6, held[-1] / 1e6
         report(f"rank {rank}: {settled:.1f} MB after a tenth of the rounds, {end:.1f} MB at the end")
-    worst = experiment.cluster.maximum(int(1e6 * growth(resident))) / 1e6
-    experiment.close()
+    worst = cluster.maximum(int(1e6 * growth(np.array(watch.resident)))) / 1e6
+    cluster.close()
     return worst
 
 

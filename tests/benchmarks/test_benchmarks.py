@@ -43,7 +43,7 @@ def by_fedmpi(workload: Workload, folder: Path, module: Module) -> torch.Tensor:
     config = load_config(None, [f"{key}={value}" for key, value in keys.items()])
     experiment = Experiment.connect(config)
     simulation = Simulation(experiment, None)
-    assert simulation.run() == 0
+    assert simulation.run() == "finished"
     return simulation.model
 
 

@@ -2,18 +2,18 @@
 
 import gc
 import tracemalloc
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fedmpi
 from benchmarks.scale import vectors
-from benchmarks.soak import SAMPLES, Watched, growth
+from benchmarks.soak import SAMPLES, growth
 from data_prep.partitions.common import Partition
 from data_prep.writer import write_shards
 from fedmpi.config import load_config
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.mpi.launch import run_mpi
 
 ROUNDS = 160
@@ -30,21 +30,21 @@ def test_the_resident_set_of_server_and_workers_does_not_grow(tmp_path: Path):
         assert f"rank {rank}: " in result.stdout
 
 
-def test_what_python_and_numpy_hold_does_not_grow():
+def test_what_python_and_numpy_hold_does_not_grow(tmp_path: Path):
     """40 further rounds leave less than 1,000 bytes a round behind: no plan, no record, no array of the model."""
-    config = load_config(None, ["preset=fedavg", "rounds=80", MODEL])
-    held = []
+    held: list[int] = []
+    rounds = count(1)
 
-    class Traced(Watched):
-        def _note(self, plan, totals, started):  # type: ignore[no-untyped-def]
-            super()._note(plan, totals, started)
-            if plan.round + 1 in (40, 80):
-                gc.collect()
-                held.append(tracemalloc.get_traced_memory()[0])
+    def watch() -> bool:
+        if next(rounds) in (40, 80):
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+        return False
 
+    config = {"preset": "fedavg", "rounds": 81, "model.hidden": [400, 50], "logging.tensorboard": False}
     tracemalloc.start()
     try:
-        Traced(Experiment.connect(config), None).run()
+        fedmpi.run(config, out=tmp_path / "run", stop=watch)
     finally:
         tracemalloc.stop()
     assert held[1] - held[0] < 40 * 1000
@@ -70,7 +70,7 @@ def test_a_million_clients_cost_a_rank_less_than_200_megabytes(settings: list[st
     shards = [f"data.shards={tmp_path / 'shards'}", "rounds=2", "evaluation.every=2", "model.hidden=[4]"]
     tracemalloc.start()
     try:
-        assert Simulation(Experiment.connect(load_config(None, [*settings, *shards])), None).run() == 0
+        fedmpi.run(load_config(None, [*settings, *shards]))
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -184,7 +184,7 @@ def trained(folder: Path, *more: str) -> torch.Tensor:
     threads = torch.get_num_threads()
     experiment = Experiment.connect(load_config(None, [*common, *more]))
     simulation = Simulation(experiment, None)
-    assert simulation.run() == 0
+    assert simulation.run() == "finished"
     experiment.close()
     torch.set_num_threads(threads)
     return simulation.model

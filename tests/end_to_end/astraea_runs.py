@@ -46,7 +46,7 @@ def run_here(folder: Path, *settings: str) -> Run:
     experiment = Experiment.connect(config)
     try:
         simulation = Simulation(experiment, open_recorder(experiment.cluster, folder, config, resume=False))
-        assert simulation.run() == 0
+        assert simulation.run() == "finished"
     finally:
         experiment.close()
         torch.set_num_threads(threads)

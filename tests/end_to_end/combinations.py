@@ -182,7 +182,7 @@ def traced(config: Config) -> dict[str, np.ndarray] | None:
 
     experiment.record = record  # type: ignore[method-assign]
     simulation = Simulation(experiment, None)
-    assert simulation.run() == 0
+    assert simulation.run() == "finished"
     flat = np.array(sorted(row for rows in tracer.rows for row in rows), np.int64).reshape(-1, 3)
     gathered = experiment.cluster.gather(flat)
     trace = None

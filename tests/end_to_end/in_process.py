@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import fedmpi
 from fedmpi.config import load_config
-from fedmpi.records.recorder import Recorder
+from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 
@@ -26,7 +27,7 @@ class Run:
     experiment : Experiment
         After the last round.
     records : list of dict
-        One a round, without what evaluation adds.
+        One a round.
     test_losses : float64 (T,)
         After every round, where they were asked for.
     start, model : Tensor (d,)
@@ -42,37 +43,20 @@ class Run:
 
 def run(*settings: str, evaluate: bool = False) -> Run:
     """Run to the end without a folder."""
-    experiment = Experiment.connect(load_config(None, [*QUIET, *settings]))
-    simulation = Simulation(experiment, None)
-    start, note = simulation.model.clone(), simulation._note
+    seldom = () if evaluate else ("evaluation.every=1000000",)
+    experiment = Experiment.connect(load_config(None, [*QUIET, *seldom, *settings]))
     records: list[dict[str, Any]] = []
-    losses: list[float] = []
-
-    def noted(*round: Any) -> None:
-        note(*round)
-        assert simulation.unsettled is not None
-        records.append(dict(simulation.unsettled))
-        if evaluate:
-            losses.append(simulation._evaluate()["test_loss"])
-
-    simulation._note = noted  # type: ignore[method-assign]
-    assert simulation.run() == 0
+    simulation = Simulation(experiment, on_round=records.append)
+    start = simulation.model.clone()
+    assert simulation.run() == "finished"
     experiment.close()
-    return Run(experiment, records, np.array(losses), start, simulation.model)
+    losses = np.array([record["test_loss"] for record in records if evaluate])
+    return Run(experiment, records, losses, start, simulation.model)
 
 
 def run_into(folder: Path, *settings: str, resume: bool = False, stop_after: int | None = None) -> int:
     """Run into a folder, stopped as by a signal after some rounds if wished; returns the exit code."""
+    rounds = iter(range(1, 1_000_000))
     config = load_config(None, [*QUIET, *settings])
-    experiment = Experiment.connect(config)
-    simulation = Simulation(experiment, Recorder(folder, config, resume))
-    plan = experiment.plan
-
-    def planned(t: int) -> Any:
-        simulation.interrupt.requested = simulation.interrupt.requested or t + 1 == stop_after
-        return plan(t)
-
-    experiment.plan = planned  # type: ignore[method-assign]
-    code = simulation.run()
-    experiment.close()
-    return code
+    done = fedmpi.run(config, out=folder, resume=resume, stop=lambda: next(rounds) == stop_after)
+    return STOPPED_AFTER_SAVING if done.ending == "stopped" else 0

@@ -164,6 +164,6 @@ def train(shards: Path, folder: Path, settings: list[str]) -> list[dict[str, flo
     common += ["logging.tensorboard=false", "checkpoint.every=0", "local.epochs=1", "local.batch_size=16"]
     experiment = Experiment.connect(load_config(None, [*common, *settings]))
     recorder = open_recorder(experiment.cluster, folder, experiment.config, False)
-    assert Simulation(experiment, recorder).run() == 0
+    assert Simulation(experiment, recorder).run() == "finished"
     experiment.close()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -168,7 +168,7 @@ def test_digits_are_learned(engine: str, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.ERROR)
     experiment = Experiment.connect(build_config([("drawn", table)]))
     simulation = Simulation(experiment, None)
-    assert simulation.run() == 0
+    assert simulation.run() == "finished"
     x, y = experiment.evaluated.samples("test")
     experiment.model.bind(simulation.model)
     experiment.model.module.eval()

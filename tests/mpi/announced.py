@@ -35,7 +35,7 @@ def main() -> int:
             go(clients)
 
         trainer.train, trainer.store.expect = noted_train, noted_expect  # type: ignore[method-assign]
-        assert Simulation(experiment, None).run() == 0
+        assert Simulation(experiment, None).run() == "finished"
         for name, pairs in (("announced", announced), ("trained", trained)):
             gathered = experiment.cluster.gather(np.array(pairs, np.int64).reshape(-1, 2))
             for rank, part in enumerate(gathered or []):

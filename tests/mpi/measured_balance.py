@@ -50,7 +50,7 @@ def main() -> int:
 
         experiment.record = record  # type: ignore[method-assign]
         simulation = Simulation(experiment, None)
-        assert simulation.run() == 0
+        assert simulation.run() == "finished"
         rows = np.array([row for rows in tracer.rows for row in rows], np.int64).reshape(-1, 3)
         gathered = experiment.cluster.gather(rows)
         if gathered is not None:

@@ -48,7 +48,7 @@ def main() -> int:
         tracer = Tracer(experiment)
         simulation = Simulation(experiment, None)
         code = simulation.run()
-        assert code == 0
+        assert code == "finished"
         flat = np.array(sorted(row for rows in tracer.rows for row in rows), np.int64).reshape(-1, 3)
         gathered = experiment.cluster.gather(flat)
         if gathered is not None:

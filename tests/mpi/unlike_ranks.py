@@ -47,7 +47,7 @@ def run(settings: str) -> dict[str, Any]:
     experiment = Experiment.connect(load_config(None, settings.split()))
     simulation = Simulation(experiment, None)
     code = simulation.run()
-    assert code == 0
+    assert code == "finished"
     facts = {
         "layout": experiment.trainer.layout.description,
         "engine": experiment.trainer.engine.description.split("; so far")[0],

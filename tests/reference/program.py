@@ -53,7 +53,7 @@ def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:
         models.append(simulation.model.cpu().numpy().copy())
 
     simulation._apply = applied  # type: ignore[method-assign]
-    assert simulation.run() == 0
+    assert simulation.run() == "finished"
     all_rows = experiment.cluster.gather(np.array(rows, np.int64).reshape(-1, 3))
     all_factors = experiment.cluster.gather(np.array(factors, np.float64).reshape(-1, 3))
     found = None

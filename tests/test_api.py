@@ -1,0 +1,371 @@
+"""fedmpi from Python: one process. What several ranks do is in tests/mpi/test_api_ranks.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedmpi
+from fedmpi.data.shards import open_store
+from tests.end_to_end.runs import TIMINGS
+from tests.mpi.launch import REPOSITORY
+
+SMALL = {"rounds": 3, "participation.count": 5, "cluster.threads": 1, "local.engine": "sequential", "model.hidden": [8]}
+Record = dict[str, Any]
+
+
+def small(preset: str = "fedavg", **keywords: Any) -> fedmpi.Run:
+    return fedmpi.run(preset, SMALL | keywords.pop("more", {}), **keywords)
+
+
+def untimed(records: list[Record]) -> list[Record]:
+    return [{key: value for key, value in record.items() if key not in TIMINGS} for record in records]
+
+
+def same_values(one: nn.Module, other: nn.Module) -> bool:
+    mine, others = one.state_dict(), other.state_dict()
+    return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+@pytest.fixture(scope="module")
+def plain() -> fedmpi.Run:
+    """Three small rounds without a folder."""
+    return small()
+
+
+def digits() -> fedmpi.ClientArrays:
+    """The embedded digits as somebody's arrays."""
+    store = open_store("digits")
+    owner = np.repeat(np.arange(store.clients), store.sizes)
+    x, y = store.rows(np.arange(store.samples))
+    description = store.description
+    return fedmpi.ClientArrays(x, y, owner, test=store.test(), mean=description.mean, std=description.std)
+
+
+# What a run gives back
+
+
+def test_a_run_has_a_record_a_round_with_its_evaluation_a_summary_and_the_final_model(plain: fedmpi.Run):
+    assert [record["round"] for record in plain.records] == [0, 1, 2]
+    assert all("test_accuracy" in record and "train_loss" in record for record in plain.records)
+    assert plain.summary["final"]["test_accuracy"] == plain.records[-1]["test_accuracy"]
+    assert plain.folder is None and plain.ending == "finished" and plain.config.preset == "fedavg"
+    x, y = open_store("digits").test()
+    description = open_store("digits").description
+    features = (torch.from_numpy(x / 255.0) - description.mean[0]) / description.std[0]
+    with torch.no_grad():
+        right = plain.model(features.float()).argmax(1) == torch.from_numpy(y)
+    assert float(right.double().mean()) == pytest.approx(plain.records[-1]["test_accuracy"])
+
+
+def test_a_run_without_a_folder_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    small()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_records_and_model_are_those_of_the_command_line(plain: fedmpi.Run, tmp_path: Path):
+    settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    command = [sys.executable, "-m", "fedmpi", "train", "--set", "preset=fedavg", *settings]
+    done = subprocess.run([*command, "--out", str(tmp_path / "cli")], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    there = fedmpi.load_run(tmp_path / "cli")
+    here = small(out=tmp_path / "here")
+    assert untimed(there.records) == untimed(here.records) == untimed(plain.records)
+    assert same_values(there.model, plain.model) and same_values(here.model, plain.model)
+    assert load_file(tmp_path / "cli" / "model.safetensors").keys() == plain.model.state_dict().keys()
+    assert {path.name for path in (tmp_path / "cli").iterdir()} - {"events"} >= {"config.toml", "summary.json"}
+    kept = [json.loads(line) for line in (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()]
+    assert here.records == kept and here.summary == json.loads((tmp_path / "here" / "summary.json").read_text())
+
+
+def test_a_run_is_told_in_one_line(plain: fedmpi.Run, tmp_path: Path):
+    accuracy = plain.records[-1]["test_accuracy"]
+    assert repr(plain) == f"<Run of 3 rounds, finished: test_accuracy {accuracy:.4f}>"
+
+
+def test_the_records_as_a_table(plain: fedmpi.Run):
+    pandas = pytest.importorskip("pandas")
+    frame = plain.frame()
+    assert isinstance(frame, pandas.DataFrame) and frame["round"].tolist() == [0, 1, 2]
+
+
+def test_without_pandas_a_table_is_refused_with_what_to_install(plain: fedmpi.Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(fedmpi.UserError, match="pip install pandas"):
+        plain.frame()
+
+
+# What is run
+
+
+def test_a_preset_a_file_keys_and_a_configuration_say_the_same(plain: fedmpi.Run, tmp_path: Path):
+    (tmp_path / "run.toml").write_text(
+        'preset = "fedavg"\nrounds = 2\n[model]\nhidden = [8]\n[participation]\ncount = 5\n'
+    )
+    nested = {"preset": "fedavg", "rounds": 2, "model": {"hidden": [8]}, "participation": {"count": 5}}
+    given = [
+        fedmpi.Config.load(tmp_path / "run.toml"),
+        fedmpi.Config(**nested),
+        fedmpi.Config(preset="fedavg", rounds=9, model={"hidden": [8]}, participation={"count": 5}),
+    ]
+    wanted = fedmpi.run("fedavg", {"rounds": 2, "model.hidden": [8], "participation.count": 5}).config
+    assert given[0] == wanted and given[1].participation == wanted.participation
+    for config in (tmp_path / "run.toml", str(tmp_path / "run.toml"), nested, given[1]):
+        assert len(fedmpi.run(config, {"rounds": 1}).records) == 1
+    assert fedmpi.Config.load(tmp_path / "run.toml", {"local.lr": 0.5}).local.lr == 0.5
+
+
+def test_a_configuration_is_filled_by_its_preset():
+    config = fedmpi.Config(preset="fedprox", local={"lr": 0.5})
+    assert config.local.proximal_mu == fedmpi.Config.exactly({**preset_table("fedprox")}).local.proximal_mu > 0
+    assert config.local.lr == 0.5
+    share = fedmpi.Config(preset="fedavg", participation={"fraction": 0.5})
+    assert share.participation.count is None and share.participation.fraction == 0.5
+
+
+def preset_table(name: str) -> dict[str, Any]:
+    return next(preset.table for preset in fedmpi.presets() if preset.name == name)
+
+
+def test_keys_over_a_complete_configuration_replace_its_own():
+    config = fedmpi.Config(preset="fedavg", participation={"count": 5}, rounds=1)
+    run = fedmpi.run(config, {"participation.clients": "all", "model.hidden": [4]})
+    assert run.records[0]["participants"] == 20 and run.config.participation.count is None
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: fedmpi.run("fedavgg"), "unknown preset 'fedavgg'; did you mean fedavg"),
+        (lambda: fedmpi.run("nowhere.toml"), "cannot read the configuration nowhere.toml"),
+        (
+            lambda: fedmpi.run("fedavg", {"local.lrr": 1}),
+            "unknown key local.lrr in the overrides; did you mean local.lr",
+        ),
+        (lambda: fedmpi.run("fedavg", {"rounds": 0}), "rounds = 0"),
+        (lambda: fedmpi.run("fedavg", {3: 0}), "keys are texts like local.lr, not 3"),
+        (lambda: fedmpi.run("fedavg", data="nowhere"), "the shard folder nowhere does not exist"),
+        (lambda: fedmpi.run("fedavg", model="mlpp"), "model.name = 'mlpp' is unknown: did you mean 'mlp'"),
+        (lambda: fedmpi.run("fedavg", model=7), "model.name = 7"),
+        (lambda: fedmpi.run("fedavg", resume=True), "resume needs out"),
+        (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
+        (lambda: fedmpi.Config(rounds=0), "rounds = 0"),
+        (lambda: fedmpi.Config(local={"lrr": 1}), "lrr"),
+        (lambda: fedmpi.run(fedmpi.Config(rounds=1), {"preset": "fedavg"}), "cannot change its preset"),
+        (lambda: fedmpi.load_run("nowhere"), "nowhere holds no run"),
+        (lambda: fedmpi.load_runs("nowhere*"), "no folder named nowhere"),
+    ],
+)
+def test_wrong_input_is_a_user_error(call: Any, sentence: str):
+    with pytest.raises(fedmpi.UserError, match=re.escape(sentence)):
+        call()
+
+
+# A model of one's own
+
+
+def test_a_function_and_a_network_are_models(plain: fedmpi.Run):
+    def small_net(description: Any, *, width: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Dropout(0.5), nn.Linear(width, description.classes))
+
+    by_function = small(model=small_net, more={"model.hidden": None} and {"model": {"width": 6}})
+    assert by_function.model[1].out_features == 6
+    assert type(by_function.model[2]) is nn.Dropout and by_function.model.train()(torch.ones(2, 1, 8, 8)).shape == (
+        2,
+        10,
+    )
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    one, other = (fedmpi.run("fedavg", {"rounds": 1, "local.engine": "sequential"}, model=network) for _ in range(2))
+    assert same_values(one.model, other.model) and one.model is not network
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items()), "changed in place"
+    assert not same_values(one.model, network)
+
+
+def test_what_the_configuration_says_of_objects_is_their_names(tmp_path: Path):
+    run = fedmpi.run("fedavg", {"rounds": 1}, model=own_net, data=digits(), out=tmp_path / "run")
+    written = (tmp_path / "run" / "config.toml").read_text()
+    assert f'name = "{own_net.__module__}:own_net"' in written and 'shards = "ClientArrays:arrays-' in written
+    again = fedmpi.load_run(tmp_path / "run")
+    assert same_values(again.model, run.model) if own_net.__module__ in sys.modules else True
+    more = fedmpi.run("fedavg", {"rounds": 1}, model=own_net, data=digits(), out=tmp_path / "run", resume=True)
+    assert untimed(more.records) == untimed(run.records)
+
+
+def own_net(description: Any) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, description.classes))
+
+
+# The process stays as it was
+
+
+def test_handlers_threads_generators_and_logging_are_as_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    def state() -> list[Any]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        log = logging.getLogger("fedmpi")
+        arithmetic = [torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()]
+        cudnn = torch.backends.cudnn
+        return [
+            [signal.getsignal(number) for number in numbers],
+            torch.get_num_threads(),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),  # noqa: NPY002
+            [*arithmetic, cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32],
+            [threading.excepthook, log.level, list(log.handlers)],
+        ]
+
+    before_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    before = state()
+    try:
+        small(out=tmp_path / "plain", more={"checkpoint.every": 1})
+        small(more={"aggregation.exact": True, "cluster.threads": 1})
+        with pytest.raises(ZeroDivisionError):
+            try:
+                small(out=tmp_path / "failing", on_round=lambda record: 1 / 0)
+            except fedmpi.PartFailure as failure:
+                assert failure.__cause__ is not None
+                raise failure.__cause__ from None
+        assert state() == before
+    finally:
+        torch.set_num_threads(before_threads)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+):
+    saturating = {"rounds": 1, "samples.wanted": 100_000, "samples.threshold": 5, "model.hidden": [4]}
+    fedmpi.run("fedsampling", saturating)
+    assert caplog.messages and capfd.readouterr() == ("", "")
+    fedmpi.run("fedsampling", saturating, progress=True)
+    shown = capfd.readouterr()
+    assert "warning: " in shown.err and "round 1/1" in shown.out
+
+
+def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedmpi.Run):
+    found: list[fedmpi.Run] = []
+    threads = [threading.Thread(target=lambda: found.append(small())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [untimed(run.records) for run in found] == [untimed(plain.records)] * 2
+
+
+# Hearing of every round
+
+
+def test_on_round_hears_of_every_round_with_its_evaluation_and_changes_nothing(plain: fedmpi.Run):
+    heard: list[Record] = []
+    run = small(on_round=heard.append)
+    assert heard == run.records and untimed(heard) == untimed(plain.records)
+    assert same_values(run.model, plain.model)
+
+
+def test_evaluation_is_in_the_record_heard_where_it_is_due():
+    heard: list[Record] = []
+    run = small(on_round=heard.append, more={"evaluation.every": 2})
+    assert ["test_accuracy" in record for record in heard] == [False, True, True]
+    assert heard == run.records
+
+
+def test_a_true_answer_ends_the_run_evaluated_and_summed_up(plain: fedmpi.Run, tmp_path: Path):
+    def enough(record: Record) -> bool:
+        record.clear()  # it is a copy
+        return True
+
+    run = small(on_round=enough, out=tmp_path / "run", more={"evaluation.every": 3})
+    assert run.ending == "ended" and len(run.records) == 1 and run.summary["final"]["round"] == 0
+    assert run.records[0]["test_accuracy"] == plain.records[0]["test_accuracy"]
+    assert (tmp_path / "run" / "summary.json").exists()
+    more = small(out=tmp_path / "run", resume=True, more={"evaluation.every": 3})
+    assert more.ending == "finished" and same_values(more.model, plain.model)
+    assert [record["round"] for record in more.records] == [0, 1, 2]
+
+
+def test_an_exception_of_on_round_names_function_line_and_round():
+    def fails(record: Record) -> bool:
+        return bool(record["no such key"]) if record["round"] == 1 else False
+
+    with pytest.raises(fedmpi.PartFailure, match=r"fails.*test_api\.py:\d+\) failed in round 1: KeyError") as caught:
+        small(on_round=fails)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_told_to_stop_a_run_saves_and_goes_on_later(plain: fedmpi.Run, tmp_path: Path):
+    run = small(out=tmp_path / "run", stop=lambda: True)
+    assert run.ending == "stopped" and not (tmp_path / "run" / "summary.json").exists()
+    more = small(out=tmp_path / "run", resume=True)
+    assert more.ending == "finished" and untimed(more.records) == untimed(plain.records)
+    assert same_values(more.model, plain.model)
+
+
+# Runs read from their folders
+
+
+def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: Path):
+    made = {name: small(out=tmp_path / name, more={"seed": seed}) for seed, name in enumerate(("b", "a"))}
+    (tmp_path / "c").mkdir()
+    found = fedmpi.load_runs(tmp_path / "*")
+    assert [run.folder for run in found] == [tmp_path / "a", tmp_path / "b"]
+    for run in found:
+        assert run.folder is not None
+        one = made[run.folder.name]
+        assert run.records == one.records and run.summary == one.summary and run.config == one.config
+        assert same_values(run.model, one.model)
+
+
+def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path):
+    small(out=tmp_path / "run", stop=lambda: True)
+    run = fedmpi.load_run(tmp_path / "run")
+    assert run.ending == "stopped" and run.summary == {}
+    with pytest.raises(fedmpi.UserError, match="no finished run"):
+        _ = run.model
+
+
+# Many runs
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_two_hundred_runs():
+    """Within 2 % from the twentieth run to the last, in a process of its own."""
+    script = "\n".join(
+        [
+            "import gc, sys, psutil, fedmpi",
+            "held = []",
+            "for seed in range(200):",
+            "    run = fedmpi.run('fedavg', {'rounds': 2, 'seed': seed, 'cluster.threads': 1, 'participation.count': 4})",
+            "    assert len(run.records) == 2 and run.model is not None",
+            "    gc.collect()",
+            "    held.append(psutil.Process().memory_info().rss)",
+            "sys.exit(f'{held[19]} bytes grew to {held[-1]}' if held[-1] > 1.02 * held[19] else 0)",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_fedmpi_is_light_and_its_names_are_there():
+    script = "import sys, fedmpi; assert 'torch' not in sys.modules and 'numpy' not in sys.modules; fedmpi.UserError"
+    subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True)
+    for name in fedmpi.__all__:
+        assert getattr(fedmpi, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fedmpi.nothing
