@@ -244,6 +244,8 @@ class Simulation:
 
     def _finish(self, ending: Ending) -> None:
         """Sum up; a finished run's folder gets model and summary, a stopped one only what it takes to go on."""
+        if self.recorder is None:
+            self._settle(last=True)  # of a stopped run: there is no folder in which its last record could wait
         self.sums.release()
         moved = self.cluster.share_bytes()
         self.experiment.model.bind(self.model)

@@ -1,0 +1,170 @@
+"""Samples in memory as the clients of a run: ClientArrays beside the same data as shards, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.data.arrays import ClientArrays
+from fedmpi.data.schema import Manifest
+from fedmpi.data.shards import ShardStore, open_store
+from tests.data_prep.command import main
+from tests.end_to_end.runs import TIMINGS
+
+RNG = np.random.default_rng(3)
+X = RNG.integers(0, 256, (60, 3, 4, 4), np.uint8)
+Y = RNG.integers(0, 4, 60)
+OWNER = RNG.integers(0, 6, 60)
+TEST = X[:10], Y[:10]
+
+
+def made(**more: Any) -> ClientArrays:
+    return ClientArrays(**({"x": X, "y": Y, "owner": OWNER, "test": TEST} | more))
+
+
+def test_every_client_has_its_samples_in_the_order_given():
+    store = made().store
+    assert store.clients == 6 and store.sizes.tolist() == np.bincount(OWNER, minlength=6).tolist()
+    for client in range(6):
+        x, y = store.client(client)
+        assert np.array_equal(x, X[client == OWNER]) and np.array_equal(y, Y[client == OWNER])
+        assert (
+            store.class_counts(np.array([client]))[0].tolist() == np.bincount(Y[client == OWNER], minlength=4).tolist()
+        )
+    x, y = store.test()
+    assert np.array_equal(x, TEST[0]) and np.array_equal(y, TEST[1]) and store.validation() is None
+    with pytest.raises(ValueError, match="read-only"):
+        store.client(0)[0][...] = 0
+
+
+def test_clients_without_a_sample_count():
+    owner = np.where(OWNER == 2, 3, OWNER)
+    store = made(owner=owner, clients=9).store
+    assert store.clients == 9 and (store.sizes == 0).tolist() == [k in (2, 6, 7, 8) for k in range(9)]
+    assert store.manifest.empty_clients == 4
+
+
+def test_clients_may_have_names():
+    names = np.array([f"writer{k}" for k in range(6)])
+    arrays = made(owner=names[OWNER], val=(X[:3], Y[:3], names[[5, 0, 5]]))
+    assert arrays.store.client_ids.tolist() == names.tolist()
+    assert np.array_equal(arrays.store.client(4)[0], X[OWNER == 4])
+    held_out = arrays.store.validation_of(5)
+    assert held_out is not None and np.array_equal(held_out[1], Y[[0, 2]])
+
+
+def test_tensors_lists_and_arrays_say_the_same():
+    tensors = ClientArrays(torch.tensor(X), torch.tensor(Y), OWNER.tolist(), test=[torch.tensor(part) for part in TEST])
+    assert tensors.digest == made().digest != made(y=Y[::-1].copy()).digest
+
+
+def test_bytes_are_standardised_by_what_is_measured_and_floats_stay_as_given():
+    scaled = X / 255.0
+    description = made().description
+    assert np.allclose(description.mean, scaled.mean((0, 2, 3))) and np.allclose(description.std, scaled.std((0, 2, 3)))
+    assert description.task == "image" and description.feature_shape == (3, 4, 4) and description.classes == 4
+    floats = made(x=scaled, test=(scaled[:10], Y[:10]))
+    assert floats.description.dtype == "float32" and floats.description.mean == ()
+    assert made(mean=0.5, std=[1, 2, 3]).description.std == (1.0, 2.0, 3.0)
+    flat = scaled.reshape(60, -1)
+    assert made(x=flat, test=(flat[:10], Y[:10])).description.task == "vector"
+
+
+def test_text_is_token_ids():
+    tokens = RNG.integers(0, 30, (60, 7))
+    arrays = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", classes=9)
+    assert arrays.description.dtype == "int32" and arrays.description.classes == 9
+    assert arrays.description.vocabulary == tokens.max() + 1
+    assert made(x=tokens, test=(tokens[:5], Y[:5]), task="text", vocabulary=99).description.vocabulary == 99
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ({"y": Y[:-1]}, "y has 59 entries where x has 60"),
+        ({"owner": OWNER[:-1]}, "owner has 59 entries where x has 60"),
+        ({"y": Y - 1}, "y holds the label -1"),
+        ({"y": Y.astype(float)}, "y is float64 (60,); it must be (n,) whole numbers"),
+        ({"owner": OWNER - 1}, "owner holds -1"),
+        ({"owner": OWNER / 2}, "owner holds float64 numbers"),
+        ({"clients": 3}, "there are 3 clients, but a sample of client 5"),
+        ({"classes": 2}, "classes = 2, but there is a label 3"),
+        ({"x": X.astype(np.int64)}, 'x holds int64 numbers: say task = "text"'),
+        ({"x": X[:, 0, 0, 0]}, "x is uint8 (60,); it must hold numbers, a row of them for each sample"),
+        ({"x": np.full((60, 2), np.nan)}, "x holds numbers that are not finite"),
+        ({"test": (X[:10, 0], Y[:10])}, "test's x has samples uint8 (4, 4) where those of x are uint8 (3, 4, 4)"),
+        ({"test": (X[:10],)}, "test must be a pair"),
+        ({"test": (X[:0], Y[:0])}, "test holds no sample"),
+        ({"std": 0}, "std must be above 0"),
+        ({"mean": [1, 2]}, "mean has 2 values for 3 channels"),
+        ({"task": "sound"}, "task = 'sound' is unknown"),
+        ({"x": X[:0], "y": Y[:0], "owner": OWNER[:0]}, "x holds no sample"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], sentence: str):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        made(**wrong)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same samples as a folder of shards, written by data_prep."""
+    where = tmp_path_factory.mktemp("same")
+    np.savez(where / "mine.npz", x=X, y=Y, user=OWNER, x_test=TEST[0], y_test=TEST[1])
+    words = ["arrays", "--raw", str(where / "mine.npz"), "--partition", "natural", "--out", str(where / "shards")]
+    assert main(words) == 0
+    return where / "shards"
+
+
+def test_a_run_on_arrays_is_to_the_bit_that_on_the_same_data_as_shards(folder: Path):
+    shards = open_store(folder)
+    for client in range(shards.clients):
+        for there, here in zip(shards.client(client), made().store.client(client), strict=True):
+            assert np.array_equal(there, here)
+    assert made().description == shards.description
+    keys = {"rounds": 2, "participation.count": 3, "local.engine": "sequential", "cluster.threads": 1}
+    on_shards, on_arrays = (fedmpi.run("fedavg", keys, data=data) for data in (folder, made()))
+    for one, other in zip(on_shards.records, on_arrays.records, strict=True):
+        assert {k: v for k, v in one.items() if k not in TIMINGS} == {
+            k: v for k, v in other.items() if k not in TIMINGS
+        }
+    for one, other in zip(on_shards.model.parameters(), on_arrays.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+SOURCE = """
+import numpy as np
+import fedmpi
+
+def three(*, clients: int = 3) -> fedmpi.ClientArrays:
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    return fedmpi.ClientArrays(x, y, np.arange(60) % clients, test=(x, y))
+
+def wrong():
+    return 7
+"""
+
+
+def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "three_clients.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    store = open_store("three_clients:three")
+    assert isinstance(store, ShardStore) and isinstance(store.manifest, Manifest) and store.clients == 3
+    assert open_store("three_clients:three", {"clients": 5}).clients == 5
+    run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2}, data="three_clients:three")
+    assert run.records[0]["participants"] == 2
+    with pytest.raises(UserError, match="gave int: it must return fedmpi.ClientArrays"):
+        open_store("three_clients:wrong")
+    with pytest.raises(UserError, match="has no function or class 'thre'"):
+        open_store("three_clients:thre")
+    with pytest.raises(UserError, match="were arrays in the memory of the program that ran"):
+        open_store(made().config_name)
