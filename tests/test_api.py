@@ -166,7 +166,7 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
         (lambda: fedmpi.Config(rounds=0), "rounds = 0"),
         (lambda: fedmpi.Config(local={"lrr": 1}), "lrr"),
-        (lambda: fedmpi.run(fedmpi.Config(rounds=1), {"preset": "fedavg"}), "cannot change its preset"),
+        (lambda: fedmpi.run(fedmpi.Config(preset="fedprox"), {"preset": "fedavg"}), "cannot change its preset"),
         (lambda: fedmpi.load_run("nowhere"), "nowhere holds no run"),
         (lambda: fedmpi.load_runs("nowhere*"), "no folder named nowhere"),
     ],
@@ -183,7 +183,7 @@ def test_a_function_and_a_network_are_models(plain: fedmpi.Run):
     def small_net(description: Any, *, width: int = 4) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Dropout(0.5), nn.Linear(width, description.classes))
 
-    by_function = small(model=small_net, more={"model.hidden": None} and {"model": {"width": 6}})
+    by_function = fedmpi.run("fedavg", {"rounds": 1, "model.width": 6}, model=small_net)
     assert by_function.model[1].out_features == 6
     assert type(by_function.model[2]) is nn.Dropout and by_function.model.train()(torch.ones(2, 1, 8, 8)).shape == (
         2,

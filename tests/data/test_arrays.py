@@ -118,7 +118,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same samples as a folder of shards, written by data_prep."""
     where = tmp_path_factory.mktemp("same")
     np.savez(where / "mine.npz", x=X, y=Y, user=OWNER, x_test=TEST[0], y_test=TEST[1])
-    words = ["arrays", "--raw", str(where / "mine.npz"), "--partition", "natural", "--out", str(where / "shards")]
+    words = [
+        "arrays",
+        "--raw",
+        str(where / "mine.npz"),
+        "--partition",
+        "user",
+        "--channels",
+        "first",
+        "--out",
+        str(where / "shards"),
+    ]
     assert main(words) == 0
     return where / "shards"
 

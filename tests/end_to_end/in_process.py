@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def run(*settings: str, evaluate: bool = False) -> Run:
 
 def run_into(folder: Path, *settings: str, resume: bool = False, stop_after: int | None = None) -> int:
     """Run into a folder, stopped as by a signal after some rounds if wished; returns the exit code."""
-    rounds = iter(range(1, 1_000_000))
+    rounds = count(1)
+
+    def stop() -> bool:
+        return next(rounds) == stop_after
+
     config = load_config(None, [*QUIET, *settings])
-    done = fedmpi.run(config, out=folder, resume=resume, stop=lambda: next(rounds) == stop_after)
+    done = fedmpi.run(config, out=folder, resume=resume, progress=True, stop=stop)
     return STOPPED_AFTER_SAVING if done.ending == "stopped" else 0

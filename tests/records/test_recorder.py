@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedmpi.cli import train
+import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
@@ -190,7 +190,7 @@ def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
     first = Recorder(tmp_path, CONFIG, resume=False)
-    first._started -= 1000.0
+    first.history.seconds_before = 1000.0
     first.checkpoint(0, {"model": torch.zeros(2)}, {"data": "", "settled": 0})
     first.close()
     second = Recorder(tmp_path, CONFIG, resume=True)
@@ -219,7 +219,7 @@ def test_the_best_of_equal_rounds_is_the_first_of_a_resumed_run_too(tmp_path: Pa
     recorded(tmp_path, [0.7, 0.5])
     recorder = Recorder(tmp_path, CONFIG, resume=True)
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
-        recorder._remember(json.loads(line))
+        recorder.history.add(json.loads(line))
     recorder.write({"round": 2, "test_accuracy": 0.7})
     assert recorder.finish(nn.Linear(2, 2), {})["best_round"] == 0
     recorder.close()
@@ -322,9 +322,9 @@ def test_views_that_overlap_are_saved_under_each_name():
 
 @pytest.mark.parametrize("kind", ["talkative", "sparse"])
 def test_a_model_that_cannot_be_saved_is_refused_before_the_folder_is_made(tmp_path: Path, kind: str):
-    model = f"model.name=tests.end_to_end.user_models:{kind}"
+    model = f"tests.end_to_end.user_models:{kind}"
     with pytest.raises(UserError, match=r"the model cannot be saved: .* not a dense tensor; leave it out"):
-        train(None, ["preset=fedavg", model], tmp_path / "RUN")
+        fedmpi.run("fedavg", model=model, out=tmp_path / "RUN")
     assert not (tmp_path / "RUN").exists()
 
 
