@@ -11,13 +11,14 @@ The command line is this function with printing, signals and exit codes around i
 from __future__ import annotations
 
 import glob
+import importlib
 import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -38,9 +39,6 @@ from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
 from fedmpi.rounds.loop import Ending, Simulation
-
-if TYPE_CHECKING:
-    import pandas
 
 _one_at_a_time = threading.RLock()
 """Torch's threads and generators belong to the process: runs of several threads wait for one another."""
@@ -92,7 +90,7 @@ class Run:
         """The network with the final weights, in evaluation mode, on the processor. The same on every rank."""
         return self._model()
 
-    def frame(self) -> pandas.DataFrame:
+    def frame(self) -> Any:
         """The records as a pandas table, a row a round.
 
         Raises
@@ -101,7 +99,7 @@ class Run:
             pandas is not installed.
         """
         try:
-            import pandas
+            pandas = importlib.import_module("pandas")
         except ImportError:
             raise UserError("a table of the records needs pandas: pip install pandas") from None
         return pandas.DataFrame(self.records)

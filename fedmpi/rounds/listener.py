@@ -65,7 +65,7 @@ class Listener:
         wanted, failure = json.loads(told.tobytes())
         if failure is not None:
             raise PartFailure(**failure) from cause
-        return wanted
+        return bool(wanted)
 
 
 def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
