@@ -1,0 +1,59 @@
+"""Runs of algorithms with state, one after another on the ranks of one job:
+
+mpiexec -n N python tests/mpi/algorithm_runs.py OUT.npz JOBS.json
+
+A job is {"settings": […], "folder": …, "stop_after": rounds or null, "resume": bool}; OUT.npz holds the model of each
+job (`model0`, …), and how many clients' vectors each rank kept, in all and in its file (`kept0` (ranks, 2)).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.config import load_config
+from fedmpi.process.guard import run_guarded
+from fedmpi.records.recorder import open_recorder
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
+
+
+def run(settings: list[str], folder: str, stop_after: int | None = None, resume: bool = False) -> dict[str, Any]:
+    """One run; what rank 0 knows of it in the end."""
+    config = load_config(None, settings)
+    experiment = Experiment.connect(config)
+    simulation = Simulation(experiment, open_recorder(experiment.cluster, Path(folder), config, resume))
+    plan = experiment.plan
+
+    def planned(t: int) -> Any:
+        simulation.interrupt.requested = t + 1 == stop_after
+        return plan(t)
+
+    experiment.plan = planned  # type: ignore[method-assign]
+    assert simulation.run() == (75 if stop_after else 0)
+    hooks = experiment.trainer.hooks
+    own = np.array([0, 0] if hooks is None else [len(hooks.state), hooks.state.spilled], np.int64)
+    kept = experiment.cluster.gather(own)
+    experiment.close()
+    return {"model": simulation.model.numpy().copy(), "kept": None if kept is None else np.array(kept)}
+
+
+def main() -> int:
+    logging.getLogger("fedmpi").setLevel(logging.ERROR)
+    found: dict[str, np.ndarray] = {}
+    for number, job in enumerate(json.loads(Path(sys.argv[2]).read_text())):
+        for key, value in run(**job).items():
+            if value is not None:
+                found[f"{key}{number}"] = value
+    if "kept0" in found:
+        np.savez(sys.argv[1], **found)  # type: ignore[arg-type]
+    return 0
+
+
+if __name__ == "__main__":
+    run_guarded(main)

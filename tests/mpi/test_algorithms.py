@@ -1,0 +1,134 @@
+"""Algorithms with state on several ranks: the same models, to 1e-10 of a plain loop in float64, also after a resume."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpi.config import load_config
+from tests.mpi.algorithm_runs import run
+from tests.mpi.launch import run_mpi
+from tests.reference.plain_loop import PlainLoop
+
+PROGRAM = Path(__file__).parent / "algorithm_runs.py"
+QUIET = ["logging.tensorboard=false", "cluster.threads=1", "evaluation.every=9"]
+COMMON = [*QUIET, "rounds=4", "participation.count=6", "local.epochs=2", "local.lr=0.03"]
+DOUBLE = [
+    *COMMON,
+    "data.shards=digits:clients=14,alpha=0.2",
+    "data.normalise=false",
+    "model.name=tests.reference.double_model:double_perceptron",
+]
+EXACT = [*COMMON, "data.shards=digits:clients=14,alpha=0.2", "model.hidden=[10]", "aggregation.exact=true"]
+SCAFFOLD, FEDDYN, FEDNOVA = (
+    ["local.algorithm=scaffold", "aggregation.weights=uniform"],
+    ["local.algorithm=feddyn", "aggregation.weights=uniform"],
+    ["local.algorithm=fednova"],
+)
+OWN_SCAFFOLD = ["local.algorithm=tests.local.own_algorithms:Scaffold", "aggregation.weights=uniform"]
+OWN_FEDDYN = [
+    "local.algorithm=tests.local.own_algorithms:FedDyn",
+    "aggregation.weights=uniform",
+    "local.proximal_mu=0.1",
+]
+REPLAYED = [
+    ["preset=scaffold", *DOUBLE],
+    ["preset=feddyn", *DOUBLE],
+    ["preset=fednova", *DOUBLE, "local.proximal_mu=0.4"],
+    [*DOUBLE, *SCAFFOLD, "samples.rule=exact", "samples.wanted=40", "system.drop_out=0.3", "aggregation.lr=0.7"],
+    [*DOUBLE, *FEDNOVA, "local.steps=3", "aggregation.optimizer=momentum", "local.lr_schedule=inverse"],
+    [*DOUBLE, *OWN_SCAFFOLD],
+]
+"""Compared with the plain loop; in the fourth some participants have no rows."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("fedmpi").setLevel(logging.ERROR)
+
+
+def job(settings: list[str], folder: Path, **others: Any) -> dict[str, Any]:
+    return {"settings": settings, "folder": str(folder), **others}
+
+
+def on_ranks(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """What `run` returns for each of the jobs."""
+    if ranks == 1:
+        return [run(**one) for one in jobs]
+    out, listed = folder / f"out{ranks}.npz", folder / f"jobs{ranks}.json"
+    listed.write_text(json.dumps(jobs))
+    result = run_mpi(ranks, [PROGRAM, out, listed], timeout=400)
+    assert result.returncode == 0, result.stderr
+    held = np.load(out)
+    return [{key: held[f"{key}{number}"] for key in ("model", "kept")} for number in range(len(jobs))]
+
+
+def assert_as_in_the_plain_loop(settings: list[str], model: np.ndarray) -> None:
+    loop = PlainLoop(load_config(None, settings))
+    start, expected = loop.w.copy(), loop.run()[-1].model
+    assert model.dtype == np.float64
+    assert np.linalg.norm(model - expected) < 1e-10 * np.linalg.norm(expected - start)
+
+
+@pytest.mark.parametrize("settings", REPLAYED, ids=["scaffold", "feddyn", "fednova", "few-rows", "momentum", "own"])
+def test_a_run_is_that_of_the_plain_loop(settings: list[str], tmp_path: Path) -> None:
+    [found] = on_ranks(1, [job(settings, tmp_path / "run")], tmp_path)
+    assert_as_in_the_plain_loop(settings, found["model"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_number_of_ranks_is_that_of_the_plain_loop(ranks: int, tmp_path: Path) -> None:
+    found = on_ranks(ranks, [job(s, tmp_path / str(i)) for i, s in enumerate(REPLAYED)], tmp_path)
+    for settings, one in zip(REPLAYED, found, strict=True):
+        assert_as_in_the_plain_loop(settings, one["model"])
+
+
+RESUMED = [[*EXACT, *SCAFFOLD], [*EXACT, *FEDDYN, "cluster.state_memory=0.000003"], [*EXACT, *FEDNOVA]]
+"""The second one keeps the vectors of a single client in each rank's memory."""
+
+
+def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(tmp_path: Path) -> None:
+    for number, settings in enumerate(RESUMED):
+        name = str(tmp_path / f"{number}")
+        whole = run(settings, f"{name}-whole")
+        run(settings, f"{name}-parts", stop_after=2)
+        parts = run(settings, f"{name}-parts", resume=True)
+        assert np.array_equal(whole["model"], parts["model"])
+        assert np.array_equal(whole["kept"], parts["kept"])
+        if number == 1:
+            assert whole["kept"][0, 1] > 4
+            roomy = run([*EXACT, *FEDDYN], f"{name}-roomy")
+            assert roomy["kept"][0, 1] == 0
+            assert np.array_equal(roomy["model"], whole["model"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_with_another_number_of_ranks_to_the_bit(tmp_path: Path) -> None:
+    started = [job(s, tmp_path / f"from3-{i}", stop_after=2) for i, s in enumerate(RESUMED)]
+    wholes = [job(s, tmp_path / f"whole3-{i}") for i, s in enumerate(RESUMED)]
+    of_three = on_ranks(3, [*started, *wholes], tmp_path)[len(RESUMED) :]
+    for i, settings in enumerate(RESUMED):
+        alone = run(settings, str(tmp_path / f"from3-{i}"), resume=True)
+        assert np.array_equal(alone["model"], of_three[i]["model"]), settings
+        run(settings, str(tmp_path / f"from1-{i}"), stop_after=2)
+    on_two = on_ranks(2, [job(s, tmp_path / f"from1-{i}", resume=True) for i, s in enumerate(RESUMED)], tmp_path)
+    for i, one in enumerate(on_two):
+        assert np.array_equal(one["model"], of_three[i]["model"]), RESUMED[i]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_foreign_files_do_on_three_ranks_what_the_built_in_ones_do(tmp_path: Path) -> None:
+    pairs = [(SCAFFOLD, OWN_SCAFFOLD), (FEDDYN, OWN_FEDDYN)]
+    jobs = [job([*DOUBLE, *s], tmp_path / f"{i}{j}") for i, pair in enumerate(pairs) for j, s in enumerate(pair)]
+    models = [found["model"] for found in on_ranks(3, jobs, tmp_path)]
+    for built_in, own in (models[:2], models[2:]):
+        assert np.linalg.norm(built_in - own) < 1e-12 * np.linalg.norm(own)
