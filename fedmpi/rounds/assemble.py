@@ -386,5 +386,7 @@ class Experiment:
         }
 
     def close(self) -> None:
-        """Free what belongs to MPI."""
+        """Free what belongs to MPI, and the file of clients' state."""
+        if self.trainer.hooks is not None:
+            self.trainer.hooks.state.close()
         self.cluster.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,10 @@ def run(settings: list[str], folder: str, stop_after: int | None = None, resume:
     """One run; what rank 0 knows of it in the end."""
     config = load_config(None, settings)
     experiment = Experiment.connect(config)
-    simulation = Simulation(experiment, open_recorder(experiment.cluster, Path(folder), config, resume))
-    plan = experiment.plan
-
-    def planned(t: int) -> Any:
-        simulation.interrupt.requested = t + 1 == stop_after
-        return plan(t)
-
-    experiment.plan = planned  # type: ignore[method-assign]
-    assert simulation.run() == (75 if stop_after else 0)
+    rounds = count(1)
+    recorder = open_recorder(experiment.cluster, Path(folder), config, resume)
+    simulation = Simulation(experiment, recorder, stop=lambda: next(rounds) == stop_after)
+    assert simulation.run() == ("stopped" if stop_after else "finished")
     hooks = experiment.trainer.hooks
     own = np.array([0, 0] if hooks is None else [len(hooks.state), hooks.state.spilled], np.int64)
     kept = experiment.cluster.gather(own)
