@@ -52,6 +52,7 @@ from fedmpi.config import Config
 from fedmpi.data.shards import open_store
 from fedmpi.models import build
 from tests.reference.plain_algorithms import PlainAlgorithm
+from tests.reference.robust import attackers, combine, fair_mean, lie
 
 COHORT, SAMPLES, BATCH_ORDER, DROPOUT, SIZE_ANSWER, ALLOCATION, STRATUM_DRAW = range(1, 8)
 CLUSTERING, PROBE, AUGMENT_COPIES, AUGMENT_WARP = range(8, 12)
@@ -219,7 +220,10 @@ class Population:
         classes = self.description.classes
         self.class_counts = np.array([[int((y == c).sum()) for c in range(classes)] for _, y in self.raw])
         self.weight_sizes = self.original if part.enabled and part.weights == "original" else self.sizes
-        self._ready = [(self._input(x), torch.from_numpy(y.copy())) for x, y in self.raw]
+        self.attackers = attackers(config, self.clients)
+        flipping = self.attackers if config.attack.kind == "label-flip" else []
+        trained = [classes - 1 - y if k in flipping else y.copy() for k, (_, y) in enumerate(self.raw)]
+        self._ready = [(self._input(x), torch.from_numpy(y)) for (x, _), y in zip(self.raw, trained, strict=True)]
         test_x, test_y = self.store.test()
         self.test = self._input(np.asarray(test_x)), torch.from_numpy(np.asarray(test_y, np.int64))
 
@@ -1008,6 +1012,7 @@ class PlainLoop:
             np.zeros(self.n, np.int64), np.zeros(self.n, np.int64), [np.zeros(s, np.int64) for s in self.sizes]
         )
         self.latest: list[int] = []
+        self.start_losses: list[float] = []
 
     def run(self) -> list[Round]:
         """All rounds."""
@@ -1025,14 +1030,17 @@ class PlainLoop:
         rows = sampled_rows("all" if opening else config.samples.rule, config, t, cohort.clients, self.sizes, p)
         factors, normalises = self._factors(t, turnout, rows)
         total, parts = np.zeros_like(w), []
+        if config.aggregation.weights == "q-ffl":
+            self.start_losses = [float(self.network.losses(w, *self.population.rows(k, None))[0].mean()) for k in rows]
         for k, own in rows.items():
             work, gain = self._work(t, k, own, opening)
             self.algorithm.note(k, work.change, work.steps, local_rate(config, t), factors[k])
-            change, clipped = self._clipped(self.carrier.send(t, k, work.change))
+            sent = lie(config, t, k, work.change) if k in self.population.attackers else work.change
+            change, clipped = self._clipped(self.carrier.send(t, k, sent))
             total = total + factors[k] * change
             parts.append((k, work, gain, change, clipped))
         divisor = sum(factors[k] for k in rows) if normalises and rows else 1.0
-        mean = total / divisor
+        mean = self._mean(t, [part[3] for part in parts], [factors[k] for k in rows], total, divisor)
         if config.aggregation.weights == "literal" and not opening and cohort.clients:
             mean = mean + (sum(factors.values()) - 1) * w  # Eq 3: Σ c_k w_k, those without rows with w_k = w
         mean = self.algorithm.update(self._with_noise(t, mean), divisor)
@@ -1041,8 +1049,21 @@ class PlainLoop:
         record |= self._facts(t, turnout, opening) | self._links(t, turnout, facts)
         record |= self._spent(t, turnout) | self._diagnosed(turnout, rows, parts, factors, total, divisor)
         record |= self._evaluated(t)
+        if self.population.attackers:
+            record["attackers"] = len(set(cohort.clients) & set(self.population.attackers))
         shares = {k: factors[k] / divisor for k in rows}
         return Round(cohort.clients, rows, shares, record, self.w.copy())
+
+    def _mean(
+        self, t: int, changes: list[np.ndarray], factors: list[float], total: np.ndarray, divisor: float
+    ) -> np.ndarray:
+        """The update: the weighted sum, or what a rule or q-FedAvg makes of all changes."""
+        part, losses = self.config.aggregation, self.start_losses
+        if changes and part.weights == "q-ffl":
+            return np.asarray(fair_mean(self.config, local_rate(self.config, t), changes, losses, factors))
+        if changes and part.rule != "mean":
+            return combine(self.config, changes, [factor / divisor for factor in factors])
+        return total / divisor
 
     # -- the plan
 
@@ -1233,7 +1254,7 @@ class PlainLoop:
                 wanted = self.config.samples.wanted or max(1, sum(int(self.sizes[c]) for c in cohort.clients))
                 # McMahan et al. 2017, Algorithm 1: n_k; FedSampling, Algorithm 1, line 14: 1/K for every sample
                 factor = counted / (1 if kind == "samples" else wanted)
-            elif kind == "uniform":
+            elif kind in ("uniform", "q-ffl"):
                 factor = 1.0
             elif kind == "stratified":
                 factor = self._of_stratum(cohort, turnout, i)

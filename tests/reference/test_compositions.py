@@ -14,6 +14,7 @@ from tests.reference.program import traced
 QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0", "rounds=3", "local.lr=0.02"]
 UNEVEN, EVEN = "data.shards=digits:clients=14,alpha=0.4", "data.shards=digits:clients=9,partition=iid"
 SMALL = ["model.hidden=[8]"]
+UNEVEN_SMALL = [UNEVEN, *SMALL]
 DROPPING = ["model.hidden=[10]", "model.dropout=0.3"]
 ONE_STEP = ["local.steps=1", "local.batch_size=all"]
 SAMPLED = ["samples.rule=bernoulli", "samples.wanted=200"]
@@ -95,6 +96,55 @@ COMPOSITIONS |= {
         ("unbiased", "equal", 2),
         ("literal", "proportional", 6),
     )
+}
+
+
+ALL = ["participation.clients=all"]
+SOME = ["participation.clients=uniform", "participation.count=9"]
+LIES = {
+    "sign-flip": ["attack.kind=sign-flip", "attack.scale=3"],
+    "noise": ["attack.kind=noise", "attack.scale=0.05"],
+    "label-flip": ["attack.kind=label-flip"],
+}
+RULES = {
+    "the median": ["aggregation.rule=median"],
+    "the trimmed mean": ["aggregation.rule=trimmed-mean", "aggregation.trim=0.25"],
+    "Krum": ["aggregation.rule=krum", "aggregation.byzantine=3"],
+    "Multi-Krum": ["aggregation.rule=krum", "aggregation.byzantine=2", "aggregation.keep=4"],
+    "clipped norms": ["aggregation.rule=norm-clip", "aggregation.bound=0.15"],
+}
+COMPOSITIONS |= {
+    f"{rule} of clients some of whom lie: {kind}": [*UNEVEN_SMALL, *who, *LIES[kind], *RULES[rule]]
+    for rule, kind, who in (
+        ("the median", "sign-flip", ALL),
+        ("the trimmed mean", "noise", ALL),
+        ("Krum", "label-flip", ALL),
+        ("Multi-Krum", "sign-flip", SOME),
+        ("clipped norms", "noise", SOME),
+    )
+}
+COMPOSITIONS |= {f"the mean of clients some of whom lie: {kind}": [*UNEVEN_SMALL, *ALL, *LIES[kind]] for kind in LIES}
+COMPOSITIONS |= {
+    "lies are compressed like updates, and clipped": [
+        *(*UNEVEN_SMALL, *ALL, *LIES["sign-flip"], "transport.kind=int8", "privacy.clip_norm=0.2"),
+        "aggregation.weights=uniform",
+    ],
+    "flipped labels are trained on in merged rows": [*UNEVEN_SMALL, *ALL, *LIES["label-flip"], *SAMPLED, *ONE_STEP],
+    "the median of sampled rows, after drop-outs, moved by Adam": [
+        *(*UNEVEN_SMALL, *ALL, *SAMPLED, *AWAY, *RULES["the median"], "aggregation.optimizer=adam"),
+        "aggregation.lr=0.05",
+    ],
+    "clipped norms of updates that were thinned out": [
+        *(*UNEVEN_SMALL, *SOME, *RULES["clipped norms"], "transport.kind=topk", "transport.fraction=0.3"),
+    ],
+    "the median of the opening step": [*UNEVEN_SMALL, *STRATA, *RULES["the median"], "participation.opening=true"],
+    "q-FFL with q = 1": [*UNEVEN_SMALL, *SOME, "aggregation.weights=q-ffl"],
+    "q-FFL with q = 0.3 and a constant of its own": [
+        *(*UNEVEN_SMALL, *BY_SIZE, "aggregation.weights=q-ffl", "aggregation.q=0.3", "aggregation.lipschitz=7.0"),
+    ],
+    "q-FFL of clients some of whom lie": [
+        *(*UNEVEN_SMALL, *ALL, *LIES["label-flip"], "aggregation.weights=q-ffl", "aggregation.q=2"),
+    ],
 }
 
 

@@ -1,0 +1,76 @@
+"""Lies and what bears them, in plain loops and float64: attacks on updates, combiners, q-FedAvg's step.
+
+Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Sun et al. 2019 (clipped norms), Li et al. 2020
+("Fair Resource Allocation in Federated Learning"). Streams as in `plain_loop`: ATTACK 20 with t = 0: choice of the
+attackers without replacement, not shuffled; with 1 + t, k: a float64 normal per value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedmpi.config import Config
+
+ATTACK = 20
+
+
+def stream(seed: int, round: int = 0, client: int = 0) -> np.random.Generator:
+    key, counter = np.array([seed, ATTACK], np.uint64), np.array([0, 0, client, round], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def attackers(config: Config, clients: int) -> list[int]:
+    """Who lies, in every round."""
+    if config.attack.kind == "none":
+        return []
+    count = math.floor(config.attack.fraction * clients + 0.5)
+    return sorted(stream(config.seed).choice(clients, count, replace=False, shuffle=False).tolist())
+
+
+def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
+    """What an attacker sends instead of its Δ."""
+    if config.attack.kind == "sign-flip":
+        return -config.attack.scale * change
+    if config.attack.kind == "noise":
+        return config.attack.scale * stream(config.seed, 1 + t, k).standard_normal(len(change))
+    return change
+
+
+def combine(config: Config, changes: list[np.ndarray], shares: list[float]) -> np.ndarray:
+    """The update that the rule makes of all updates, coordinate after coordinate."""
+    rule, told, m = config.aggregation.rule, config.aggregation.model_extra or {}, len(changes)
+    columns = [sorted(column) for column in np.transpose(changes).tolist()]
+    if rule == "median":
+        return np.array([(c[(m - 1) // 2] + c[m // 2]) / 2 for c in columns])
+    if rule == "trimmed-mean":
+        cut = min(math.ceil(told.get("trim", 0.1) * m - 1e-9), (m - 1) // 2)
+        return np.array([math.fsum(c[cut : m - cut]) / (m - 2 * cut) for c in columns])
+    if rule == "krum":
+        return np.mean([changes[i] for i in _krum(changes, told["byzantine"])[: told.get("keep", 1)]], axis=0)
+    if rule == "norm-clip":
+        factors = [min(1.0, told["bound"] / float(np.linalg.norm(change))) for change in changes]
+        return np.sum([s * f * c for s, f, c in zip(shares, factors, changes, strict=True)], axis=0)
+    raise ValueError(rule)
+
+
+def _krum(changes: list[np.ndarray], byzantine: int) -> list[int]:
+    """Participants by the sum of squared distances to their m − f − 2 nearest others."""
+    m, scores = len(changes), []
+    for i in range(m):
+        others = sorted(float(((changes[i] - changes[j]) ** 2).sum()) for j in range(m) if j != i)
+        scores.append(math.fsum(others[: m - byzantine - 2]))
+    return sorted(range(m), key=lambda i: (scores[i], i))
+
+
+def fair_mean(config: Config, lr: float, changes: list[np.ndarray], losses: list[float], times: list[Any]) -> Any:
+    """Σ L F^q Δ / Σ (q F^{q−1} L² ‖Δ‖² + L F^q), every client as often as it was drawn."""
+    told = config.aggregation.model_extra or {}
+    q, bound = told.get("q", 1.0), told.get("lipschitz") or 1 / lr
+    step, total = np.zeros_like(changes[0]), 0.0
+    for change, loss, often in zip(changes, losses, times, strict=True):
+        step = step + often * bound * loss**q * change
+        total += often * (q * loss ** (q - 1) * bound**2 * float(change @ change) + bound * loss**q)
+    return step / total
