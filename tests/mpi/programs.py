@@ -160,6 +160,43 @@ def round_sums() -> None:
         cluster.close()
 
 
+def combined_updates(folder: str) -> None:
+    """Every combiner on the same updates, dealt unevenly to the ranks: what they make of them, kept by rank 0."""
+    import torch
+
+    from fedmpi.aggregation.combiners import Combiner
+    from fedmpi.aggregation.dealt import CombinedSum
+    from fedmpi.aggregation.exact import FloatSum
+    from fedmpi.common.plan import Plan
+    from fedmpi.common.registry import resolve
+
+    rules = {
+        "median": {},
+        "trimmed-mean": {"trim": 0.2},
+        "krum": {"byzantine": 2, "keep": 3},
+        "norm-clip": {"bound": 3.0},
+        "tests.mpi.combiners:spread": {"power": 1.5},
+    }
+    cluster, values, results = Cluster.connect(), 20_003, {}
+    for number, (name, options) in enumerate(rules.items()):
+        total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
+        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, values)
+        for t in range(2):
+            kept.reset()
+            kept.begin(Plan(t, 0.1, np.arange(0), np.zeros(0), False, True), torch.zeros(values))
+            for client in range(11):
+                if client * client % cluster.size == cluster.rank:  # of three ranks the last one has none
+                    drawn = np.random.default_rng((number, t, client)).standard_normal(values)
+                    kept.add(torch.from_numpy(drawn).float(), 1.0 + client, client)
+            kept.flush()
+            results[f"{name} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
+    moved = cluster.share_bytes()
+    assert (moved.exchange > 0) == (cluster.size > 1)
+    if cluster.is_server:
+        np.savez(Path(folder) / f"combined{cluster.size}.npz", **results)
+    cluster.close()
+
+
 def gpus_without_cuda_aware_mpi() -> None:
     """What all ranks decide when their tensors lie on GPUs and this MPI does not read them; no GPU is touched."""
     import torch

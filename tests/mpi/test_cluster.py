@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.mpi.launch import find_mpiexec, finish_job, run_alone, run_mpi, start_job
@@ -17,11 +19,11 @@ PROGRAMS = ("-m", "tests.mpi.programs")
 
 SUMS = [f"sum_rounds {reduction} 50" for reduction in ("window", "allreduce", "device")]
 TOGETHER = {
-    1: ["exchanges", "relays 1 12 0", *SUMS, "round_sums"],
-    2: ["exchanges", "relays 1 12 0", *SUMS],
+    1: ["exchanges", "relays 1 12 0", *SUMS, "round_sums", "combined_updates {folder}"],
+    2: ["exchanges", "relays 1 12 0", *SUMS, "combined_updates {folder}"],
     3: [
         *("exchanges 1000", "relays 4 12 0", "wait_politely {folder}"),
-        *("sum_rounds device 10 1000", "round_sums", "gpus_without_cuda_aware_mpi"),
+        *("sum_rounds device 10 1000", "round_sums", "gpus_without_cuda_aware_mpi", "combined_updates {folder}"),
     ],
     4: ["exchanges", "relays 0 12 0", *SUMS],
 }
@@ -77,6 +79,16 @@ def test_sums_of_tensors_longer_than_a_piece_are_whole(passed):
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(n, passed):
     passed(n, "round_sums")
+
+
+def test_a_combiner_makes_the_same_bits_of_updates_however_they_are_dealt_to_ranks(passed):
+    results = []
+    for n in (1, 2, 3):
+        told = re.search(r"^passed: combined_updates (/.*)$", passed(n, "combined_updates").stdout, re.MULTILINE)
+        results.append(np.load(Path(told[1]) / f"combined{n}.npz"))
+    for name in results[0].files:
+        assert results[0][name].any()
+        assert len({result[name].tobytes() for result in results}) == 1, name
 
 
 def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so(passed):
