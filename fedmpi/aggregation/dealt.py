@@ -45,10 +45,8 @@ class CombinedSum:
     combiner : Combiner
     cluster : Cluster
         The ranks; `flush` is collective.
-    values : int
-        d.
-    device : torch.device
-        Where the inner accumulator takes its vectors; updates are kept in host memory.
+    model : Tensor (d,)
+        Gives length, type and device of the updates; they are kept in host memory.
 
     Attributes
     ----------
@@ -56,11 +54,9 @@ class CombinedSum:
         m, the updates that were combined in the last round.
     """
 
-    def __init__(
-        self, inner: Accumulator, combiner: Combiner, cluster: Cluster, values: int, device: torch.device | str = "cpu"
-    ):
+    def __init__(self, inner: Accumulator, combiner: Combiner, cluster: Cluster, model: Tensor):
         self.inner, self.combiner, self.cluster = inner, combiner, cluster
-        self.values, self.device = values, torch.device(device)
+        self.values, self.dtype, self.device = model.numel(), model.dtype, model.device
         self._round, self._normalise = 0, True
         self.combined = 0
         self._clients: list[int] = []
@@ -75,7 +71,7 @@ class CombinedSum:
         """Keep a client's update (d,)."""
         place = len(self._clients)
         if place == len(self._rows):
-            self._rows.append(torch.empty(self.values))
+            self._rows.append(torch.empty(self.values, dtype=self.dtype))
         self._rows[place].copy_(vector)
         self._clients.append(client)
         self._coefficients.append(coefficient)
@@ -110,12 +106,12 @@ class CombinedSum:
     def _combined(self, clients: Ints, coefficients: NDArray[np.float64], counts: Ints) -> Tensor:
         """This rank's coordinates of the combined update, zeros elsewhere, (d,)."""
         order, combiner, round = np.argsort(clients, kind="stable"), self.combiner, self._round
-        deal = Deal(self.cluster, self._rows[: len(self._clients)], counts, self.values, combiner.measures)
+        deal = Deal(self.cluster, self._rows[: len(self._clients)], counts, self.values, self.dtype, combiner.measures)
         total = float(coefficients.sum())
         if self._normalise and total:
             coefficients = coefficients / total
-        factors, places = torch.from_numpy(coefficients[order]).float(), torch.from_numpy(order)
-        result = torch.zeros(self.values)
+        factors, places = torch.from_numpy(coefficients[order]).to(self.dtype), torch.from_numpy(order)
+        result = torch.zeros(self.values, dtype=self.dtype)
         with one_thread():
             measured = None
             if combiner.measures:
@@ -131,18 +127,29 @@ class Deal:
     Parameters
     ----------
     cluster : Cluster
-    rows : list of float32 Tensor (d,)
+    rows : list of Tensor (d,)
         This rank's updates.
     counts : int64 (ranks,)
         How many updates every rank has.
     values : int
         d.
+    dtype : torch.dtype
+        Of the updates.
     measuring : bool
         Whether measurements of all blocks will be kept.
     """
 
-    def __init__(self, cluster: Cluster, rows: list[Tensor], counts: Ints, values: int, measuring: bool):
+    def __init__(
+        self,
+        cluster: Cluster,
+        rows: list[Tensor],
+        counts: Ints,
+        values: int,
+        dtype: torch.dtype,
+        measuring: bool,
+    ):
         self.cluster, self.values = cluster, values
+        self._dtype = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
         self._rows = [row.numpy() for row in rows]
         self._counts = counts
         self.width = block_width(int(counts.sum()), values, measuring)
@@ -156,8 +163,8 @@ class Deal:
         The rows (m, s) are those of rank 0, then those of rank 1, …; they are overwritten by the next block.
         """
         ranks, own = self.cluster.size, len(self._rows)
-        outgoing = np.empty(own * self.width * ranks, np.float32)
-        incoming = np.empty(int(self._counts.sum()) * self.width, np.float32)
+        outgoing = np.empty(own * self.width * ranks, self._dtype)
+        incoming = np.empty(int(self._counts.sum()) * self.width, self._dtype)
         self.cluster.barrier()
         for step in range(self._steps):
             wanted = [self._part(rank, step) for rank in range(ranks)]

@@ -114,13 +114,15 @@ def exchange_parts(
 
     Parameters
     ----------
-    outgoing, incoming : float32 (…,)
+    outgoing, incoming : float32 or float64 (…,), of one type
     sent, received : int64 (ranks,)
         Values of the part for, and of the part from, every rank.
     """
     from mpi4py import MPI
 
+    kind = MPI.DOUBLE if outgoing.dtype == np.float64 else MPI.FLOAT
+
     def spec(values: np.ndarray, counts: np.ndarray) -> list[object]:
-        return [values, (counts, np.cumsum(counts) - counts), MPI.FLOAT]
+        return [values, (counts, np.cumsum(counts) - counts), kind]
 
     comm.Alltoallv(spec(outgoing, sent), spec(incoming, received))

@@ -146,7 +146,7 @@ class Cluster:
 
         Parameters
         ----------
-        outgoing, incoming : float32 (…,)
+        outgoing, incoming : float32 or float64 (…,), of one type
             Parts lie one after the other from the start, in rank order; the arrays may be longer.
         sent, received : int64 (ranks,)
             Values of the part for, and of the part from, every rank, up to 2**31 together.

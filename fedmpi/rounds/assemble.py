@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import fedmpi
-from fedmpi.aggregation.dealt import CombinedSum
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.clients.stratifier import Stratifier
@@ -257,7 +256,7 @@ class Experiment:
     @property
     def _combines(self) -> bool:
         """Whether a combiner has made the update, and not a sum."""
-        return isinstance(self.around, CombinedSum)
+        return bool(self.config.aggregation.rule != "mean")
 
     def _divisor(self, plan: Plan, totals: RoundTotals) -> float:
         """What the sum of updates is divided by: the total weight of those who returned one, or 1."""

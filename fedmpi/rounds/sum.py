@@ -212,13 +212,13 @@ def own_updates(config: Config, cluster: Cluster, model: FlatModel, losses: Call
     config : Config
     cluster : Cluster
     model : FlatModel
-        Gives length and device of an update.
+        Gives length, type and device of an update.
     losses : callable
         Makes what measures clients' losses, where weights ask for them.
     """
     if config.aggregation.rule != "mean":
         combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
-        return partial(CombinedSum, combiner=combiner, cluster=cluster, values=model.size, device=model.device)
+        return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
     weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
     return partial(JudgedSum, weighing=weighing, loss=losses().before) if weighing.judges else None
 

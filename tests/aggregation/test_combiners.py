@@ -156,7 +156,7 @@ def test_a_combined_sum_is_what_the_combiner_makes_of_all_kept_updates(name: str
     clients, coefficients = [4, 0, 7, 1, 8, 2, 3, 6, 5], np.linspace(1, 2, 9)
     buffer = cluster.sum_tensor(700, np.int64 if exact else np.float32, torch.device("cpu"))
     inner = FixedPointSum(buffer) if exact else FloatSum(buffer)
-    kept = CombinedSum(inner, built_in(name, **options), cluster, 700)
+    kept = CombinedSum(inner, built_in(name, **options), cluster, torch.zeros(700))
     assert block_width(9, 700, False) < 700
     for round in range(2):
         kept.reset()
@@ -172,7 +172,9 @@ def test_a_combined_sum_is_what_the_combiner_makes_of_all_kept_updates(name: str
 
 def test_coefficients_that_are_not_to_be_normalised_reach_the_combiner_as_they_are() -> None:
     cluster = Cluster.connect()
-    kept = CombinedSum(FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("mean"), cluster, 4)
+    kept = CombinedSum(
+        FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("mean"), cluster, torch.zeros(4)
+    )
     for normalise, expected in ((True, 1.0), (False, 6.0)):
         kept.reset()
         kept.begin(plan(normalise=normalise), torch.zeros(4))
@@ -184,7 +186,9 @@ def test_coefficients_that_are_not_to_be_normalised_reach_the_combiner_as_they_a
 
 def test_a_round_without_updates_leaves_a_sum_of_zeros() -> None:
     cluster = Cluster.connect()
-    kept = CombinedSum(FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("median"), cluster, 4)
+    kept = CombinedSum(
+        FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu"))), built_in("median"), cluster, torch.zeros(4)
+    )
     kept.reset()
     kept.flush()
     assert kept.combined == 0 and not kept.to_update(cluster.reduce_tensor()).any()

@@ -180,7 +180,7 @@ def combined_updates(folder: str) -> None:
     cluster, values, results = Cluster.connect(), 20_003, {}
     for number, (name, options) in enumerate(rules.items()):
         total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
-        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, values)
+        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
         for t in range(2):
             kept.reset()
             kept.begin(Plan(t, 0.1, np.arange(0), np.zeros(0), False, True), torch.zeros(values))

@@ -1270,7 +1270,7 @@ class PlainLoop:
                 factor = rho.get(k, 0.0) / (cohort.inclusion[i] * share)
             found[k] = cohort.times[i] * factor
         certain = kind != "stratified" or all(p in (0.0, 1.0) for p in self._represented(turnout))
-        return found, kind in ("samples", "uniform", "normalised") or (kind == "stratified" and certain)
+        return found, kind in ("samples", "uniform", "normalised", "q-ffl") or (kind == "stratified" and certain)
 
     def _denominator(self, t: int) -> int:
         """What clipped updates are divided by, whoever returns: the clients wanted (McMahan et al. 2018, §3, f̃_f)."""

@@ -134,9 +134,7 @@ COMPOSITIONS |= {
         *(*UNEVEN_SMALL, *ALL, *SAMPLED, *AWAY, *RULES["the median"], "aggregation.optimizer=adam"),
         "aggregation.lr=0.05",
     ],
-    "clipped norms of updates that were thinned out": [
-        *(*UNEVEN_SMALL, *SOME, *RULES["clipped norms"], "transport.kind=topk", "transport.fraction=0.3"),
-    ],
+    "clipped norms of updates in eight bits": [*UNEVEN_SMALL, *SOME, *RULES["clipped norms"], "transport.kind=int8"],
     "the median of the opening step": [*UNEVEN_SMALL, *STRATA, *RULES["the median"], "participation.opening=true"],
     "q-FFL with q = 1": [*UNEVEN_SMALL, *SOME, "aggregation.weights=q-ffl"],
     "q-FFL with q = 0.3 and a constant of its own": [
