@@ -1,4 +1,4 @@
-"""The commands: train, presets, show, inspect, estimate.
+"""The commands: train, presets, parts, show, inspect, estimate.
 
 Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -102,6 +102,24 @@ def list_presets() -> None:
         ]
         console.print(f"[bold]{preset.name}[/bold]  {preset.title}")
         console.print(f"    paper: {preset.paper}\n    parts: {', '.join(parts)}\n    try:   {preset.example}\n")
+
+
+@app.command()
+def parts(
+    choice: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One part: a name or module:object.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help='Only these, e.g. "row rule".')] = None,
+) -> None:
+    """List everything that a configuration can choose: kind, name, options with their defaults, source.
+
+    Example: fedmpi parts --kind "client sampler"
+    """
+    from fedmpi.inspect.parts import list_parts, show_part
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if choice is not None:
+        show_part(choice, kind, console)
+    else:
+        list_parts(kind, console)
 
 
 @app.command()

@@ -14,27 +14,18 @@ from tests.mpi.launch import run_mpi
 ROOT = Path(__file__).parents[1]
 
 IN_TURN = """
-def in_turn(t: int, present: IntArray | int, count: int) -> Cohort:
-    members = np.arange(present) if isinstance(present, int) else present
-    chosen = np.sort(np.roll(members, -t * count)[:count])
-    return Cohort(chosen, np.ones(chosen.size, np.int64), np.ones(chosen.size))
+import numpy as np
+from fedmpi import Cohort, client_sampler
+
+
+@client_sampler
+def in_turn(view):
+    return Cohort(np.roll(view.available, -view.round * view.count)[: view.count])
 """
 EVERY_SECOND = """
 def every_second(sizes: IntArray, start: int, stop: int | None) -> IntArray:
     return np.arange(start + start % 2, sizes.sum() if stop is None else stop, 2)
 """
-SAMPLER = {
-    "clients/cohort.py": [("\ndef uniform(", IN_TURN + "\n\ndef uniform(")],
-    "config/client_parts.py": [('clients: Literal["all", ', 'clients: Literal["all", "in-turn", ')],
-    "clients/turnout.py": [
-        ("everyone, uniform", "everyone, in_turn, uniform"),
-        (
-            '        if part.clients == "weighted":',
-            '        if part.clients == "in-turn":\n            return in_turn(t, present, count)\n'
-            '        if part.clients == "weighted":',
-        ),
-    ],
-}
 ROWS = {
     "samples/rules.py": [
         ("\ndef sampled_positions(", EVERY_SECOND + "\n\ndef sampled_positions("),
@@ -65,7 +56,8 @@ WEIGHTS = {
 def test_rules_of_ones_own_run_where_the_guide_puts_them(tmp_path: Path, ranks: int) -> None:
     shutil.copytree(ROOT / "fedmpi", tmp_path / "fedmpi", ignore=shutil.ignore_patterns("__pycache__"))
     guide = (ROOT / "docs" / "design.md").read_text()
-    for recipe in (SAMPLER, ROWS, WEIGHTS):
+    (tmp_path / "samplers.py").write_text(IN_TURN)
+    for recipe in (ROWS, WEIGHTS):
         for name, edits in recipe.items():
             assert f"`{name}`" in guide
             path = tmp_path / "fedmpi" / name
@@ -74,7 +66,7 @@ def test_rules_of_ones_own_run_where_the_guide_puts_them(tmp_path: Path, ranks: 
                 assert text.count(place) == 1, f"{name}: {place}"
                 text = text.replace(place, replacement)
             path.write_text(text)
-    settings = ["participation.clients=in-turn", "participation.count=3", "samples.rule=every-second"]
+    settings = ["participation.clients=samplers:in_turn", "participation.count=3", "samples.rule=every-second"]
     settings += ["aggregation.weights=root", "logging.diagnostics=true", "logging.tensorboard=false", "rounds=3"]
     settings += ["data.shards=digits:clients=9", "server.trains=always", "checkpoint.every=0"]
     command = ["-m", "fedmpi", "train", "--out", str(tmp_path / "run")]

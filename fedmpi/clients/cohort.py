@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +70,12 @@ class Cohort:
     ----------
     clients : int64 (m,)
         Indices of the participants, sorted and unique.
-    multiplicity : int64 (m,)
-        How often each was drawn (1 unless drawn with replacement).
-    inclusion : float64 (m,)
+    inclusion : float64 (m,), optional
         First-order inclusion probability of each participant under the design that drew it, given who was there (what
-        `presence` adds to); for draws with replacement the expected number of draws, which may exceed 1.
+        `presence` adds to); for draws with replacement the expected number of draws, which may exceed 1. None where
+        nobody knows: weights that divide by it are then refused.
+    multiplicity : int64 (m,)
+        How often each was drawn; once each by default.
     stratum : int64 (m,), optional
         Stratum of each participant, an index into `strata`.
     strata : StrataSummary, optional
@@ -85,12 +87,19 @@ class Cohort:
     """
 
     clients: IntArray
-    multiplicity: IntArray
-    inclusion: FloatArray
+    inclusion: FloatArray | None = None
+    multiplicity: IntArray = cast(IntArray, None)
     stratum: IntArray | None = None
     strata: StrataSummary | None = None
     presence: Presence | None = None
     wanted: int | None = None
+
+    def __post_init__(self) -> None:
+        given: Any = self
+        if not isinstance(given.clients, np.ndarray):
+            object.__setattr__(self, "clients", np.asarray(given.clients, np.int64))
+        if given.multiplicity is None:
+            object.__setattr__(self, "multiplicity", np.broadcast_to(np.int64(1), np.shape(self.clients)))
 
     @property
     def draws(self) -> int:
@@ -134,8 +143,7 @@ def everyone(available: IntArray | int) -> Cohort:
         The available clients, sorted; or N for all of 0 … N−1.
     """
     clients = _indices(available)
-    once, surely = np.broadcast_to(np.int64(1), clients.shape), np.broadcast_to(1.0, clients.shape)
-    return Cohort(clients, once, surely)
+    return Cohort(clients, np.broadcast_to(1.0, clients.shape))
 
 
 def uniform(generator: np.random.Generator, available: IntArray | int, count: int) -> Cohort:
@@ -157,7 +165,7 @@ def uniform(generator: np.random.Generator, available: IntArray | int, count: in
         return everyone(available)
     chosen = np.sort(generator.choice(population, count, replace=False, shuffle=False))
     clients = chosen.astype(np.int64) if isinstance(available, int) else available[chosen]
-    return Cohort(clients, np.ones(count, np.int64), np.full(count, count / population))
+    return Cohort(clients, np.full(count, count / population))
 
 
 def weighted(
@@ -208,7 +216,7 @@ def weighted(
     positions = generator.integers(0, total, count)
     drawn = np.searchsorted(np.cumsum(weights), positions, side="right")
     chosen, multiplicity = np.unique(drawn, return_counts=True)
-    return Cohort(candidates[chosen], multiplicity.astype(np.int64), count * (weights[chosen] / total))
+    return Cohort(candidates[chosen], count * (weights[chosen] / total), multiplicity.astype(np.int64))
 
 
 def size_proportional_inclusion(sizes: IntArray, count: int) -> FloatArray:
@@ -257,7 +265,7 @@ def _without_replacement(generator: np.random.Generator, sizes: IntArray, candid
         systematic = np.searchsorted(rest * np.cumsum(sizes[order]), ticks, side="right")
         chosen = np.sort(np.concatenate([chosen, order[systematic]]))
     inclusion = np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
-    return Cohort(candidates[chosen], np.ones(chosen.size, np.int64), inclusion[chosen])
+    return Cohort(candidates[chosen], inclusion[chosen])
 
 
 def _indices(available: IntArray | int) -> IntArray:

@@ -206,7 +206,7 @@ def restricted(cohort: Cohort, keep: NDArray[np.bool_], shrink: Floats | float =
         cohort,
         clients=cohort.clients[keep],
         multiplicity=cohort.multiplicity[keep],
-        inclusion=(cohort.inclusion * shrink)[keep],
+        inclusion=None if cohort.inclusion is None else (cohort.inclusion * shrink)[keep],
         stratum=None if cohort.stratum is None else cohort.stratum[keep],
     )
 

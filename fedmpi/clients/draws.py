@@ -45,7 +45,7 @@ def importance(
     wanted = min(count, len(candidates))
     inclusion = inclusion_by_norm(norms[candidates], wanted, design)
     members = draw_by_norm(norms[candidates], wanted, generator, design)
-    return Cohort(candidates[members], np.ones(wanted, np.int64), inclusion[members])
+    return Cohort(candidates[members], inclusion[members])
 
 
 def draw_uniformly(population: int, count: int, generator: np.random.Generator) -> Ints:

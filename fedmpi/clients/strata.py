@@ -131,7 +131,7 @@ def _cohort(clients: Ints, inclusion: Floats, strata: Strata, split: Allocation)
     clients = clients[order]
     represented = np.where(split.expected > 1 - 1e-9, 1.0, split.expected)  # m_h is E[m_h] rounded down or up
     summary = StrataSummary(strata.sizes, split.draws, strata.spreads, represented)
-    return Cohort(clients, np.ones(len(clients), np.int64), inclusion[order], strata.labels[clients], summary)
+    return Cohort(clients, inclusion[order], stratum=strata.labels[clients], strata=summary)
 
 
 def _by_stratum(candidates: Ints, labels: Ints, strata: int) -> list[Ints]:

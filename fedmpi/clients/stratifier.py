@@ -25,6 +25,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen
 
 log = logging.getLogger("fedmpi")
 Probe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
@@ -81,6 +82,7 @@ class Stratifier:
         self.strata: Strata | None = None
         self.latest: Ints = np.empty(0, np.int64)
         self.measured = 0
+        self._needs = chosen(config, "client sampler").marks.get("needs", ())
         self._first = True
         self._kept: Features | None = None
         if self.wanted and self.part.features != "label-histogram":
@@ -99,7 +101,7 @@ class Stratifier:
     @property
     def wanted(self) -> bool:
         """Whether the draws need strata or gradient norms at all."""
-        return self.part.clients in ("stratified", "importance")
+        return "strata" in self._needs or "norms" in self._needs
 
     def observe(self, t: int, model: Tensor) -> None:
         """Measure and cluster anew if round t is due: a collective call, on every rank alike."""
@@ -150,7 +152,7 @@ class Stratifier:
 
     def _grouped(self, t: int, features: Features) -> Strata:
         part, matrix = self.part, features.matrix
-        if part.clients == "importance":
+        if "strata" not in self._needs:
             return make_strata(np.zeros(self.clients, np.int64), None, features.norms)
         if part.clustering == "optics":
             labels = optics(matrix, part.min_samples, part.xi, part.noise)

@@ -6,20 +6,23 @@ Combines the draws (participation), the strata observed by all ranks, and the sy
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedmpi.clients.availability import Availability, available_clients, dominant_label, probabilities
-from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone, uniform, weighted
+from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone
 from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
-from fedmpi.clients.draws import importance
-from fedmpi.clients.strata import Strata, stratified
+from fedmpi.clients.numbers import ClientNumbers
+from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.strata import Strata
+from fedmpi.clients.view import View, asked
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Floats, Ints
-from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.streams import Streams
 from fedmpi.config import Config
-from fedmpi.config.client_parts import ParticipationPart
+from fedmpi.config.choices import chosen
 from fedmpi.config.local_algorithm import further_vectors
 from fedmpi.updates.compression import upload_bits
 from fedmpi.updates.traffic import BYTES_PER_VALUE
@@ -52,9 +55,11 @@ class Turnout:
         return self.present if isinstance(self.present, int) else len(self.present)
 
 
-def opens_with_a_step(part: ParticipationPart, t: int) -> bool:
+def opens_with_a_step(config: Config, t: int) -> bool:
     """Whether round t is the opening step of every client, w_1^k, that also makes the strata (FedSSO, Algorithm 1)."""
-    return t == 0 and part.clients == "stratified" and part.opening
+    if t or not config.participation.opening:
+        return False
+    return "strata" in chosen(config, "client sampler").marks.get("needs", ())
 
 
 class CohortDraw:
@@ -72,6 +77,15 @@ class CohortDraw:
         The run's random streams.
     values : int
         d, values of the model, for the virtual clock.
+    counts : callable, optional
+        () -> int64 (N, C), class counts for samplers that ask for them.
+
+    Attributes
+    ----------
+    sampler : ClientSampler
+        Of the configuration.
+    numbers : ClientNumbers
+        What the server remembers of single clients for it.
 
     Raises
     ------
@@ -80,9 +94,20 @@ class CohortDraw:
         likely each is to be among them.
     """
 
-    def __init__(self, config: Config, sizes: Ints, class_counts: Ints | None, streams: Streams, values: int):
+    def __init__(
+        self,
+        config: Config,
+        sizes: Ints,
+        class_counts: Ints | None,
+        streams: Streams,
+        values: int,
+        counts: Callable[[], Ints] | None = None,
+    ):
         self.config = config
+        self.sampler = ClientSampler.chosen_by(config)
+        self.numbers, self.counts = ClientNumbers(self.sampler.numbers, len(sizes)), counts
         self.sizes = sizes
+        self._views: dict[int, View] = {}
         self.streams = streams
         system = config.system
         bits = upload_bits(config.transport.kind, config.transport.fraction, values)
@@ -133,7 +158,7 @@ class CohortDraw:
 
     def opens(self, t: int) -> bool:
         """Whether round t is the opening step of every client."""
-        return opens_with_a_step(self.config.participation, t)
+        return opens_with_a_step(self.config, t)
 
     def _present(self, t: int) -> Ints | int:
         if self.law.law == "always":
@@ -142,45 +167,55 @@ class CohortDraw:
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
         """What weights must know of who is there; None where everybody is and nobody has been left out."""
-        groups = strata.labels if strata is not None and self.config.participation.clients == "stratified" else None
+        groups = strata.labels if strata is not None and self.sampler.needs_strata else None
         if isinstance(present, int):
             return None if groups is None else Presence(present, None, groups)
         known = self.config.aggregation.weights == "unbiased"
         chance = probabilities(self.law, self.streams, t, len(self.sizes), self._labels) if known else None
         return Presence(present, chance, groups)
 
-    def _wanted(self, strata: Strata | None = None) -> int:
-        """m; a share β is one of the clients in some stratum, β|c_i| of each (FedSSO, Algorithm 1, line 7)."""
-        part = self.config.participation
-        clients = len(self.sizes) if strata is None or part.fraction is None else int(strata.sizes.sum())
-        return cohort_size(clients, part.count, part.fraction)
+    def _wanted(self) -> int:
+        """m."""
+        return self._wanted_of(len(self.sizes))
+
+    def candidates(self, t: int, strata: Strata | None) -> Ints:
+        """The clients that the sampler wants measured before it draws round t; none where all take one step."""
+        if self.opens(t):
+            return np.empty(0, np.int64)
+        self._views = {t: self._view(t, self._present(t), strata)}
+        return self.sampler.candidates(self._views[t])
+
+    def tell(self, t: int, measured: Mapping[str, Floats]) -> None:
+        """Give the sampler what was measured of its candidates of round t, float64 (N,) each."""
+        if t in self._views:
+            self._views[t].measured.update(measured)
 
     def _asked(self, t: int, present: Ints | int, strata: Strata | None) -> Cohort:
-        part, over = self.config.participation, self.config.system.over_selection
-        if part.clients == "all" or self.opens(t):
+        if self.opens(t):
             return everyone(present)
-        if part.clients == "stratified":
-            assert strata is not None
-            return stratified(
-                strata,
-                present,
-                self._wanted(strata),
-                self.streams,
-                t,
-                allocation=part.allocation,
-                draw=part.draw,
-                design=part.design,
-                over_selection=over,
-            )
-        generator = self.streams.generator(Purpose.COHORT, t)
-        count = min(len(self.sizes), int(np.ceil(self._wanted() * over - 1e-9)))
-        if part.clients == "weighted":
-            members = None if isinstance(present, int) else present
-            return weighted(generator, self.sizes, members, count, part.replace)
-        if part.clients == "importance":
-            assert strata is not None and strata.norms is not None
-            return importance(generator, strata.norms, present, count, part.design)
-        return uniform(generator, present, count)
+        view = self._views.pop(t, None) or self._view(t, present, strata)
+        return self.sampler.draw(view)
+
+    def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
+        over, everybody = self.config.system.over_selection, self.sampler.part.name == "all"
+        clients = len(self.sizes)
+        return View(
+            round=t,
+            count=clients if everybody else asked(self._wanted(), over, clients),
+            sizes=self.sizes,
+            present=present,
+            streams=self.streams,
+            strata=strata,
+            over_selection=over,
+            wanted=self._wanted_of,
+            numbers=self.numbers,
+            counts=self.counts,
+        )
+
+    def _wanted_of(self, clients: int) -> int:
+        """m, where a share β is one of so many clients."""
+        part = self.config.participation
+        return cohort_size(clients if part.fraction is not None else len(self.sizes), part.count, part.fraction)
 
     def _seconds(self, clients: Ints, pool: Ints, opening: bool) -> Floats:
         """Virtual seconds of each participant: rows passed through the model, and the model's way down and up.

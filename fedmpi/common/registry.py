@@ -10,27 +10,25 @@ import hashlib
 import importlib
 import inspect
 import os
-import re
 import sys
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar, overload
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of
 
 MARKS = "__fedmpi__"
 """The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
 
 NUMBERS = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
 """Numbers about clients that the server can keep for a sampler."""
+
+SERVICES = ("strata", "norms")
+"""What else a sampler can need: strata of the clients, or the norms of their gradients."""
 
 MEASURABLE = ("loss", "accuracy", "gradient_norm")
 """Those that can be measured on the current model before anybody has trained."""
@@ -50,11 +48,14 @@ class Kind:
         The key of the configuration whose value chooses it; its options stand in the same table.
     modules : tuple of str
         Modules that register the built-in ones; imported when asked for.
+    late : bool
+        Whether options are checked when the part is made, and not with the configuration (it takes long to import).
     """
 
     name: str
     key: str
     modules: tuple[str, ...] = ()
+    late: bool = False
 
     @property
     def table(self) -> str:
@@ -65,14 +66,18 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("client sampler", "participation.clients"),
+        Kind(
+            "client sampler",
+            "participation.clients",
+            ("fedmpi.clients.samplers", "fedmpi.clients.by_loss", "fedmpi.clients.urns"),
+        ),
         Kind("row rule", "samples.rule", ("fedmpi.samples.rules",)),
         Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights", "fedmpi.aggregation.fair_weights")),
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
         Kind("local optimizer", "local.optimizer"),
-        Kind("model", "model.name"),
+        Kind("model", "model.name", late=True),
         Kind("data source", "data.shards"),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics"),
@@ -85,59 +90,6 @@ KINDS = {
 """Everything choosable, by the name of its kind."""
 
 _BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in KINDS}
-
-
-class _Required:
-    """The default of an option that must be given."""
-
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = _Required()
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a part: a keyword-only parameter of its function or constructor.
-
-    Attributes
-    ----------
-    name : str
-    default : object
-        `REQUIRED` where there is none.
-    annotation : object
-        The type of its values; `Any` where its author wrote none.
-    doc : str
-        What the docstring's section "Parameters" says about it, on one line; "" where it says nothing.
-    """
-
-    name: str
-    default: Any = REQUIRED
-    annotation: Any = Any
-    doc: str = ""
-
-    @property
-    def type(self) -> str:
-        """The type as its author would write it."""
-        return _type_text(self.annotation)
-
-    def converted(self, value: Any) -> Any:
-        """The value as the part receives it: 1 as 1.0 where a float is wanted, a list as a tuple.
-
-        Raises
-        ------
-        ValueError
-            When the value is of another type or out of range; says what is expected.
-        """
-        try:
-            adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
-        except (PydanticUserError, NameError, TypeError):
-            return value  # an annotation that is no type
-        try:
-            return adapter.validate_python(value)
-        except ValidationError as error:
-            raise ValueError(error.errors(include_url=False)[0]["msg"]) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +135,7 @@ class Part:
     @property
     def title(self) -> str:
         """The first sentence of its docstring, on one line."""
-        return _first_sentence(_docstring(self.object))
+        return first_sentence(docstring(self.object))
 
     @cached_property
     def source_text(self) -> str:
@@ -282,9 +234,7 @@ def resolve(kind: str, choice: Any) -> Part:
         return _part(kind, choice, load(choice, KINDS[kind].key))
     if not callable(choice):
         raise UserError(f'{KINDS[kind].key} = {choice!r}: give a name, "package.module:object", or a function or class')
-    marks = getattr(choice, MARKS, {})
-    name = marks.get("name") if _built_in(kind).get(marks.get("name")) is choice else None
-    return _part(kind, name or object_name(choice), choice)
+    return _part(kind, built_in_name(choice) or object_name(choice), choice)
 
 
 def describe(choice: Any) -> Part:
@@ -357,15 +307,17 @@ def client_sampler(
     Parameters
     ----------
     needs : sequence of str
-        Numbers that the server shall keep of past participations (`NUMBERS`): `view.last(name)`, `view.age(name)`.
+        Numbers that the server shall keep of past participations (`NUMBERS`): `view.last(name)`, `view.age(name)`; and
+        of `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`.
     measures : sequence of str
         Numbers (`MEASURABLE`) to be measured on the current model: the part is then a class with `candidates(view)`,
         the clients to measure, and `draw(view)`, which finds them in `view.fresh(name)`.
     name : str, optional
         For built-in parts.
     """
-    wanted = _names_of_numbers(needs, NUMBERS, "needs"), _names_of_numbers(measures, MEASURABLE, "measures")
-    return _decorated("client sampler", chosen, name, needs=wanted[0], measures=wanted[1])
+    kept = _names_of_numbers(needs, (*NUMBERS, *SERVICES), "needs")
+    fresh = _names_of_numbers(measures, MEASURABLE, "measures")
+    return _decorated("client sampler", chosen, name, needs=kept, measures=fresh)
 
 
 @overload
@@ -471,6 +423,14 @@ def load(path: str, key: str) -> Any:
     return found
 
 
+def built_in_name(chosen: Any) -> str | None:
+    """The name under which a function or class is built in; None for all others."""
+    marks = getattr(chosen, MARKS, {})
+    registered = _BUILT_IN.get(marks.get("kind", ""), {})
+    name: str | None = marks.get("name")
+    return name if name is not None and registered.get(name) is chosen else None
+
+
 def object_name(chosen: Any) -> str:
     """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
     chosen = chosen.func if isinstance(chosen, partial) else chosen
@@ -479,9 +439,11 @@ def object_name(chosen: Any) -> str:
 
 
 def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
-    for module in KINDS[kind].modules:
+    modules = KINDS[kind].modules
+    for module in modules:
         importlib.import_module(module)
-    return _BUILT_IN[kind]
+    found = _BUILT_IN[kind].items()
+    return dict(sorted(found, key=lambda item: (*modules, item[1].__module__).index(item[1].__module__)))
 
 
 def _part(kind: str, name: str, found: Any) -> Part:
@@ -490,7 +452,7 @@ def _part(kind: str, name: str, found: Any) -> Part:
     marks.pop("name", None)
     if own != kind:
         raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
-    options, takes_any = _options(kind, found)
+    options, takes_any = options_of(found, positional=kind == "model")
     return Part(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
 
 
@@ -499,85 +461,6 @@ def _source(found: Any) -> Path | None:
     module = sys.modules.get(found.__module__ if hasattr(found, "__qualname__") else type(found).__module__)
     path = getattr(module, "__file__", None)
     return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
-
-
-def _options(kind: str, found: Any) -> tuple[tuple[Option, ...], bool]:
-    """The keyword-only parameters; of a model all but the first. Whether any others are taken too."""
-    try:
-        parameters = list(inspect.signature(found).parameters.values())
-    except (ValueError, TypeError):  # some callables written in C have none: the call itself complains
-        return (), True
-    types = _annotations(found)
-    told = _parameter_docs(found)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if kind == "model":
-        chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    else:
-        chosen = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    options = tuple(
-        Option(
-            p.name,
-            REQUIRED if p.default is p.empty else p.default,
-            types.get(p.name, Any),
-            told.get(p.name, ""),
-        )
-        for p in chosen
-    )
-    return options, takes_any
-
-
-def _annotations(found: Any) -> dict[str, Any]:
-    """The types of the parameters, as objects; without those that cannot be understood."""
-    found = found.func if isinstance(found, partial) else found
-    written = found.__init__ if inspect.isclass(found) else found
-    names = getattr(inspect.unwrap(written), "__globals__", {})
-    types: dict[str, Any] = {}
-    for name, hint in inspect.get_annotations(written).items():
-        alone = SimpleNamespace(__annotations__={name: hint})
-        with suppress(Exception):  # names that only a type checker knows
-            types |= typing.get_type_hints(alone, globalns=names, include_extras=True)
-    return types
-
-
-def _docstring(found: Any) -> str:
-    found = found.func if isinstance(found, partial) else found
-    return inspect.cleandoc(getattr(found, "__doc__", None) or "")
-
-
-def _parameter_docs(found: Any) -> dict[str, str]:
-    """What the section "Parameters" of a NumPy docstring says, by name; of a class also its constructor's."""
-    texts = [_docstring(found)]
-    if inspect.isclass(found):
-        texts.append(_docstring(found.__init__))
-    docs: dict[str, str] = {}
-    for text in texts:
-        match = re.search(r"^Parameters\n-{3,}\n(.*?)(?=^\S[^\n]*\n-{3,}\n|\Z)", text, re.DOTALL | re.MULTILINE)
-        names: list[str] = []
-        for line in match.group(1).splitlines() if match else []:
-            if line and not line.startswith(" "):
-                names = [name.strip().lstrip("*") for name in line.partition(":")[0].split(",")]
-            elif line.strip():
-                docs |= {name: f"{docs.get(name, '')} {line.strip()}".strip() for name in names}
-    return docs
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(text.partition("\n\n")[0].split())
-    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
-
-
-def _type_text(annotation: Any) -> str:
-    if annotation is Any:
-        return "any"
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _type_text(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) is typing.Literal:
-        return " | ".join(repr(value) for value in typing.get_args(annotation))
-    if annotation is type(None):
-        return "None"
-    if annotation.__class__.__name__ in ("UnionType", "_UnionGenericAlias", "Union"):
-        return " | ".join(_type_text(inner) for inner in typing.get_args(annotation))
-    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
 
 
 def _unknown_name(kind: str, choice: str, names: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from fedmpi.common.registry import object_name
+from fedmpi.common.registry import built_in_name, object_name
 
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, le=1)]
@@ -21,7 +21,7 @@ def _choice(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, list, tuple, dict)):
         raise ValueError('give a name, "package.module:object", or the object itself')
-    return value
+    return built_in_name(value) or value
 
 
 Choice = Annotated[Any, BeforeValidator(_choice)]
@@ -42,3 +42,9 @@ class Part(BaseModel):
     """Base of all tables: unknown keys are errors, values are immutable, docstrings describe the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+
+
+class OpenPart(Part):
+    """Base of the tables in which the options of chosen parts stand: other keys are theirs."""
+
+    model_config = ConfigDict(extra="allow")

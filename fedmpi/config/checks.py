@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmpi.config.choices import chosen
+from fedmpi.config.choices import chosen, condition, means_something
 from fedmpi.config.local_algorithm import algorithm_refusals
 
 if TYPE_CHECKING:
@@ -22,15 +22,21 @@ class Relevance:
 
 
 def _drawn(c: Config) -> bool:
-    return c.participation.clients != "all"
+    return bool(c.participation.clients != "all")
+
+
+def _needs(c: Config) -> tuple[str, ...]:
+    """What the client sampler needs of the server."""
+    needs: tuple[str, ...] = chosen(c, "client sampler").marks.get("needs", ())
+    return needs
 
 
 def _strata(c: Config) -> bool:
-    return c.participation.clients == "stratified"
+    return "strata" in _needs(c)
 
 
 def _probed(c: Config) -> bool:
-    return c.participation.clients == "importance" or _strata(c)
+    return "norms" in _needs(c) or _strata(c)
 
 
 def _gradient_features(c: Config) -> bool:
@@ -42,7 +48,8 @@ def _compressed(c: Config) -> bool:
 
 
 def _importance(c: Config) -> bool:
-    return c.participation.clients == "importance" or (_strata(c) and c.participation.draw == "importance")
+    by_stratum = c.participation.clients == "stratified" and c.participation.draw == "importance"
+    return "norms" in _needs(c) or by_stratum
 
 
 def _optics(c: Config) -> bool:
@@ -93,26 +100,17 @@ def _may_never_come(c: Config) -> bool:
 
 _ESTIMATING = ("normalised", "unbiased", "literal")
 _VIRTUAL = 'rebalance.enabled = true and rebalance.mode = "virtual"'
-_STRATIFIED = 'participation.clients = "stratified"'
-_PROBED = 'participation.clients = "stratified" or "importance"'
 
 RELEVANCE: dict[str, Relevance] = {
     "participation.count": Relevance(_drawn, 'participation.clients other than "all"'),
     "participation.fraction": Relevance(_drawn, 'participation.clients other than "all"'),
-    "participation.replace": Relevance(
-        lambda c: c.participation.clients == "weighted", 'participation.clients = "weighted"'
-    ),
-    "participation.features": Relevance(_probed, _PROBED),
     "participation.levels": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
     "participation.restore": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
     "participation.probe": Relevance(_gradient_features, "gradients as participation.features"),
-    "participation.refresh": Relevance(_probed, _PROBED),
     "participation.refresh_who": Relevance(
         lambda c: _gradient_features(c) and c.participation.refresh > 0,
         "gradients as participation.features and participation.refresh above 0",
     ),
-    "participation.opening": Relevance(_strata, _STRATIFIED),
-    "participation.clustering": Relevance(_strata, _STRATIFIED),
     "participation.strata": Relevance(
         lambda c: _strata(c) and c.participation.clustering == "kmeans", 'participation.clustering = "kmeans"'
     ),
@@ -120,12 +118,12 @@ RELEVANCE: dict[str, Relevance] = {
     "participation.xi": Relevance(_optics, 'participation.clustering = "optics"'),
     "participation.noise": Relevance(_optics, 'participation.clustering = "optics"'),
     "participation.projection_above": Relevance(_gradient_features, "gradients as participation.features"),
-    "participation.allocation": Relevance(_strata, _STRATIFIED),
     "participation.spread": Relevance(
         lambda c: _strata(c) and c.participation.allocation == "neyman", 'participation.allocation = "neyman"'
     ),
-    "participation.draw": Relevance(_strata, _STRATIFIED),
-    "participation.design": Relevance(_importance, "importance draws"),
+    "participation.design": Relevance(
+        lambda c: c.participation.clients != "stratified" or _importance(c), "importance draws"
+    ),
     "samples.wanted": Relevance(
         lambda c: c.samples.rule in ("bernoulli", "exact") or chosen(c, "row rule").foreign,
         'samples.rule = "bernoulli" or "exact", or a rule of your own',
@@ -211,6 +209,15 @@ RELEVANCE: dict[str, Relevance] = {
 }
 
 
+def why_meaningless(c: Config, key: str) -> str | None:
+    """What would have to be chosen for a key to mean something, in words; None where it does already."""
+    table, _, name = key.partition(".")
+    if name and not means_something(c, table, name):
+        return condition(table, name)
+    rule = RELEVANCE.get(key)
+    return None if rule is None or rule.holds(c) else rule.condition
+
+
 def contradiction(c: Config) -> str | None:
     """The reason why the chosen values cannot go together, or None."""
     for broken, reason in _contradictions(c):
@@ -226,7 +233,7 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
     return [
         (
             _drawn(c) and p.count is None and p.fraction is None,
-            f'participation.clients = "{p.clients}" needs to know how many: set participation.count or .fraction',
+            f'participation.clients = "{_sampler(c)}" needs to know how many: set participation.count or .fraction',
         ),
         (
             p.count is not None and p.fraction is not None,
@@ -318,6 +325,21 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             f'system.clock counts the rows of every participant before it trains, which samples.rule = "{rows}" does '
             "not tell: switch it off, or choose a built-in rule",
         ),
+        (
+            "seconds" in _needs(c) and not _clocked(c),
+            f'participation.clients = "{_sampler(c)}" draws by the seconds of past rounds, which nobody counts: set '
+            "system.clock = true",
+        ),
+        (
+            "update_norm" in _needs(c) and _mediators(c),
+            f'participation.clients = "{_sampler(c)}" draws by the norms of the clients\' own updates, which '
+            'topology.kind = "mediators" never forms',
+        ),
+        (
+            "update_norm" in _needs(c) and loc.engine == "merged",
+            f'participation.clients = "{_sampler(c)}" draws by the norms of the clients\' own updates, which '
+            'local.engine = "merged" never forms',
+        ),
         *_not_summed(c),
         *_unprotected(c),
         *algorithm_refusals(c),
@@ -364,7 +386,13 @@ def _not_summed(c: Config) -> list[tuple[bool, str]]:
     ]
 
 
+def _sampler(c: Config) -> str:
+    return chosen(c, "client sampler").name
+
+
 _DRAWN_BY = {
+    "all": "",
+    "uniform": "",
     "weighted": "their private sizes n_k",
     "importance": "the norms of their gradients",
     "stratified": "strata of their gradients or labels",
@@ -376,11 +404,11 @@ def _unprotected(c: Config) -> list[tuple[bool, str]]:
     p, s = c.participation, c.samples
     noised = c.privacy.clip_norm is not None and c.privacy.noise_multiplier > 0
     rows = chosen(c, "row rule")
-    drawn_by = _DRAWN_BY.get(p.clients, "")
+    drawn_by = _DRAWN_BY.get(p.clients, "what it sees of their data")
     return [
         (
             noised and bool(drawn_by),
-            f'participation.clients = "{p.clients}" draws clients by {drawn_by}: one client changes who else takes '
+            f'participation.clients = "{_sampler(c)}" draws clients by {drawn_by}: one client changes who else takes '
             'part, for which no ε holds. With privacy.noise_multiplier set it to "uniform" or "all"',
         ),
         (

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from fedmpi.common.registry import KINDS, Part, resolve
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import KINDS, Kind, Part, parts, resolve
 
 if TYPE_CHECKING:
     from fedmpi.config.parts import Config
+
+Table = dict[str, Any]
+
+NORM_KEYS = ("features", "levels", "restore", "probe", "refresh", "refresh_who", "projection_above")
+STRATA_KEYS = (*NORM_KEYS, "opening", "clustering", "strata", "min_samples", "xi", "noise", "spread")
+SERVICES: dict[str, dict[str, tuple[str, ...]]] = {"participation": {"norms": NORM_KEYS, "strata": STRATA_KEYS}}
+"""Table → what its parts can need → the keys that say how it is to be made."""
+
+
+def open_kinds(table: str) -> list[Kind]:
+    """What the keys of a table choose, as far as its built-in parts are registered."""
+    return [kind for kind in KINDS.values() if kind.table == table and kind.modules and not kind.late]
 
 
 def chosen(config: Config, kind: str) -> Part:
@@ -25,4 +40,142 @@ def options(config: Config, kind: str) -> dict[str, Any]:
     extra = table.model_extra or {}
     declared = {o.name: getattr(table, o.name) for o in part.options if o.name in type(table).model_fields}
     given = {name: value for name, value in declared.items() if value is not None}
-    return given | {name: extra[name] for name in extra if part.option(name) is not None}
+    given |= {name: extra[name] for name in extra if part.option(name) is not None}
+    if part.takes_any:
+        others = [p for p in _chosen_in(config, part) if p.kind != kind]
+        given |= {name: value for name, value in extra.items() if not any(p.option(name) for p in others)}
+    return given
+
+
+def made(config: Config, kind: str) -> Any:
+    """The chosen part, ready for use: a function with its options bound, or an instance."""
+    return chosen(config, kind).make(options(config, kind))
+
+
+def check_options(config: Config) -> None:
+    """Refuse names that no part has, and options that the chosen parts do not know, lack, or cannot take.
+
+    Raises
+    ------
+    UserError
+    """
+    for name, table in config:
+        if not isinstance(table, BaseModel) or not open_kinds(name):
+            continue
+        selected = [chosen(config, kind.name) for kind in open_kinds(name)]
+        for key in table.model_extra or {}:
+            if not _known(key, selected):
+                raise UserError(_refusal(name, key, "the configuration", selected, type(table)))
+        for part in selected:
+            part.checked(options(config, part.kind))
+
+
+def option_values(config: Config) -> Table:
+    """{"table.key": value} of every option without a declared field, converted; defaults where the user set none."""
+    values: Table = {}
+    for name, table in config:
+        for kind in open_kinds(name) if isinstance(table, BaseModel) else []:
+            part = chosen(config, kind.name)
+            given = part.checked(options(config, kind.name))
+            found = {option.name: given.get(option.name, option.default) for option in part.options} | given
+            for key, value in found.items():
+                if key not in type(table).model_fields and _storable(value):
+                    values[f"{name}.{key}"] = value
+    return values
+
+
+def without_foreign_options(values: Table, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]) -> Table:
+    """The values without options of a preset's part that another choice has replaced.
+
+    Parameters
+    ----------
+    values : dict
+        {"table.key": value} of preset, file and settings together.
+    origins : mapping
+        Where the user set a key.
+    tables : mapping
+        The type of each table.
+
+    Raises
+    ------
+    UserError
+        When the user set a key that neither the table nor the chosen part knows.
+    """
+    kept = {}
+    for dotted, value in values.items():
+        name, _, key = dotted.partition(".")
+        if key and open_kinds(name) and key not in tables[name].model_fields:
+            selected = list(_chosen_of(values, name, tables[name]))
+            if not _known(key, selected):
+                if dotted in origins:
+                    raise UserError(_refusal(name, key, origins[dotted], selected, tables[name]))
+                continue
+        kept[dotted] = value
+    return kept
+
+
+def owners(table: str, key: str) -> list[Part]:
+    """The built-in parts among whose options (or those of what they need) a key of a table is; [] of common keys."""
+    return [part for kind in open_kinds(table) for part in parts(kind.name) if _has(part, key)]
+
+
+def means_something(config: Config, table: str, key: str) -> bool:
+    """Whether a declared key is common to all choices of its table, or an option of one of the chosen parts."""
+    if not owners(table, key):
+        return True
+    return any(_has(chosen(config, kind.name), key) for kind in open_kinds(table))
+
+
+def condition(table: str, key: str) -> str:
+    """Which choices give an option its meaning, in words: 'participation.clients = "weighted"'."""
+    by_key: dict[str, list[str]] = {}
+    for part in owners(table, key):
+        by_key.setdefault(part.key, []).append(f'"{part.name}"')
+    return " or ".join(f"{chooser} = {' or '.join(names)}" for chooser, names in by_key.items())
+
+
+def _has(part: Part, key: str) -> bool:
+    services = SERVICES.get(KINDS[part.kind].table, {})
+    served = any(key in services.get(need, ()) for need in part.marks.get("needs", ()))
+    return served or part.option(key) is not None
+
+
+def _known(key: str, selected: list[Part]) -> bool:
+    return any(part.takes_any or part.option(key) is not None for part in selected)
+
+
+def _chosen_in(config: Config, part: Part) -> list[Part]:
+    return [chosen(config, kind.name) for kind in open_kinds(KINDS[part.kind].table)]
+
+
+def _chosen_of(values: Table, name: str, table: type[BaseModel]) -> Iterator[Part]:
+    for kind in open_kinds(name):
+        key = kind.key.partition(".")[2]
+        yield resolve(kind.name, values.get(kind.key, table.model_fields[key].default))
+
+
+def _refusal(table: str, key: str, origin: str, selected: list[Part], fields: type[BaseModel]) -> str:
+    """The sentence about a key that neither its table nor the chosen parts know."""
+    others = condition(table, key)
+    if others:
+        return f"{table}.{key} (from {origin}) means nothing here: it needs {others}: remove it or change that"
+    own = {option.name: part for part in selected for option in part.options}
+    near = get_close_matches(key, [*own, *fields.model_fields], n=1, cutoff=0.5)
+    foreign = [part for part in selected if part.foreign]
+    if near and near[0] in own and own[near[0]].foreign:
+        return f"{table}.{key} (from {origin}) is unknown to {own[near[0]].name}: did you mean {table}.{near[0]}?"
+    hint = f"; did you mean {table}.{near[0]}?" if near else "; `fedmpi show --help-fields` lists all keys"
+    if foreign and not near:
+        hint = "".join(f"; {part.name} has {_listed(part)}" for part in foreign)
+    return f"unknown key {table}.{key} in {origin}{hint}"
+
+
+def _listed(part: Part) -> str:
+    names = [option.name for option in part.options]
+    return f"the options {', '.join(names)}" if names else "no options"
+
+
+def _storable(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_storable, value))
+    return isinstance(value, str | int | float | bool)

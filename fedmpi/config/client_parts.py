@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmpi.config.base import Choice, Count, Decay, NonNegative, Part, Positive, Probability
+from fedmpi.config.base import Choice, Count, Decay, NonNegative, OpenPart, Part, Positive, Probability
 
 
 class DataPart(Part):
@@ -36,14 +36,12 @@ class ModelPart(BaseModel):
         return dict(self.model_extra or {})
 
 
-class TaskPart(BaseModel):
+class TaskPart(OpenPart):
     """What is learned; keys other than `kind` and `loss` are options of the loss."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
     kind: Literal["classification"] = "classification"
     """classification: one of C classes a sample."""
-    loss: str = "cross-entropy"
+    loss: Choice = "cross-entropy"
     """cross-entropy; label-smoothing (option smoothing); focal (option gamma); or your own "package.module:function":
     function(outputs (b, C), targets (b,)) -> (b,), one value a sample."""
 
@@ -53,11 +51,12 @@ class TaskPart(BaseModel):
         return dict(self.model_extra or {})
 
 
-class ParticipationPart(Part):
-    """Which clients take part in a round."""
+class ParticipationPart(OpenPart):
+    """Which clients take part in a round; other keys are options of the sampler (`fedmpi parts`)."""
 
-    clients: Literal["all", "uniform", "weighted", "importance", "stratified"] = "uniform"
-    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified."""
+    clients: Choice = "uniform"
+    """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
+    oort (by loss); clustered-md (by size); or "package.module:object", a sampler of your own."""
     count: Count | None = None
     """Clients drawn per round, m. Give this or `fraction`."""
     fraction: Probability | None = None
@@ -105,12 +104,12 @@ class ParticipationPart(Part):
     paper's words)."""
 
 
-class SamplesPart(Part):
-    """Which of the participants' data is used."""
+class SamplesPart(OpenPart):
+    """Which of the participants' data is used; other keys are options of the rule (`fedmpi parts`)."""
 
-    rule: Literal["all", "bernoulli", "ratio", "exact"] = "all"
+    rule: Choice = "all"
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
-    pooled samples."""
+    pooled samples; or "package.module:object", a rule of your own."""
     wanted: Count | None = None
     """K, the number of samples wanted per round."""
     ratio: Probability | None = None

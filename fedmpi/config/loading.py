@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.base import written
-from fedmpi.config.checks import RELEVANCE
+from fedmpi.config.checks import why_meaningless
+from fedmpi.config.choices import option_values, without_foreign_options
 from fedmpi.config.parts import Config
 from fedmpi.config.presets import preset_table
 
@@ -117,9 +118,11 @@ def build_config(layers: Sequence[tuple[str, Table]], base: Table | None = None)
         values = _flatten(preset_table(str(user["preset"])), f"preset {user['preset']}")
     _drop_alternatives(values, user)
     values.update(user)
+    values = without_foreign_options(values, origins, _tables())
     config = _validate(values, origins)
     _refuse_meaningless(config, origins)
-    return _validate({key: value for key, value in values.items() if _relevant(config, key)}, origins)
+    kept = {key: value for key, value in values.items() if _relevant(config, key)}
+    return _validate(kept | option_values(config), origins)
 
 
 def read_toml(path: Path) -> Table:
@@ -279,13 +282,17 @@ def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -
     return f"{key} = {first['input']!r}{where}: {message[0].lower()}{message[1:]}"
 
 
+def _tables() -> dict[str, type[BaseModel]]:
+    """The tables of the configuration by name."""
+    annotated = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {name: part for name, part in annotated.items() if isinstance(part, type) and issubclass(part, BaseModel)}
+
+
 def _relevant(config: Config, key: str) -> bool:
-    rule = RELEVANCE.get(key)
-    return rule is None or rule.holds(config)
+    return why_meaningless(config, key) is None
 
 
 def _refuse_meaningless(config: Config, origins: dict[str, str]) -> None:
     for key, origin in origins.items():
-        if not _relevant(config, key):
-            condition = RELEVANCE[key].condition
+        if (condition := why_meaningless(config, key)) is not None:
             raise UserError(f"{key} (from {origin}) means nothing here: it needs {condition}: remove it or change that")

@@ -106,8 +106,10 @@ class Config(Part):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         from fedmpi.config.checks import contradiction
+        from fedmpi.config.choices import check_options
 
         reason = contradiction(self)
         if reason is not None:
             raise ValueError(reason)
+        check_options(self)
         return self

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedmpi.config.base import Count, Decay, NonNegative, Part, Positive, Probability
+from fedmpi.config.base import Choice, Count, Decay, NonNegative, OpenPart, Part, Positive, Probability
 
 
 class TopologyPart(Part):
@@ -61,21 +61,19 @@ class RebalancePart(Part):
     """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
 
 
-class AggregationPart(Part):
-    """How updates become the next global model."""
+class AggregationPart(OpenPart):
+    """How updates become the next global model; other keys are options of the chosen parts (`fedmpi parts`)."""
 
-    weights: Literal["samples", "uniform", "gradient-sum", "stratified", "normalised", "unbiased", "literal"] = (
-        "samples"
-    )
+    weights: Choice = "samples"
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K; stratified: N_h/N · mean (FedSTaS);
     normalised: n_k/π_k, normalised, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
     model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
     population: Literal["samples", "clients"] = "samples"
     """What normalised, unbiased and literal weights estimate: the mean over all samples, or over all clients."""
-    rule: str = "mean"
+    rule: Choice = "mean"
     """mean, the weighted sum; median, trimmed-mean, krum (of the clients, whatever their weights), norm-clip."""
-    optimizer: Literal["sgd", "momentum", "adagrad", "adam", "yogi"] = "sgd"
-    """The server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
+    optimizer: Choice = "sgd"
+    """sgd, momentum, adagrad, adam, yogi: the server optimizer on the mean update (Reddi et al. 2020, Algorithm 2)."""
     lr: Positive = 1.0
     """Server learning rate η."""
     beta1: Decay = 0.9

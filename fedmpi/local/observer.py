@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
 from fedmpi.local.measures import LocalLosses
 from fedmpi.local.work import Task
@@ -31,16 +32,27 @@ class UpdateObserver:
         Changes an update on its way; None = it arrives as it is.
     lies : SentLies or None
         What attackers send instead of their updates.
+    keeps_norms : bool
+        Whether the norm of every client's update is kept for the server.
 
     Attributes
     ----------
+    norms : dict
+        Client → ‖Δ‖ of the round, where they are kept.
     losses : LocalLosses or None
         Measures what a client gained on its own data, where that is wanted.
     """
 
     def __init__(
-        self, clip_norm: float | None, measures: bool, transport: Transport | None = None, lies: SentLies | None = None
+        self,
+        clip_norm: float | None,
+        measures: bool,
+        transport: Transport | None = None,
+        lies: SentLies | None = None,
+        keeps_norms: bool = False,
     ):
+        self.keeps_norms = keeps_norms
+        self.norms: dict[int, float] = {}
         self.losses: LocalLosses | None = None
         self.clip_norm = clip_norm
         self.measures = measures
@@ -52,10 +64,11 @@ class UpdateObserver:
     def wanted_by(cls, config: Config, streams: Streams, lies: SentLies | None = None) -> UpdateObserver | None:
         """The observer of a configuration, or None when nobody needs single updates (they may then be merged)."""
         clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
+        norms = "update_norm" in chosen(config, "client sampler").marks.get("needs", ())
         if part.kind == "float32":
-            wanted = measures or clip_norm is not None or lies is not None
-            return cls(clip_norm, measures, lies=lies) if wanted else None
-        return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), lies)
+            wanted = measures or norms or clip_norm is not None or lies is not None
+            return cls(clip_norm, measures, lies=lies, keeps_norms=norms) if wanted else None
+        return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), lies, norms)
 
     def begin(self, tasks: Sequence[Task], round: int, start: Tensor | None = None) -> None:
         """Start a round with these tasks, all from the model `start` (d,)."""
@@ -65,6 +78,7 @@ class UpdateObserver:
         self._gains: list[float] = []
         self._coefficients = {task.client: task.coefficient for task in tasks}
         self._norms: list[float] = []
+        self.norms = {}
         self._factors: list[float] = []
         self.clipped = 0
 
@@ -79,8 +93,11 @@ class UpdateObserver:
         if self.clip_norm is not None:
             update, clipped = clip(update, self.clip_norm)
             self.clipped += clipped
+        norm = float(torch.linalg.vector_norm(update, dtype=torch.float64)) if self.measures or self.keeps_norms else 0
+        if self.keeps_norms:
+            self.norms[client] = norm
         if self.measures:
-            self._norms.append(float(torch.linalg.vector_norm(update, dtype=torch.float64)))
+            self._norms.append(norm)
             self._factors.append(self._coefficients[client])
         return update
 

@@ -31,7 +31,7 @@ def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Stre
 
     def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
         part = config.participation
-        purpose = Purpose.BATCH_ORDER if opens_with_a_step(part, t) else Purpose.PROBE
+        purpose = Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE
         return gradient_blocks(
             data, model, clients, w, part.probe, streams, t, rows, rank, batched=batched, purpose=purpose
         )

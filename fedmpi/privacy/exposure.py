@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 
+SEES_NO_SIZES = ("all", "uniform", "importance", "stratified")
+"""The samplers that are known not to look at the clients' sizes."""
+
 WEIGHED_BY_SIZE = ("normalised", "unbiased", "literal")
 
 
@@ -46,8 +49,9 @@ def exposure(config: Config) -> Exposure | None:
     """The setting that tells most sizes beside a private `samples.size_estimate`; None where nothing does."""
     part, weights = config.participation, config.aggregation.weights
     by_samples = config.aggregation.population == "samples"
-    if part.clients == "weighted":
-        return Exposure('participation.clients = "weighted"', True, 'set it to "uniform"')
+    if part.clients not in SEES_NO_SIZES:
+        name = chosen(config, "client sampler").name
+        return Exposure(f'participation.clients = "{name}"', True, 'set it to "uniform"')
     if config.rebalance.enabled:
         return Exposure("rebalance.enabled = true", True, "switch it off")
     if part.clients == "stratified" and part.features == "label-histogram":

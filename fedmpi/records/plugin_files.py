@@ -1,58 +1,169 @@
-"""The files of a model of the user's own: the module that `model.name` names, and what else is loaded of the user's."""
+"""The source files of the user's own parts: their digests, and the copies that a run's folder keeps of them."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
+import inspect
+import logging
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.models import builder_of
+from fedmpi.common.files import make_folder, write_whole
+from fedmpi.common.registry import KINDS, Part, load, resolve
+from fedmpi.config import Config
 
+log = logging.getLogger("fedmpi")
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 PACKAGES = ("site-packages", "dist-packages")
 """Names of folders for installed packages."""
 
 LEFT_OUT = ("fedmpi", "__main__")
+FOLDER = "plugins"
+"""Of the copies in a run's folder."""
+
+NOT_FROM_MODULES = ("data source",)
+"""Kinds whose names may hold a colon of another meaning ("digits:clients=50")."""
 
 
-def plugin_files(name: str) -> dict[str, str]:
-    """SHA-256 of every source file behind a model "package.module:function", each named by its module.
+def foreign_choices(config: Config) -> list[tuple[str, Any]]:
+    """(kind, choice) of everything in the configuration that is not fedmpi's own."""
+    found = []
+    for kind in KINDS.values():
+        table, _, key = kind.key.partition(".")
+        value = getattr(getattr(config, table, None), key, None)
+        for choice in value if isinstance(value, tuple | list) else [value]:
+            named = isinstance(choice, str) and ":" in choice and kind.name not in NOT_FROM_MODULES
+            if named or (callable(choice) and not isinstance(choice, str)):
+                found.append((kind.name, choice))
+    return found
 
-    Counted are the module itself and all others that are loaded when it is, wherever they lie: those that it imports.
-    Installed packages, fedmpi and modules without a source file are left out.
+
+def plugin_files(*choices: Any) -> dict[str, str]:
+    """SHA-256 of every source file behind parts of the user's own, each named by its module.
+
+    Counted are the modules themselves and all others that are loaded when they are, wherever they lie: those that they
+    import. Installed packages, fedmpi and modules without a source file are left out.
 
     Parameters
     ----------
-    name : str
-        `model.name`; a built-in model has no files of its own.
+    *choices : str or function or class
+        What was chosen; built-in names have no files of their own.
 
     Returns
     -------
     dict
-        Empty for built-in models. A module that cannot be imported gives the reason in the place of a digest.
+        Empty for built-in parts. A module that cannot be imported gives the reason in the place of a digest.
     """
-    if ":" not in name:
+    foreign = [choice for choice in choices if not isinstance(choice, str) or ":" in choice]
+    if not foreign:
         return {}
-    try:
-        builder_of(name)
-    except UserError as error:
-        return {name: str(error)}
-    importlib.import_module(name.partition(":")[0])
-    return {shown: hashlib.sha256(path.read_bytes()).hexdigest() for shown, path in sorted(_loaded().items())}
+    reasons = {}
+    for choice in foreign:
+        try:
+            if isinstance(choice, str):
+                load(choice, choice)
+        except UserError as error:
+            reasons[choice] = str(error)
+    if reasons:
+        return reasons
+    return {shown: _digest(path.read_bytes()) for shown, path in sorted(_loaded().items())}
+
+
+def part_sources(config: Config) -> dict[str, bytes]:
+    """The sources of the user's own parts by file name: their modules, and those of the user's that these import.
+
+    A part that was typed in, where there is no file, is there as the text of its own.
+    """
+    sources: dict[str, bytes] = {}
+    for kind, choice in foreign_choices(config):
+        part = resolve(kind, choice)
+        if part.source is not None:
+            sources |= {_shown(name, path): path.read_bytes() for name, path in _reached(part).items()}
+        elif part.source_text:
+            sources[f"{part.name.replace(':', '.')}.py"] = part.source_text.encode()
+        else:
+            log.warning("%s = %s has no source that could be kept with the run", part.key, part.name)
+    return sources
+
+
+def digests(sources: dict[str, bytes]) -> dict[str, str]:
+    """File name → SHA-256."""
+    return {name: _digest(content) for name, content in sorted(sources.items())}
+
+
+def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
+    """Copy the sources into RUN/plugins; of a run that goes on, compare them with the copies.
+
+    Raises
+    ------
+    UserError
+        When a file is another one than the run was started with, or no copy tells.
+    """
+    folder = run / FOLDER
+    if not sources:
+        return
+    if resumed:
+        for name, content in sources.items():
+            kept = folder / name
+            if not kept.exists():
+                raise UserError(f"{folder} holds no copy of {name}, with which this run goes on: choose another --out")
+            if kept.read_bytes() != content:
+                raise UserError(
+                    f"{name} is not the file that this run was started with (its copy is {kept}): put that one in its "
+                    "place, or choose another --out"
+                )
+        return
+    for name, content in sources.items():
+        make_folder((folder / name).parent)
+        write_whole(folder / name, content)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _reached(part: Part) -> dict[str, Path]:
+    """Module name → file of the part's module and of the user's modules whose names it uses, and theirs."""
+    chosen = inspect.unwrap(part.object) if callable(part.object) else part.object
+    waiting, found = [getattr(chosen, "__module__", type(chosen).__module__)], {}
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        path = _own_file(name, module, left_out=("fedmpi",))
+        if name in found or module is None or path is None:
+            continue
+        found[name] = path
+        for value in list(vars(module).values()):
+            used = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            if isinstance(used, str):
+                waiting.append(used)
+    return found
 
 
 def _loaded() -> dict[str, Path]:
     """The source files of the loaded modules that are the user's own, named as they lie below a folder of sys.path."""
     found = {}
     for name, module in sys.modules.copy().items():
-        path = Path(getattr(module, "__file__", None) or "").resolve()
-        if name.partition(".")[0] not in LEFT_OUT and path.suffix == ".py" and path.is_file() and not _installed(path):
-            depth = name.count(".") + 1 + (path.name == "__init__.py")
-            found["/".join(path.parts[-depth:])] = path
+        path = _own_file(name, module, LEFT_OUT)
+        if path is not None:
+            found[_shown(name, path)] = path
     return found
+
+
+def _own_file(name: str, module: ModuleType | None, left_out: tuple[str, ...]) -> Path | None:
+    path = Path(getattr(module, "__file__", None) or "").resolve()
+    if name.partition(".")[0] in left_out or path.suffix != ".py" or not path.is_file() or _installed(path):
+        return None
+    return path
+
+
+def _shown(name: str, path: Path) -> str:
+    depth = name.count(".") + 1 + (path.name == "__init__.py")
+    return "/".join(path.parts[-depth:])
 
 
 def _installed(path: Path) -> bool:

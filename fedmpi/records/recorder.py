@@ -26,6 +26,7 @@ from fedmpi.config.loading import differences
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.model_file import model_file
+from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, part_sources
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -39,6 +40,7 @@ OF_A_RUN = (
     "summary.json",
     "engine.json",
     "run.log",
+    FOLDER,
 )
 """What a run leaves in its folder, besides TensorBoard's events."""
 
@@ -59,12 +61,14 @@ class Recorder:
     ------
     UserError
         When the folder cannot be written; holds anything of a run and `resume` is not wished, or nothing says which run
-        it is; or holds a run of another configuration.
+        it is; or holds a run of another configuration, or one that was
+        started with other sources of the user's own parts.
     """
 
     def __init__(self, folder: Path, config: Config, resume: bool):
         self.folder = folder
         self.config = config
+        self.sources = part_sources(config)
         self._claim(resume)
         self._handler = RunLog(folder / "run.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -93,6 +97,7 @@ class Recorder:
                 )
             if found:
                 self._compare(path)
+            keep_sources(self.folder, self.sources, resumed=bool(found))
             write_whole(path, text.encode())
         except OSError as error:
             raise UserError(
@@ -215,7 +220,8 @@ class Recorder:
         """Write the final model and the summary; returns the summary."""
         with writing(self.folder):
             write_whole(self.folder / "model.safetensors", model_file(model))
-            summary = self.history.summary(facts)
+            kept = {"plugins": digests(self.sources)} if self.sources else {}
+            summary = self.history.summary(facts | kept)
             write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         return summary
 

@@ -30,6 +30,7 @@ from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gai
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
 from fedmpi.local.measures import LocalLosses, Reference
+from fedmpi.local.measuring import ClientMeasures
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.probing import make_probe
 from fedmpi.mediators.groups import mediator_groups
@@ -43,6 +44,7 @@ from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.agreement import agree_on_traits
 from fedmpi.rounds.balance import Balance, BalanceLearner
 from fedmpi.rounds.evaluated import EvaluatedParts
+from fedmpi.rounds.inquiry import Inquiry
 from fedmpi.rounds.run_facts import agree, data_digest
 from fedmpi.rounds.server import Planner
 from fedmpi.rounds.sum import Around, RoundTotals, own_updates
@@ -73,6 +75,8 @@ class Experiment:
         Used by rank 0.
     stratifier : Stratifier
         Measures and groups the clients, all ranks together.
+    inquiry : Inquiry
+        What all ranks find out about single clients for the client sampler.
     trainer : Trainer
         The local work of this rank's clients.
     server_optimizer : ServerOptimizer
@@ -103,6 +107,7 @@ class Experiment:
     trainer: Trainer
     server_optimizer: ServerOptimizer
     augmentation: dict[str, Any]
+    inquiry: Inquiry
     balance: BalanceLearner
     evaluated: EvaluatedParts
     around: Around | None = None
@@ -148,8 +153,16 @@ class Experiment:
         engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
         labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
-            config, data.sizes, samples.class_counts() if labelled else None, streams, values=model.size
+            config,
+            data.sizes,
+            samples.class_counts() if labelled else None,
+            streams,
+            values=model.size,
+            counts=samples.class_counts,
         )
+        wanted = Inquiry.measures(cohorts.sampler)
+        measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, loss) if wanted else None
+        inquiry = Inquiry(cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer)
         probe = make_probe(config, model, trained_on, streams, cluster.rank)
         groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
         return cls(
@@ -189,12 +202,21 @@ class Experiment:
             reference=reference,
             data_digest=data_digest(store.manifest),
             augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
+            inquiry=inquiry,
             balance=BalanceLearner(layout.workers if shared and config.topology.balance == "measured" else 0),
         )
 
     def observe(self, t: int, model: Tensor) -> None:
-        """What all ranks measure together before the server plans round t: the strata, when they are due."""
+        """What all ranks measure before the server plans round t: strata that are due, a sampler's candidates."""
         self.stratifier.observe(t, model)
+        if self.inquiry.sampler.measures:
+            cohorts = self.planner.cohorts
+            wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
+            cohorts.tell(t, self.inquiry.candidates(t, model, wanted))
+
+    def inquire(self, plan: Plan, model: Tensor) -> None:
+        """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
+        self.inquiry.participants(plan, model, self.planner.seconds)
 
     def plan(self, t: int) -> Plan:
         """The server's plan of round t (rank 0 only)."""
@@ -205,7 +227,7 @@ class Experiment:
     def plan_ahead(self, t: int) -> None:
         """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it."""
         idle = self.cluster.is_server and self.trainer.worker is None
-        if idle and not self.stratifier.wanted:
+        if idle and not self.inquiry.sampler.depends_on_rounds:
             self.planner.prepare(t)
             if self.planner.tells_coming:
                 self.planner.prepare(t + 1)
@@ -295,9 +317,9 @@ class Experiment:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
         moments = {f"server.{name}": value for name, value in self.server_optimizer.state().items()}
         parts = self.stratifier.state() | self.planner.accounts.state() | self.balance.state()
-        hooks = self.trainer.hooks
+        hooks, known = self.trainer.hooks, self.inquiry.numbers.state()
         server = {} if hooks is None else hooks.server_tensors()
-        return {**moments, **parts, **server, **self._transport_state()}, {"data": self.data_digest}
+        return {**moments, **parts, **known, **server, **self._transport_state()}, {"data": self.data_digest}
 
     def _transport_state(self) -> dict[str, Tensor]:
         observer = self.trainer.observer
@@ -326,6 +348,7 @@ class Experiment:
         if checkpoint is not None:
             self.planner.accounts.load(checkpoint.tensors)
             self.balance.load(checkpoint.tensors)
+            self.inquiry.numbers.load(checkpoint.tensors)
         self.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 

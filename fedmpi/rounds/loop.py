@@ -100,6 +100,7 @@ class Simulation:
             self.phases = {}
             plan = self._plan(t)
             self._work(plan)
+            self._inquire(plan)
             totals = self._reduce()
             self.experiment.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
@@ -146,6 +147,12 @@ class Simulation:
             trainer.attendance,
             trainer.hooks.totals if trainer.hooks else None,
         )
+
+    def _inquire(self, plan: Plan) -> None:
+        """The server is told of single clients what its sampler draws by, while all still hold the model they got."""
+        if self.experiment.inquiry.sampler.numbers:
+            with self._phase("inquire"):
+                self.experiment.inquire(plan, self.model)
 
     def _reduce(self) -> RoundTotals:
         with self._phase("reduce"):

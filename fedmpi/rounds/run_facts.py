@@ -18,12 +18,11 @@ import fedmpi
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
-from fedmpi.config.base import written
 from fedmpi.config.loading import flat_table
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore, open_store
 from fedmpi.records.model_file import model_file
-from fedmpi.records.plugin_files import plugin_files
+from fedmpi.records.plugin_files import digests, foreign_choices, part_sources, plugin_files
 from fedmpi.records.provenance import versions
 
 Facts = dict[str, str]
@@ -69,7 +68,10 @@ def facts_of_run(config: Config, manifest: Manifest | None, refusal: str = "") -
     facts = {key: repr(value) for key, value in flat_table(config).items()}
     facts |= {f"{name} (version)": found for name, found in versions("").items() if name != "mpi"}
     facts["fedmpi's own sources (sha256)"] = _sources(Path(fedmpi.__file__).parent)
-    facts |= {f"{path} (sha256)": digest for path, digest in plugin_files(written(config.model.name)).items()}
+    choices = [choice for _, choice in foreign_choices(config)]
+    facts |= {f"{path} (sha256)": digest for path, digest in plugin_files(*choices).items()}
+    if any(not isinstance(choice, str) for choice in choices):
+        facts |= {f"{name} (sha256)": digest for name, digest in digests(part_sources(config)).items()}
     if isinstance(config.model.name, nn.Module):
         facts["the values of the model given (sha256)"] = hashlib.sha256(model_file(config.model.name)).hexdigest()
     facts["the data"] = refusal or "readable"

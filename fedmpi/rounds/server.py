@@ -76,6 +76,11 @@ class Planner:
         Groups the participants where there are mediators.
     weight_sizes : int64 (N,), optional
         The n_k that aggregation weights are made of; `sizes` by default.
+
+    Attributes
+    ----------
+    seconds : float64 (m,) or None
+        When each participant of the latest plan arrives, where there is a virtual clock.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Planner:
         self.accounts = Accounts(config, sizes)
         self.row_rule = RowRule(chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted)
         self.weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+        self.seconds: Floats | None = None
         self._warned: set[str] = set()
         self._drafts: dict[int, Draft] = {}
 
@@ -114,6 +120,7 @@ class Planner:
     def plan(self, t: int, strata: Strata | None = None) -> Plan:
         """The plan of round t, drawn from the strata in force if it needs any."""
         draft = self._drafts.pop(t, None) or self._draft(t, strata)
+        self.seconds = draft.turnout.seconds
         self._drafts = {later: kept for later, kept in self._drafts.items() if later > t}
         following = self._drafts.get(t + 1) if self.tells_coming else None
         coming = following.plan.clients if following else draft.plan.coming
@@ -230,7 +237,7 @@ class Planner:
 
     def _diagnosed(self, cohort: Cohort) -> dict[str, Any]:
         facts: dict[str, Any] = {}
-        if cohort.inclusion.size:
+        if cohort.inclusion is not None and cohort.inclusion.size:
             facts["inclusion_min"] = float(cohort.inclusion.min())
             facts["inclusion_mean"] = float(cohort.inclusion.mean())
             facts["inclusion_max"] = float(cohort.inclusion.max())

@@ -17,7 +17,8 @@ import fedmpi
 from fedmpi.common import registry
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError
-from fedmpi.common.registry import REQUIRED, client_sampler, combiner, describe, parts, register, resolve, weights
+from fedmpi.common.options import REQUIRED
+from fedmpi.common.registry import client_sampler, combiner, describe, parts, register, resolve, weights
 
 
 @client_sampler(needs=("loss",))

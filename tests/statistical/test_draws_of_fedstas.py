@@ -50,7 +50,7 @@ def every_cohort(draws: tuple[int, int], design: Design, norms: np.ndarray) -> I
     for (first_chance, first), (second_chance, second) in product(*outcomes):
         clients = np.concatenate([members[0][first], members[1][second]])
         summary = StrataSummary(SIZES, np.array(draws), np.zeros(2))
-        cohort = Cohort(clients, np.ones_like(clients), inclusion[clients], LABELS[clients], summary)
+        cohort = Cohort(clients, inclusion[clients], stratum=LABELS[clients], strata=summary)
         yield first_chance * second_chance, cohort
 
 

@@ -35,7 +35,7 @@ def every_cohort(count: int) -> list[tuple[float, Cohort]]:
             clients = np.sort(np.concatenate([np.array(part, np.int64) for part in subset]))
             inclusion = (numerators / denominator / SIZES)[LABELS[clients]]
             summary = StrataSummary(SIZES, draws, np.zeros(3))
-            cohort = Cohort(clients, np.ones_like(clients), inclusion, LABELS[clients], summary)
+            cohort = Cohort(clients, inclusion, stratum=LABELS[clients], strata=summary)
             cohorts.append((1 / (len(orders) * denominator * len(subsets)), cohort))
     return cohorts
 

@@ -27,10 +27,7 @@ def aggregate(kind: str, cohort: Cohort, sizes: np.ndarray = SIZES, **options) -
 def uniform_cohorts(count: int) -> list[Cohort]:
     """All equally likely cohorts of simple random sampling."""
     n = SIZES.size
-    return [
-        Cohort(np.array(chosen), np.ones(count, np.int64), np.full(count, count / n))
-        for chosen in itertools.combinations(range(n), count)
-    ]
+    return [Cohort(np.array(chosen), np.full(count, count / n)) for chosen in itertools.combinations(range(n), count)]
 
 
 @pytest.mark.parametrize("population", ["samples", "clients"])
@@ -46,7 +43,7 @@ def test_size_proportional_draws_with_replacement_are_unbiased_with_uniform_weig
     expected = {"uniform": 0.0, "unbiased": 0.0}
     for draws in itertools.product(range(SIZES.size), repeat=3):
         clients, multiplicity = np.unique(draws, return_counts=True)
-        cohort = Cohort(clients, multiplicity, 3 * p[clients])
+        cohort = Cohort(clients, 3 * p[clients], multiplicity)
         for kind in expected:
             expected[kind] += math.prod(p[list(draws)]) * aggregate(kind, cohort)
     assert expected["uniform"] == pytest.approx(WEIGHTED_MEAN)
@@ -74,7 +71,7 @@ def test_stratified_means_are_unbiased_under_uniform_draws_in_every_stratum():
             chosen = np.array(first + second)
             inclusion = np.array(draws)[strata[chosen]] / 3
             summary = StrataSummary(sizes_of, np.array(draws), np.zeros(2))
-            cohort = Cohort(chosen, np.ones(3, np.int64), inclusion, strata[chosen], summary)
+            cohort = Cohort(chosen, inclusion, stratum=strata[chosen], strata=summary)
             means.append(aggregate("stratified", cohort))
             assert coefficients("stratified", cohort, SIZES).sum() == pytest.approx(1)
     assert np.mean(means) == pytest.approx(UPDATES.mean())
@@ -112,7 +109,7 @@ def test_the_literal_weights_of_fedsso_sum_to_one_only_for_equal_sizes():
     cohort = uniform_cohorts(2)[0]
     assert coefficients("literal", cohort, np.full(6, 8)).sum() == pytest.approx(1)
     assert coefficients("literal", cohort, SIZES).sum() == pytest.approx(6 / 2 * 5 / 24)
-    twice = Cohort(np.array([0, 3]), np.array([2, 1]), np.array([0.25, 0.5]))
+    twice = Cohort(np.array([0, 3]), np.array([0.25, 0.5]), np.array([2, 1]))
     assert coefficients("literal", twice, SIZES) == pytest.approx(6 / 3 * np.array([2 * 1, 9]) / 24)
 
 
@@ -122,7 +119,7 @@ def test_the_weight_total_has_the_same_bits_in_any_order(kind: str):
     sizes = Streams(3).generator(0).integers(1, 1000, clients)  # type: ignore[arg-type]
     strata = np.arange(clients) % 7
     summary = StrataSummary(np.bincount(strata), np.bincount(strata), np.zeros(7))
-    cohort = Cohort(np.arange(clients), np.ones(clients, np.int64), 1 / (1 + sizes % 5), strata, summary)
+    cohort = Cohort(np.arange(clients), 1 / (1 + sizes % 5), stratum=strata, strata=summary)
     c = coefficients(kind, cohort, sizes)
     assert 0.4 < c.sum() < 6
     assert sum(c.tolist()) == sum(c[::-1].tolist()) == float(np.sum(c))
@@ -131,7 +128,7 @@ def test_the_weight_total_has_the_same_bits_in_any_order(kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_participant_without_used_rows_weighs_nothing(kind: str):
     strata = StrataSummary(np.array([6]), np.array([6]), np.zeros(1))
-    cohort = Cohort(np.arange(6), np.ones(6, np.int64), np.ones(6), np.zeros(6, np.int64), strata)
+    cohort = Cohort(np.arange(6), np.ones(6), stratum=np.zeros(6, np.int64), strata=strata)
     used = np.array([0, 4, 2, 0, 3, 5])
     c = coefficients(kind, cohort, SIZES, used, wanted=14)
     assert np.array_equal(c == 0, used == 0) or (kind == "literal" and c == pytest.approx(SIZES / SIZES.sum()))
@@ -151,5 +148,5 @@ def test_impossible_weights_are_refused():
 @pytest.mark.parametrize("middle, normalised", [(1.0, True), (0.0, True), (0.5, False)])
 def test_a_stratum_of_which_nobody_is_there_leaves_a_mean_of_the_others(middle: float, normalised: bool):
     summary = StrataSummary(np.full(3, 2), np.array([1, 0, 1]), np.zeros(3), np.array([1.0, middle, 1.0]))
-    cohort = Cohort(np.array([0, 4]), np.ones(2, np.int64), np.full(2, 0.5), np.array([0, 2]), summary)
+    cohort = Cohort(np.array([0, 4]), np.full(2, 0.5), stratum=np.array([0, 2]), strata=summary)
     assert is_normalised("stratified", cohort) == normalised

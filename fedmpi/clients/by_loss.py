@@ -1,0 +1,133 @@
+"""Samplers that prefer clients on whose data the model does badly: power of choice, and Oort's statistical utility."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.view import View
+from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.registry import client_sampler
+
+Share = Annotated[float, Field(ge=0, le=1)]
+LEAST_UTILITY = 1e-12
+"""Of a client without any loss, which may be drawn all the same where it is among the best."""
+
+
+@client_sampler(name="power-of-choice", measures=("loss",))
+class PowerOfChoice:
+    """Of d candidates drawn by size, those with the highest loss of the current model (Cho et al. 2020, π_pow-d).
+
+    Inclusion probabilities depend on losses that nobody knows beforehand: none are told.
+
+    Parameters
+    ----------
+    candidates : int
+        d, the clients measured in every round; at least as many as take part, and never more than are there and hold
+        samples.
+    """
+
+    def __init__(self, *, candidates: Annotated[int, Field(ge=1)] = 30):
+        self.size = candidates
+
+    def candidates(self, view: View) -> Ints:
+        """d of the available clients without replacement, one after another with probability n_k over those left."""
+        return drawn_by_size(view.generator, view.sizes, view.available, max(self.size, view.count))
+
+    def draw(self, view: View) -> Cohort:
+        """The m candidates with the highest loss; of equal ones those with the lower index."""
+        loss = view.fresh("loss")
+        measured = np.flatnonzero(~np.isnan(loss))
+        loudest = measured[np.argsort(-loss[measured], kind="stable")][: view.count]
+        return Cohort(np.sort(loudest))
+
+
+@client_sampler(name="oort", needs=("loss",))
+class Oort:
+    """Explores clients never seen, exploits those of high statistical utility (Lai et al. 2021, Algorithm 1).
+
+    The utility of a client seen at round L (both counted from 1) is n_k · loss_k + √(stale · ln R / L) in round R. The
+    paper's root mean square of the samples' losses is here that of one number, the client's mean loss. Left out are the
+    paper's utility of the system (speeds, the pacer of round lengths), its noise for privacy, and the exclusion of
+    clients after a number of rounds; who has never been seen is explored uniformly instead of by speed.
+
+    Parameters
+    ----------
+    explore : float
+        ε of round 0, the share of the draws that goes to clients never seen.
+    explore_decay : float
+        Factor of ε from round to round.
+    explore_least : float
+        ε never falls below it.
+    cutoff : float
+        c: exploited are clients with at least this share of the utility of the last one that fits, in proportion to it.
+    clip : float
+        Losses' part of the utility is capped at this quantile of its values, which tames outliers.
+    stale : float
+        How much long absence raises the utility.
+    """
+
+    def __init__(
+        self,
+        *,
+        explore: Share = 0.9,
+        explore_decay: Share = 0.98,
+        explore_least: Share = 0.2,
+        cutoff: Share = 0.95,
+        clip: Share = 0.95,
+        stale: Annotated[float, Field(ge=0)] = 0.1,
+    ):
+        self.explore, self.explore_decay, self.explore_least = explore, explore_decay, explore_least
+        self.cutoff, self.clip, self.stale = cutoff, clip, stale
+
+    def draw(self, view: View) -> Cohort:
+        """ε m clients never seen, the others by utility; where one kind does not suffice the other fills up."""
+        seen = view.age("loss")[view.available] >= 0
+        known, unknown = view.available[seen], view.available[~seen]
+        count = min(view.count, len(view.available))
+        explored = min(len(unknown), max(self._explored(view.round, count), count - len(known)))
+        exploited = self._exploited(view, known, count - explored)
+        found = view.generator.choice(unknown, explored, replace=False, shuffle=False)
+        return Cohort(np.sort(np.concatenate([exploited, found])).astype(np.int64))
+
+    def _explored(self, round: int, count: int) -> int:
+        share = max(self.explore_least, self.explore * self.explore_decay**round)
+        return math.floor(share * count + 0.5)
+
+    def _exploited(self, view: View, known: Ints, count: int) -> Ints:
+        if not count:
+            return known[:0]
+        utility = self.utility(view, known)
+        last_that_fits = np.partition(utility, len(utility) - count)[len(utility) - count]
+        pool = utility >= self.cutoff * last_that_fits
+        return drawn_in_proportion(view.generator, known[pool], np.maximum(utility[pool], LEAST_UTILITY), count)
+
+    def utility(self, view: View, clients: Ints) -> Floats:
+        """The utility of clients (k,) that have been seen, float64 (k,)."""
+        statistical = view.sizes[clients] * view.last("loss")[clients]
+        if len(clients):
+            statistical = np.minimum(statistical, np.quantile(statistical, self.clip))
+        now = view.round + 1
+        return statistical + np.sqrt(self.stale * math.log(now) / (now - view.age("loss")[clients]))
+
+
+def drawn_by_size(generator: np.random.Generator, sizes: Ints, available: Ints, count: int) -> Ints:
+    """`count` of the available clients (a,), one after another by n_k over those left; those with samples, sorted."""
+    return drawn_in_proportion(generator, available, sizes[available].astype(np.float64), count)
+
+
+def drawn_in_proportion(generator: np.random.Generator, clients: Ints, weights: Floats, count: int) -> Ints:
+    """`count` of the clients without replacement, one after another with probability ∝ weight over those left.
+
+    Fewer where fewer have a positive weight. The first arrivals of independent exponential times with the weights as
+    rates are such a sample.
+    """
+    positive = np.flatnonzero(weights > 0)
+    arrival = generator.standard_exponential(len(positive)) / weights[positive]
+    count = min(count, len(positive))
+    first = np.argpartition(arrival, count - 1)[:count] if 0 < count < len(positive) else np.arange(count)
+    return np.sort(clients[positive[first]])

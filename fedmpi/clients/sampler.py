@@ -1,0 +1,169 @@
+"""The chosen client sampler: called by the server, whatever it returns checked before anybody relies on it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.view import View
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.plan import Ints
+from fedmpi.common.registry import NUMBERS, Part
+from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
+
+STRATA, NORMS = "strata", "norms"
+"""What samplers can need besides numbers: strata of the clients, or the norms of their gradients alone."""
+
+
+class ClientSampler:
+    """A part that draws cohorts.
+
+    Parameters
+    ----------
+    part : Part
+        A function (view) -> Cohort, or a class with `draw(view)`; with `candidates(view)` too where it measures.
+    options : mapping
+        Its options.
+
+    Attributes
+    ----------
+    numbers : tuple of str
+        What the server keeps of past participations for it.
+    measures : tuple of str
+        What is measured of its candidates on the current model.
+
+    Raises
+    ------
+    UserError
+        When options do not fit, or the class lacks a method.
+    """
+
+    def __init__(self, part: Part, options: dict[str, Any]):
+        self.part = part
+        with calling(part):
+            self._made = part.make(options)
+        needs = part.marks.get("needs", ())
+        self.numbers = tuple(name for name in needs if name in NUMBERS)
+        self.measures: tuple[str, ...] = tuple(part.marks.get("measures", ()))
+        self.needs_strata, self.needs_norms = STRATA in needs, NORMS in needs
+        self._draw = self._method("draw") if hasattr(self._made, "draw") else self._made
+        if not callable(self._draw):
+            raise UserError(f"{part.key} = {part.name!r} is a class without draw(view): give it one")
+        self._candidates = self._method("candidates") if self.measures else None
+
+    @classmethod
+    def chosen_by(cls, config: Config) -> ClientSampler:
+        """The sampler of a configuration."""
+        return cls(chosen(config, "client sampler"), options(config, "client sampler"))
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether what it draws depends on what happened in the rounds before, or on the current model."""
+        return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms)
+
+    def candidates(self, view: View) -> Ints:
+        """The clients that it wants measured, int64 (c,), sorted and unique.
+
+        Raises
+        ------
+        PartFailure
+            When it raises, or returns what are no available clients.
+        """
+        assert self._candidates is not None
+        with calling(self.part, view.round):
+            found = self._candidates(view)
+        return np.unique(self._clients(found, view, "candidates"))
+
+    def draw(self, view: View) -> Cohort:
+        """The cohort of a round, clients sorted and unique.
+
+        Raises
+        ------
+        PartFailure
+            When it raises, or returns no cohort of available clients.
+        """
+        with calling(self.part, view.round):
+            found = self._draw(view)
+        if not isinstance(found, Cohort):
+            raise self._refused(view, f"returned {_shown(found)}: return a fedmpi.Cohort(clients)")
+        return self._checked(found, view) if self.part.foreign else found
+
+    def _method(self, name: str) -> Callable[[View], Any]:
+        method = getattr(self._made, name, None)
+        if inspect.isclass(self.part.object) and callable(method):
+            found: Callable[[View], Any] = method
+            return found
+        raise UserError(
+            f"{self.part.key} = {self.part.name!r} measures {', '.join(self.measures)} before it draws: make it a "
+            "class with candidates(view) and draw(view)"
+        )
+
+    def _checked(self, cohort: Cohort, view: View) -> Cohort:
+        clients = self._clients(cohort.clients, view, "a cohort")
+        inclusion = self._column(cohort.inclusion, clients, view, "inclusion")
+        times = self._column(cohort.multiplicity, clients, view, "multiplicity")
+        assert times is not None
+        if (times < 1).any() or (times != np.rint(times)).any():
+            raise self._refused(view, "returned a multiplicity that is no count of draws: give whole numbers from 1")
+        if inclusion is not None:
+            impossible = ~(inclusion > 0) | ((inclusion > 1 + 1e-9) & (times == 1) & (cohort.draws == len(clients)))
+            if impossible.any():
+                worst = int(np.flatnonzero(impossible)[0])
+                raise self._refused(
+                    view,
+                    f"returned the inclusion probability {inclusion[worst]:g} for client {clients[worst]}: it lies in "
+                    "(0, 1], or is the expected number of draws where clients can be drawn more than once",
+                )
+        found, first, back = np.unique(clients, return_index=True, return_inverse=True)
+        return Cohort(
+            found.astype(np.int64),
+            None if inclusion is None else inclusion[first],
+            np.bincount(back, times, minlength=len(found)).astype(np.int64),
+            cohort.stratum[first] if cohort.stratum is not None and len(cohort.stratum) == len(clients) else None,
+            cohort.strata,
+        )
+
+    def _clients(self, found: Any, view: View, what: str) -> Ints:
+        try:
+            clients = np.asarray(found)
+        except Exception:
+            raise self._refused(view, f"returned {_shown(found)} as clients: return an array of indices") from None
+        if clients.ndim != 1 or (clients.size and not np.issubdtype(clients.dtype, np.integer)):
+            raise self._refused(
+                view, f"returned {what} of type {clients.dtype} and shape {clients.shape}: return indices, int64 (m,)"
+            )
+        clients = clients.astype(np.int64)
+        if isinstance(view.present, int):
+            away = (clients < 0) | (clients >= view.present)
+        else:
+            place = np.minimum(np.searchsorted(view.present, clients), max(len(view.present) - 1, 0))
+            away = view.present[place] != clients if len(view.present) else np.ones(len(clients), bool)
+        if away.any():
+            raise self._refused(
+                view, f"returned client {clients[away][0]}, who is not among view.available: draw from those"
+            )
+        return clients
+
+    def _column(self, values: Any, clients: Ints, view: View, name: str) -> np.ndarray | None:
+        if values is None:
+            return None
+        column = np.asarray(values)
+        if column.shape != clients.shape or not np.issubdtype(column.dtype, np.number) or not np.isfinite(column).all():
+            raise self._refused(
+                view,
+                f"returned {name} of shape {column.shape} for {len(clients)} clients: give one finite number a client",
+            )
+        return column.astype(np.float64)
+
+    def _refused(self, view: View, problem: str) -> PartFailure:
+        return refuse_result(self.part, problem, view.round)
+
+
+def _shown(found: Any) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"

@@ -1,0 +1,107 @@
+"""What a client sampler sees of a round: who is there, how much they hold, and the numbers the server has of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from fedmpi.clients.numbers import ClientNumbers
+from fedmpi.clients.strata import Strata
+from fedmpi.common.errors import UserError
+from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.streams import Purpose, Streams
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One round as a client sampler sees it.
+
+    Attributes
+    ----------
+    round : int
+        t, counted from 0.
+    count : int
+        m, the clients to draw: with over-selection those to ask.
+    sizes : int64 (N,)
+        Samples of every client; read-only.
+    present : int64 (a,) or int
+        Clients that can be drawn, sorted; N where all of 0 … N − 1 are there (`available` in fewer bytes).
+    streams : Streams
+        The run's random streams, for samplers that want several.
+    strata : Strata or None
+        The strata in force and the clients' gradient norms, for samplers that need "strata" or "norms".
+    over_selection : float
+        How many times the clients wanted are asked.
+    wanted : callable
+        (clients) -> m, the participants wanted, where a share is one of so many clients.
+    numbers, measured, counts
+        What `last` and `age`, `fresh`, and `class_counts` are read from.
+    """
+
+    round: int
+    count: int
+    sizes: Ints
+    present: Ints | int
+    streams: Streams
+    strata: Strata | None = None
+    over_selection: float = 1.0
+    wanted: Callable[[int], int] = field(default=lambda clients: clients, repr=False)
+    numbers: ClientNumbers | None = None
+    measured: dict[str, Floats] = field(default_factory=dict)
+    counts: Callable[[], Ints] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes.view()
+        sizes.flags.writeable = False
+        object.__setattr__(self, "sizes", sizes)
+
+    @cached_property
+    def available(self) -> Ints:
+        """The clients that can be drawn, int64 (a,), sorted."""
+        return np.arange(self.present, dtype=np.int64) if isinstance(self.present, int) else self.present
+
+    @cached_property
+    def class_counts(self) -> Ints:
+        """Samples of every class held by each client, int64 (N, C)."""
+        if self.counts is None:
+            raise UserError("class_counts are not at hand here: give View(counts=…)")
+        return self.counts()
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        """The round's random numbers: the stream (seed, COHORT, round)."""
+        return self.streams.generator(Purpose.COHORT, self.round)
+
+    def last(self, name: str) -> Floats:
+        """A number as it was when each client last took part, float64 (N,); NaN for those who never did."""
+        return self._kept(name).last(name)
+
+    def age(self, name: str) -> Ints:
+        """Rounds since each client's number was taken (1: in the round before), int64 (N,); −1 where it never was."""
+        return self._kept(name).age(name, self.round)
+
+    def fresh(self, name: str) -> Floats:
+        """A number measured on the current model, float64 (N,); NaN for all but this round's candidates."""
+        if name not in self.measured:
+            raise UserError(
+                f"view.fresh({name!r}) is not measured: decorate the sampler with "
+                f"@client_sampler(measures=({name!r},)) and read it in draw(view), after candidates(view)"
+            )
+        return self.measured[name]
+
+    def _kept(self, name: str) -> ClientNumbers:
+        if self.numbers is None or name not in self.numbers.names:
+            raise UserError(
+                f"view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
+                f"@client_sampler(needs=({name!r},))"
+            )
+        return self.numbers
+
+
+def asked(wanted: int, over_selection: float, clients: int) -> int:
+    """How many are asked so that `wanted` arrive: ⌈m · over-selection⌉, N at most."""
+    return min(clients, math.ceil(wanted * over_selection - 1e-9))

@@ -1,0 +1,155 @@
+"""The options of a part: the keyword-only parameters of a function or constructor, with types, defaults and words."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+
+class _Required:
+    """The default of an option that must be given."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a part: a keyword-only parameter of its function or constructor.
+
+    Attributes
+    ----------
+    name : str
+    default : object
+        `REQUIRED` where there is none.
+    annotation : object
+        The type of its values; `Any` where its author wrote none.
+    doc : str
+        What the docstring's section "Parameters" says about it, on one line; "" where it says nothing.
+    """
+
+    name: str
+    default: Any = REQUIRED
+    annotation: Any = Any
+    doc: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type as its author would write it."""
+        return _type_text(self.annotation)
+
+    def converted(self, value: Any) -> Any:
+        """The value as the part receives it: 1 as 1.0 where a float is wanted, a list as a tuple.
+
+        Raises
+        ------
+        ValueError
+            When the value is of another type or out of range; says what is expected.
+        """
+        try:
+            adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        except (PydanticUserError, NameError, TypeError):
+            return value  # an annotation that is no type
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            raise ValueError(error.errors(include_url=False)[0]["msg"]) from None
+
+
+def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:
+    """The options of a function or class, and whether it takes others of any name (**options).
+
+    Parameters
+    ----------
+    found : function or class
+    positional : bool
+        Whether all parameters but the first are options, as those of models are.
+    """
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (ValueError, TypeError):  # some callables written in C have none: the call itself complains
+        return (), True
+    types = _annotations(found)
+    told = _parameter_docs(found)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if positional:
+        chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    else:
+        chosen = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    options = tuple(
+        Option(
+            p.name,
+            REQUIRED if p.default is p.empty else p.default,
+            types.get(p.name, Any),
+            told.get(p.name, ""),
+        )
+        for p in chosen
+    )
+    return options, takes_any
+
+
+def _annotations(found: Any) -> dict[str, Any]:
+    """The types of the parameters, as objects; without those that cannot be understood."""
+    found = found.func if isinstance(found, partial) else found
+    written = found.__init__ if inspect.isclass(found) else found
+    names = getattr(inspect.unwrap(written), "__globals__", {})
+    types: dict[str, Any] = {}
+    for name, hint in inspect.get_annotations(written).items():
+        alone = SimpleNamespace(__annotations__={name: hint})
+        with suppress(Exception):  # names that only a type checker knows
+            types |= typing.get_type_hints(alone, globalns=names, include_extras=True)
+    return types
+
+
+def docstring(found: Any) -> str:
+    """The docstring without its indentation; "" where there is none."""
+    found = found.func if isinstance(found, partial) else found
+    return inspect.cleandoc(getattr(found, "__doc__", None) or "")
+
+
+def _parameter_docs(found: Any) -> dict[str, str]:
+    """What the section "Parameters" of a NumPy docstring says, by name; of a class also its constructor's."""
+    texts = [docstring(found)]
+    if inspect.isclass(found):
+        texts.append(docstring(found.__init__))
+    docs: dict[str, str] = {}
+    for text in texts:
+        match = re.search(r"^Parameters\n-{3,}\n(.*?)(?=^\S[^\n]*\n-{3,}\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        names: list[str] = []
+        for line in match.group(1).splitlines() if match else []:
+            if line and not line.startswith(" "):
+                names = [name.strip().lstrip("*") for name in line.partition(":")[0].split(",")]
+            elif line.strip():
+                docs |= {name: f"{docs.get(name, '')} {line.strip()}".strip() for name in names}
+    return docs
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, on one line."""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
+
+
+def _type_text(annotation: Any) -> str:
+    if annotation is Any:
+        return "any"
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type_text(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(repr(value) for value in typing.get_args(annotation))
+    if annotation is type(None):
+        return "None"
+    if annotation.__class__.__name__ in ("UnionType", "_UnionGenericAlias", "Union"):
+        return " | ".join(_type_text(inner) for inner in typing.get_args(annotation))
+    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)

@@ -1,0 +1,114 @@
+"""Numbers about single clients at a given model: mean loss and accuracy on their own samples, norm of their gradient.
+
+The module is a copy of its own, so that measuring never touches what an engine has bound. A client's numbers depend on
+nothing but the model and its own samples: not on the rank, nor on who is measured beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.streams import Streams
+from fedmpi.config import Config
+from fedmpi.local.failures import named_client
+from fedmpi.local.probes import client_gradients
+from fedmpi.local.traits import forward_traits, kept_generator, seed_module
+from fedmpi.local.work import DataSource
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
+
+ROWS_AT_ONCE = 2000
+
+
+class ClientMeasures:
+    """Measures clients.
+
+    Parameters
+    ----------
+    config : Config
+        Names the model.
+    data : DataSource
+        The clients' samples.
+    streams : Streams
+        For models that draw from torch's generator.
+    device : torch.device
+        Where the samples are.
+    rank : int
+        Named in failures.
+    loss : Loss
+        What is measured.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: DataSource,
+        streams: Streams,
+        device: torch.device,
+        rank: int,
+        loss: Loss = CROSS_ENTROPY,
+    ):
+        self.data, self.streams, self.rank = data, streams, rank
+        module = build(config.model.name, config.model.options, data.description, config.seed)
+        self.model = FlatModel(module, device, loss)
+        self._point = torch.empty_like(self.model.initial)
+
+    def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
+        """The numbers of these clients at the model w (d,), float64 (k, names); NaN for clients without samples.
+
+        Parameters
+        ----------
+        round : int
+            Keys the streams of models that draw.
+        w : Tensor (d,)
+        clients : int64 (k,)
+        names : sequence of str
+            Of `registry.MEASURABLE`.
+
+        Raises
+        ------
+        ClientFailure
+            Anything raised for a client, or a number that is not finite.
+        """
+        columns = {name: np.full(len(clients), np.nan) for name in names}
+        held = np.flatnonzero(self.data.sizes[clients] > 0)
+        if "loss" in columns or "accuracy" in columns:
+            for place in held.tolist():
+                loss, accuracy = self._evaluated(round, w, int(clients[place]))
+                for name, value in (("loss", loss), ("accuracy", accuracy)):
+                    if name in columns:
+                        columns[name][place] = value
+        if "gradient_norm" in columns:
+            gradients = client_gradients(
+                self.data, self.model, clients[held], w, "full", self.streams, round, rank=self.rank
+            )
+            for place, (_, gradient) in zip(held.tolist(), gradients, strict=True):
+                columns["gradient_norm"][place] = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        return np.stack([columns[name] for name in names], axis=1) if names else np.empty((len(clients), 0))
+
+    def _evaluated(self, round: int, w: Tensor, client: int) -> tuple[float, float]:
+        """Mean loss and accuracy over all samples of a client, in evaluation mode."""
+        draws = forward_traits(self.model, self.data.description).draws
+        with named_client(client, self.rank), kept_generator() if draws else nullcontext():
+            if draws:
+                seed_module(self.streams, round, client)
+            self.model.bind(self._point.copy_(w))
+            self.model.module.eval()
+            x, y = self.data.load(client)
+            total, correct = 0.0, 0
+            with torch.inference_mode():
+                for first in range(0, len(y), ROWS_AT_ONCE):
+                    part = slice(first, first + ROWS_AT_ONCE)
+                    outputs = self.model.module(x[part])
+                    total += float(self.model.loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
+                    correct += int((outputs.argmax(dim=1) == y[part]).sum())
+            if not np.isfinite(total):
+                raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
+        return total / len(y), correct / len(y)

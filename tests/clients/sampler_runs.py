@@ -1,0 +1,81 @@
+"""Runs of samplers that depend on past rounds or on the current model, on all ranks of the job; rank 0 prints JSON.
+
+`python sampler_runs.py FOLDER SETTING…`: for each sampler a whole run, and one that is stopped and resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedmpi.config import load_config
+from fedmpi.records.recorder import open_recorder
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
+
+ROUNDS, STOP = 5, 3
+COMMON = (
+    f"rounds={ROUNDS}",
+    "data.shards=digits:clients=24,partition=dirichlet,alpha=0.3",
+    "participation.count=5",
+    "local.lr=0.1",
+    "aggregation.exact=true",
+    "logging.tensorboard=false",
+    "cluster.threads=1",
+    "checkpoint.every=0",
+    "evaluation.every=10",
+    "system.availability=bernoulli",
+    "system.probability=0.8",
+    "system.clock=true",
+    "system.speed=lognormal",
+)
+SAMPLERS = {
+    "oort": ("participation.clients=oort",),
+    "power-of-choice": ("participation.clients=power-of-choice", "participation.candidates=9"),
+    "clustered-md": ("participation.clients=clustered-md", "aggregation.weights=uniform"),
+    "loudest": ("participation.clients=mine:loudest", "participation.keep=0.7"),
+    "foreign power of choice": ("participation.clients=mine:PowerOfChoice", "participation.candidates=8"),
+    "numbers": ("participation.clients=mine:looks_at_all",),
+}
+
+
+def run(folder: Path, settings: tuple[str, ...], resume: bool = False, stop: int | None = None) -> dict[str, Any]:
+    """The cohorts of the rounds run, and the digest of the last global model."""
+    config = load_config(None, [*COMMON, *settings])
+    experiment = Experiment.connect(config)
+    recorder = open_recorder(experiment.cluster, folder, config, resume, experiment.model.module)
+    simulation = Simulation(experiment, recorder)
+    cohorts: list[Any] = []
+    plan = experiment.plan
+
+    def planned(t: int) -> Any:
+        simulation.interrupt.requested = simulation.interrupt.requested or t + 1 == stop
+        found = plan(t)
+        cohorts.append([found.clients.tolist(), found.coefficients.tolist()])
+        return found
+
+    experiment.plan = planned  # type: ignore[method-assign]
+    simulation.run()
+    digest = hashlib.sha256(simulation.model.numpy().tobytes()).hexdigest()
+    experiment.close()
+    return {"cohorts": cohorts, "model": digest, "rank": experiment.cluster.rank}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {}
+    for name, settings in SAMPLERS.items():
+        whole = run(folder / name / "whole", settings)
+        before = run(folder / name / "parts", settings, stop=STOP)
+        after = run(folder / name / "parts", settings, resume=True)
+        found[name] = {"whole": whole, "before": before, "after": after}
+    if whole["rank"] == 0:
+        print("FOUND " + json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path.cwd()))
+    main()
