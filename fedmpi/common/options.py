@@ -138,7 +138,7 @@ def _parameter_docs(found: Any) -> dict[str, str]:
 def first_sentence(text: str) -> str:
     """The first sentence of a text, on one line."""
     paragraph = " ".join(text.partition("\n\n")[0].split())
-    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<=[.!?])(?<!al\.)\s(?=\W?[A-Z])", paragraph, maxsplit=1)[0]
 
 
 def _type_text(annotation: Any) -> str:

@@ -57,7 +57,7 @@ def _optics(c: Config) -> bool:
 
 
 def _estimated(c: Config) -> bool:
-    return c.samples.rule == "bernoulli"
+    return bool(c.samples.rule == "bernoulli")
 
 
 def _private_sizes(c: Config) -> bool:
@@ -75,10 +75,6 @@ def _warped(c: Config) -> bool:
 def _weighs_samples(c: Config) -> bool:
     weights, population = c.aggregation.weights, c.aggregation.population
     return weights == "samples" or (weights in _ESTIMATING and population == "samples")
-
-
-def _adaptive(c: Config) -> bool:
-    return c.aggregation.optimizer in ("adagrad", "adam", "yogi")
 
 
 def _clocked(c: Config) -> bool:
@@ -128,7 +124,6 @@ RELEVANCE: dict[str, Relevance] = {
         lambda c: c.samples.rule in ("bernoulli", "exact") or chosen(c, "row rule").foreign,
         'samples.rule = "bernoulli" or "exact", or a rule of your own',
     ),
-    "samples.ratio": Relevance(lambda c: c.samples.rule == "ratio", 'samples.rule = "ratio"'),
     "samples.size_estimate": Relevance(_estimated, 'samples.rule = "bernoulli"'),
     "samples.asked": Relevance(_estimated, 'samples.rule = "bernoulli"'),
     "samples.epsilon": Relevance(_private_sizes, "a private samples.size_estimate"),
@@ -167,17 +162,6 @@ RELEVANCE: dict[str, Relevance] = {
     "rebalance.shear": Relevance(_warped, _VIRTUAL),
     "rebalance.shift": Relevance(_warped, _VIRTUAL),
     "rebalance.zoom": Relevance(_warped, _VIRTUAL),
-    "aggregation.population": Relevance(
-        lambda c: c.aggregation.weights in _ESTIMATING,
-        'aggregation.weights = "normalised", "unbiased" or "literal"',
-    ),
-    "aggregation.beta1": Relevance(
-        lambda c: c.aggregation.optimizer != "sgd", 'aggregation.optimizer other than "sgd"'
-    ),
-    "aggregation.beta2": Relevance(
-        lambda c: c.aggregation.optimizer in ("adam", "yogi"), 'aggregation.optimizer = "adam" or "yogi"'
-    ),
-    "aggregation.tau": Relevance(_adaptive, "an adaptive aggregation.optimizer"),
     "attack.fraction": Relevance(lambda c: c.attack.kind != "none", "attack.kind"),
     "attack.scale": Relevance(
         lambda c: c.attack.kind in ("sign-flip", "noise"), 'attack.kind = "sign-flip" or "noise"'
@@ -243,7 +227,6 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             s.rule in ("bernoulli", "exact") and s.wanted is None,
             f'samples.rule = "{s.rule}" needs samples.wanted, the number K of samples per round',
         ),
-        (s.rule == "ratio" and s.ratio is None, 'samples.rule = "ratio" needs samples.ratio'),
         (
             loc.epochs is not None and loc.steps is not None,
             "local.epochs and local.steps are both set: keep one of them",
