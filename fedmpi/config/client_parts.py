@@ -128,10 +128,10 @@ class SamplesPart(OpenPart):
     """Each client answers once and repeats that answer: ε is spent once."""
 
 
-class LocalPart(Part):
+class LocalPart(OpenPart):
     """What a participant does with its data; keys not listed here are options of the algorithm."""
 
-    algorithm: Any = "plain"
+    algorithm: Choice = "plain"
     """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or "package.module:class" of
     your own, a fedmpi.LocalAlgorithm."""
     optimizer: Literal["sgd", "adam"] = "sgd"
