@@ -87,7 +87,8 @@ def filled(values: Mapping[str, Any]) -> Table:
     own = _flatten({key: _plain(value) for key, value in values.items()}, "Config")
     table = _flatten(preset_table(str(values["preset"])), f"preset {values['preset']}")
     _drop_alternatives(table, own)
-    return nested({**table, **own}, "Config")
+    together = without_foreign_options({**table, **own}, dict.fromkeys(own, "Config"), _tables())
+    return nested(together, "Config")
 
 
 def _plain(value: Any) -> Any:

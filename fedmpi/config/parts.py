@@ -108,8 +108,8 @@ class Config(Part):
         from fedmpi.config.checks import contradiction
         from fedmpi.config.choices import check_options
 
+        check_options(self)
         reason = contradiction(self)
         if reason is not None:
             raise ValueError(reason)
-        check_options(self)
         return self
