@@ -68,6 +68,8 @@ def test_label_groups_have_their_own_probabilities() -> None:
     law = Availability("label-group", by_label=(1.0, 0.5, 0.0))
     assert probabilities(law, STREAMS, 0, 3, labels).tolist() == [1.0, 0.0, 1.0]
     assert available_clients(law, STREAMS, 0, 3, labels).tolist() == [0, 2]
+    few = Availability("label-group", by_label=(1.0, 0.5))  # classes beyond the end begin again
+    assert probabilities(few, STREAMS, 0, 4, np.array([0, 3, 2, 4])).tolist() == [1.0, 0.5, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sizes import largest_remainders, lognormal_sizes, whole_sizes
+from data_prep.sizes import largest_remainders, lognormal_sizes, relative_sizes, whole_sizes
 from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import fill_by_mix, level_down
 from tests.data_prep.partition_draws import counts_of, draw
@@ -21,6 +21,15 @@ def test_lognormal_sizes_follow_the_paper_and_the_published_code() -> None:
     assert np.log(paper).std() == pytest.approx(1, rel=0.02)
     draws = np.random.default_rng(1).lognormal(0, 1, 200_000)
     np.testing.assert_array_equal(code, np.ceil(2 * draws / np.ceil(draws).mean()))
+
+
+def test_pareto_sizes_have_minimum_one_and_their_tail_index() -> None:
+    """P(L > l) = l**-1.5 for 100,000 draws, five standard errors at each of three sizes."""
+    sizes = relative_sizes("pareto", 100_000, 1.5, np.random.default_rng(1))
+    assert sizes.min() >= 1
+    for size in (1.5, 3.0, 10.0):
+        tail = size**-1.5
+        assert (sizes > size).mean() == pytest.approx(tail, abs=5 * np.sqrt(tail * (1 - tail) / 100_000))
 
 
 @pytest.mark.parametrize(("sigma", "mean"), [(0.5, 2.006), (1.0, 2.1746), (2.0, 2.559)])

@@ -87,6 +87,7 @@ STRATA = ("participation.clients=stratified", "participation.count=2")
 def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
     found = exposure(load_config(None, [*PRIVATE, *settings]))
     assert (found and found.setting.split(" = ")[0]) == named
+    assert found is None or found.everyone == named.startswith("participation")  # else of the participants only
 
 
 @pytest.mark.parametrize("weights", ["gradient-sum", "uniform"])

@@ -29,6 +29,8 @@ def test_a_large_cohort_is_dealt_out_as_evenly():
     costs = np.random.default_rng(0).lognormal(0, 1, 5 * LONGEST_FIRST_UP_TO)
     loads = np.bincount(longest_first(costs, 7), costs)
     assert loads.max() < 1.001 * loads.mean()
+    falling = np.arange(5.0 * LONGEST_FIRST_UP_TO, 0, -1)
+    assert np.ptp(np.bincount(longest_first(falling, 8), falling)) < 50
 
 
 def test_the_head_start_of_worker_0_is_made_up_for():

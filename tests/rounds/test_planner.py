@@ -173,7 +173,14 @@ def test_cohorts_differ_between_rounds_and_repeat_for_a_seed():
 
 @pytest.mark.parametrize(
     ("schedule", "round", "expected"),
-    [("constant", 7, 0.1), ("inverse", 4, 0.02), ("cosine", 0, 0.1), ("cosine", 10, 0.05), ("step", 7, 0.001)],
+    [
+        ("constant", 7, 0.1),
+        ("inverse", 4, 0.02),
+        ("cosine", 0, 0.1),
+        ("cosine", 10, 0.05),
+        ("step", 7, 0.001),
+        ("step", 8, 0.001),
+    ],
 )
 def test_learning_rate_schedules(schedule: str, round: int, expected: float):
     assert learning_rate(schedule, 0.1, round, rounds=20, every=3, factor=0.1) == pytest.approx(expected)
