@@ -109,7 +109,7 @@ class Hooks:
             does.append("has its own loss, one client at a time")
         if self.client_state:
             kept = ", ".join(self.client_state)
-            does.append(f"keeps {kept} of every client on the rank that owns it, up to {self.state.room} in memory")
+            does.append(f"keeps {kept} of every client where it was trained last, of up to {self.state.room} in memory")
         if self.server_state:
             does.append(f"keeps {', '.join(self.server_state)} of the server")
         if self.sums or self.numbers:

@@ -67,7 +67,7 @@ def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str
     return digest.hexdigest() if file is not None else ""
 
 
-def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned: range) -> None:
+def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned: range) -> Ints:
     """Take over the records of this rank's clients from a file that rank 0 reads; collective.
 
     Parameters
@@ -80,17 +80,24 @@ def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned:
     owned : range
         The clients of this rank.
 
+    Returns
+    -------
+    int64 (c,)
+        All clients of the file, on every rank.
+
     Raises
     ------
     UserError
         On rank 0: the file holds vectors of another length, number or type.
     """
     state.clear()
+    everybody = [np.empty(0, np.int64)]
     pieces = _read(path, state) if cluster.is_server else iter(())
     while True:
         told = cluster.broadcast(next(pieces, [np.empty(0, np.int64)]) if cluster.is_server else None)
+        everybody.append(told[0])
         if not told[0].size:
-            return
+            return np.concatenate(everybody)
         for client, record in zip(told[0].tolist(), told[1], strict=True):
             if client in owned:
                 state.put(client, record.copy())

@@ -379,7 +379,11 @@ class Experiment:
         name = str(folder.resolve()) if folder is not None else ""
         told = self.cluster.broadcast([np.frombuffer(name.encode(), np.uint8)] if self.cluster.is_server else None)
         hooks.state.folder = Path(told[0].tobytes().decode()) if told[0].size else None
-        load_records(self.cluster, hooks.state, path, range(*self.trainer.layout.owned))
+        layout = self.trainer.layout
+        clients = load_records(self.cluster, hooks.state, path, range(*layout.owned))
+        if self.trainer.homes is not None:
+            owners = np.searchsorted(layout.boundaries, clients, side="right") - 1
+            self.trainer.homes.settle(clients, layout.ranks(owners))
 
     def announce(self) -> None:
         """Say in the run log what runs where, and why this engine."""

@@ -23,6 +23,7 @@ from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.rounds.agreement import Attendance, check_work
 from fedmpi.rounds.balance import Balance
+from fedmpi.rounds.homes import Homes
 from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost, planned_work
 from fedmpi.rounds.traffic_count import keeps_moments
 from fedmpi.rounds.workers import Layout
@@ -86,6 +87,8 @@ class Trainer:
         hooks: Hooks | None = None,
     ):
         self.hooks = hooks
+        keeps = hooks is not None and bool(hooks.client_state)
+        self.homes = Homes(cluster, hooks.state, len(sizes)) if hooks is not None and keeps and layout.shared else None
         self.config = config
         self.engine = engine
         self.loss = engine.sequential.model.loss
@@ -116,6 +119,8 @@ class Trainer:
         """Add the weighted updates of this rank's participants to `total`, and what an algorithm sums to `further`."""
         if self.hooks is not None:
             self.hooks.begin(plan.round, model, further or {})
+        if self.homes is not None:
+            self.homes.bring(plan.clients, self.layout.ranks(self._trainers(plan)))
         self._expect(plan)
         self.steady, self._rounds = self._rounds > 0, self._rounds + 1
         self.relayed = None
@@ -239,16 +244,35 @@ class Trainer:
         if not self.layout.shared:
             first, last = np.searchsorted(plan.clients, self.boundaries[self.worker : self.worker + 2])
             return np.arange(first, last)
-        rows, workers, evaluating = self._sizes(plan), self.layout.workers, self._evaluating(plan.round)
+        if self._in_parts(plan):
+            return np.arange(*self._parts(plan)[self.worker : self.worker + 2])
+        return np.flatnonzero(self._dealt(plan) == self.worker)
+
+    def _trainers(self, plan: Plan) -> np.ndarray:
+        """The worker that trains each participant, int64 (m,), where data is shared; −1 where nobody has rows."""
+        if not self._in_parts(plan):
+            return self._dealt(plan)
+        parts = np.diff(self._parts(plan))
+        everybody = parts.sum() == len(plan.clients)
+        return np.repeat(np.arange(len(parts)), parts) if everybody else np.full(len(plan.clients), -1)
+
+    def _in_parts(self, plan: Plan) -> bool:
+        """Whether neighbouring participants are given to the same worker."""
+        return not self._uses_all(plan) and self.row_rule.pooled
+
+    def _dealt(self, plan: Plan) -> np.ndarray:
+        """The worker of each participant by its planned cost, int64 (m,)."""
         balance = Balance.heard(plan.balance)
-        if self._uses_all(plan) or not self.row_rule.pooled:
-            costs = planned_cost(self.rule(plan), rows, self._merging, balance.step_rows)
-            return np.flatnonzero(longest_first(costs, workers, evaluating, balance.speeds) == self.worker)
+        costs = planned_cost(self.rule(plan), self._sizes(plan), self._merging, balance.step_rows)
+        return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
+
+    def _parts(self, plan: Plan) -> np.ndarray:
+        """Boundaries of the workers' neighbouring participants, int64 (workers + 1,)."""
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
         if not expected:  # nobody takes part, or nobody who does holds a sample
-            return np.empty(0, np.int64)
-        boundaries = equal_parts(offsets, workers, evaluating * offsets[-1] / expected, balance.speeds)
-        return np.arange(*boundaries[self.worker : self.worker + 2])
+            return np.zeros(self.layout.workers + 1, np.int64)
+        evaluating = self._evaluating(plan.round) * offsets[-1] / expected
+        return equal_parts(offsets, self.layout.workers, evaluating, Balance.heard(plan.balance).speeds)
 
     @property
     def _merging(self) -> bool:

@@ -13,7 +13,6 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.arithmetic import repeat_results
 from fedmpi.common.plan import Ints
 from fedmpi.config import Config
-from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription
 from fedmpi.process.malloc import keep_freed_memory
@@ -59,6 +58,11 @@ class Layout:
             "each trains an equal part of the cohort" if self.shared else "each trains its own clients"
         )
 
+    def ranks(self, workers: Ints) -> Ints:
+        """The ranks of workers; below zero where there is none."""
+        first = 0 if self.server_trains else 1
+        return np.where(workers < 0, workers, workers + first)
+
     @property
     def owned(self) -> tuple[int, int]:
         """First client of this rank and one past its last; empty for a rank that only serves."""
@@ -70,18 +74,12 @@ class Layout:
 def shares_data(config: Config, cluster: Cluster, sizes: Ints, description: DataDescription) -> bool:
     """Whether any worker may train any client (`topology.placement`)."""
     placement = config.topology.placement
-    if cluster.size == 1 or config.topology.kind == "mediators" or keeps_client_vectors(config):
+    if cluster.size == 1 or config.topology.kind == "mediators" or config.transport.error_feedback:
         return False
     if placement != "auto":
         return placement == "shared"
     kept_bytes = int(sizes.sum()) * (4 * math.prod(description.feature_shape) + 8)
     return kept_bytes * cluster.largest_node <= SHARED_BYTES
-
-
-def keeps_client_vectors(config: Config) -> bool:
-    """Whether vectors of every client are kept between rounds, where its data is."""
-    algorithm = local_algorithm(config)
-    return config.transport.error_feedback or (algorithm is not None and bool(algorithm[1].client_state))
 
 
 def server_trains(config: Config, cluster: Cluster, shared: bool, places: int) -> bool:

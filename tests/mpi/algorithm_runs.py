@@ -3,7 +3,8 @@
 mpiexec -n N python tests/mpi/algorithm_runs.py OUT.npz JOBS.json
 
 A job is {"settings": […], "folder": …, "stop_after": rounds or null, "resume": bool}; OUT.npz holds the model of each
-job (`model0`, …), and how many clients' vectors each rank kept, in all and in its file (`kept0` (ranks, 2)).
+job (`model0`, …), and how many clients' vectors each rank kept, in all and in its file (`kept0` (ranks, 2)),
+and how many went from rank to rank (`moved0`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def run(settings: list[str], folder: str, stop_after: int | None = None, resume:
     hooks = experiment.trainer.hooks
     own = np.array([0, 0] if hooks is None else [len(hooks.state), hooks.state.spilled], np.int64)
     kept = experiment.cluster.gather(own)
+    moved = experiment.trainer.homes.moved if experiment.trainer.homes is not None else 0
     experiment.close()
-    return {"model": simulation.model.numpy().copy(), "kept": None if kept is None else np.array(kept)}
+    return {"model": simulation.model.numpy().copy(), "kept": None if kept is None else np.array(kept), "moved": moved}
 
 
 def main() -> int:

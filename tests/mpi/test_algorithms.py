@@ -65,7 +65,7 @@ def on_ranks(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[dict[
     result = run_mpi(ranks, [PROGRAM, out, listed], timeout=400)
     assert result.returncode == 0, result.stderr
     held = np.load(out)
-    return [{key: held[f"{key}{number}"] for key in ("model", "kept")} for number in range(len(jobs))]
+    return [{key: held[f"{key}{number}"] for key in ("model", "kept", "moved")} for number in range(len(jobs))]
 
 
 def assert_as_in_the_plain_loop(settings: list[str], model: np.ndarray) -> None:
@@ -115,6 +115,8 @@ def test_a_run_goes_on_with_another_number_of_ranks_to_the_bit(tmp_path: Path) -
     started = [job(s, tmp_path / f"from3-{i}", stop_after=2) for i, s in enumerate(RESUMED)]
     wholes = [job(s, tmp_path / f"whole3-{i}") for i, s in enumerate(RESUMED)]
     of_three = on_ranks(3, [*started, *wholes], tmp_path)[len(RESUMED) :]
+    assert of_three[0]["moved"] > 0 and of_three[1]["moved"] > 0
+    assert of_three[1]["kept"][:, 1].max() > 0
     for i, settings in enumerate(RESUMED):
         alone = run(settings, str(tmp_path / f"from3-{i}"), resume=True)
         assert np.array_equal(alone["model"], of_three[i]["model"]), settings
