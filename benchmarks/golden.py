@@ -33,7 +33,8 @@ def engine(preset: Preset, ranks: int) -> str:
         return "auto"  # a model travels: there is only one that can
     if ranks == 1:
         return "sequential"
-    return "merged" if "rule" in preset.table.get("samples", {}) else "batched"
+    merges = "rule" in preset.table.get("samples", {}) and preset.table.get("local", {}).get("steps") == 1
+    return "merged" if merges else "batched"
 
 
 def record(folder: Path, only: list[str]) -> int:
