@@ -1,0 +1,135 @@
+"""Row rules of one's own: what they are told, what they may return, and who is named where that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmpi.common.errors import PartFailure
+from fedmpi.common.registry import resolve, row_rule
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.samples.row_rule import Pool, RowClient, RowRule
+from fedmpi.samples.rules import bernoulli_rows, exact_rows, ratio_rows
+
+LABELS = [np.array([0, 1, 1, 2]), np.array([], np.int64), np.array([3, 3, 3]), np.array([0, 0, 1, 2, 2, 2])]
+SIZES = np.array([len(labels) for labels in LABELS])
+
+
+def asked(rule: Any, wanted: int | None = None, seed: int = 0, **options: Any) -> RowRule:
+    return RowRule(resolve("row rule", rule), options, Streams(seed), wanted, lambda client: LABELS[client].copy())
+
+
+def rows_of(chosen: RowRule, clients: list[int], round: int = 0) -> dict[int, list[int]]:
+    found = chosen.rows(round, np.array(clients), SIZES[clients], int(SIZES[clients].sum()))
+    drawn = zip(found.members.tolist(), found.per_client(), strict=True)
+    return {clients[place]: rows.tolist() for place, rows in drawn}
+
+
+@row_rule
+def ones(client: RowClient) -> np.ndarray:
+    return np.flatnonzero(client.labels == 1)
+
+
+@row_rule
+def some(client: RowClient, *, most: int = 2) -> np.ndarray:
+    return np.sort(client.generator.choice(len(client.labels), min(most, len(client.labels)), replace=False))
+
+
+def test_a_rule_sees_the_labels_and_clients_without_rows_are_left_out() -> None:
+    assert rows_of(asked(ones), [0, 1, 2, 3]) == {0: [1, 2], 3: [2]}
+
+
+def test_a_rule_draws_the_same_rows_of_a_client_whoever_asks_with_whom() -> None:
+    together = rows_of(asked(some), [0, 2, 3], round=4)
+    assert {k: rows_of(asked(some), [k], round=4)[k] for k in (0, 2, 3)} == together
+    by_hand = Streams(0).generator(Purpose.ROWS, 4, 3).choice(6, 2, replace=False)
+    assert together[3] == sorted(by_hand.tolist())
+    other = [rows_of(asked(some, most=3, seed=seed), [3], round=t)[3] for seed, t in ((0, 5), (1, 4), (2, 6))]
+    assert any(found != other[0] for found in other[1:])
+
+
+def test_a_rule_is_told_how_many_rows_are_wanted_of_a_client() -> None:
+    told: list[float] = []
+
+    @row_rule
+    def listening(client: RowClient) -> list[int]:
+        told.append(client.expected)
+        return [0]
+
+    rows_of(asked(listening), [0, 2, 3])
+    rows_of(asked(listening, wanted=26), [0, 2, 3])
+    rows_of(asked(listening, wanted=5), [0, 2, 3])
+    assert told[:6] == [4, 3, 6, 4, 3, 6]
+    assert told[6:] == pytest.approx([5 * 4 / 13, 5 * 3 / 13, 5 * 6 / 13])
+
+
+def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
+    @row_rule
+    def careless(client: RowClient) -> list[int]:
+        client.labels[0] = 9
+        return [0]
+
+    with pytest.raises(PartFailure, match="read-only"):
+        rows_of(asked(careless), [0])
+
+
+@pytest.mark.parametrize(
+    "answer, reason",
+    [
+        ([2, 0], "not sorted"),
+        ([1, 1], "row 1 twice"),
+        ([0, 4], "row 4, outside 0 … 3"),
+        ([-1, 0], "row -1, outside"),
+        ([True, False, True, False], "flatnonzero"),
+        ([[0, 1]], "sorted whole numbers"),
+        ([0.0, 1.0], "sorted whole numbers"),
+        (None, "sorted whole numbers"),
+        ("first", "sorted whole numbers"),
+    ],
+)
+def test_what_are_no_rows_is_refused_naming_part_client_and_round(answer: Any, reason: str) -> None:
+    @row_rule
+    def wrong(client: RowClient) -> Any:
+        return answer
+
+    with pytest.raises(PartFailure, match=reason) as caught:
+        rows_of(asked(wrong), [0], round=7)
+    assert "test_row_rule" in str(caught.value)
+    assert "round 7" in str(caught.value) and "client 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [[], np.empty(0), (), range(2), (0, 3), np.array([1, 2], np.int32)])
+def test_rows_may_be_any_sorted_whole_numbers(answer: Any) -> None:
+    @row_rule
+    def given(client: RowClient) -> Any:
+        return answer
+
+    assert rows_of(asked(given), [0]) == ({0: [int(row) for row in answer]} if len(answer) else {})
+
+
+def test_the_built_in_rules_draw_what_they_say() -> None:
+    sizes, streams = np.array([40, 7, 100]), Streams(0)
+    assert asked("all").positions(2, sizes, 1.0, 3, 9).tolist() == list(range(3, 9))
+    expected = bernoulli_rows(streams, 2, sizes, 0.3, 5, 90)
+    assert asked("bernoulli").positions(2, sizes, 0.3, 5, 90).tolist() == expected.tolist()
+    expected = ratio_rows(streams, 2, sizes, 0.2, 0, 147)
+    assert asked("ratio", ratio=0.2).positions(2, sizes, 0.2).tolist() == expected.tolist()
+    expected = exact_rows(streams, 2, sizes, 50, 20, 60)
+    assert asked("exact", wanted=50).positions(2, sizes, 1.0, 20, 60).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("answer, reason", [([8, 9], "position 8, outside 2 … 7"), ([5, 3], "positions that are not")])
+def test_positions_of_a_pooled_rule_are_checked_too(answer: list[int], reason: str) -> None:
+    @row_rule(pooled=True)
+    def wrong(pool: Pool) -> list[int]:
+        return answer
+
+    with pytest.raises(PartFailure, match=reason):
+        asked(wrong).positions(0, np.array([10]), 1.0, 2, 8)
+
+
+def test_a_pooled_rule_has_generators_by_block() -> None:
+    pool = Pool(3, np.array([5]), 0, 5, 1.0, None, Streams(8))
+    assert pool.generator(2).random() == Streams(8).generator(Purpose.SAMPLES, 3, 2).random()
