@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,12 @@ def run(folder: Path, settings: tuple[str, ...], resume: bool = False, stop: int
     config = load_config(None, [*COMMON, *settings])
     experiment = Experiment.connect(config)
     recorder = open_recorder(experiment.cluster, folder, config, resume, experiment.model.module)
-    simulation = Simulation(experiment, recorder)
+    rounds = count(1)
+    simulation = Simulation(experiment, recorder, stop=lambda: next(rounds) == stop)
     cohorts: list[Any] = []
     plan = experiment.plan
 
     def planned(t: int) -> Any:
-        simulation.interrupt.requested = simulation.interrupt.requested or t + 1 == stop
         found = plan(t)
         cohorts.append([found.clients.tolist(), found.coefficients.tolist()])
         return found
