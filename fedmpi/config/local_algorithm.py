@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.config.choices import chosen, options
@@ -20,10 +21,11 @@ def local_algorithm(config: Config) -> tuple[Part, Any] | None:
     if config.local.algorithm == PLAIN:
         return None
     part = chosen(config, "local algorithm")
-    algorithm = part.make(options(config, "local algorithm"))
-    if not hasattr(algorithm, "server_step"):
+    if not hasattr(part.object, "server_step"):
         raise UserError(f"local.algorithm = {part.name!r} is no subclass of fedmpi.LocalAlgorithm: make it one")
-    return part, algorithm
+    given = options(config, "local algorithm")
+    with calling(part):
+        return part, part.make(given)
 
 
 def further_vectors(config: Config) -> tuple[int, int, int]:

@@ -114,3 +114,10 @@ class Wrong(LocalAlgorithm):
         if self.how == "no sum":
             return None
         return {"dc": work.delta} if self.how != "another sum" else {"dd": work.delta}
+
+
+class FailsOnTheServer(LocalAlgorithm):
+    """Goes wrong in the second round's server step."""
+
+    def server_step(self, server, update, sums, totals):
+        return update / (1 - totals.round) if isinstance(1 / (1 - totals.round), float) else update

@@ -42,7 +42,7 @@ REPLAYED = [
     ["preset=fednova", *DOUBLE, "local.proximal_mu=0.4"],
     [*DOUBLE, *SCAFFOLD, "samples.rule=exact", "samples.wanted=40", "system.drop_out=0.3", "aggregation.lr=0.7"],
     [*DOUBLE, *FEDNOVA, "local.steps=3", "aggregation.optimizer=momentum", "local.lr_schedule=inverse"],
-    [*DOUBLE, *OWN_SCAFFOLD],
+    [*DOUBLE, *OWN_SCAFFOLD, "topology.placement=owner"],
 ]
 """Compared with the plain loop; in the fourth some participants have no rows."""
 

@@ -1,0 +1,129 @@
+"""What an algorithm does not go with is refused by name, before anything runs; the run log says who trains and why."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import fedmpi
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.config import config_toml, load_config
+from tests.end_to_end.in_process import run
+
+OWN = "tests.local.own_algorithms"
+UNIFORM = "aggregation.weights=uniform"
+SMALL = ("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "rounds=2", UNIFORM)
+PARTS = ("preset=scaffold", "preset=feddyn", "preset=fednova")
+
+
+@pytest.mark.parametrize("preset", PARTS)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["topology.kind=mediators"], "each client's own update"),
+        (["privacy.clip_norm=1.0", UNIFORM], "privacy.clip_norm does not bound"),
+        (["transport.kind=int8"], "transport.kind does not compress"),
+        (["aggregation.rule=median"], "aggregation.rule does not combine"),
+        (
+            [
+                "participation.clients=stratified",
+                "participation.opening=true",
+                "participation.features=one-step-change",
+            ],
+            "participation.opening makes round 0 a single step",
+        ),
+    ],
+)
+def test_what_bypasses_clients_own_work_is_refused(preset: str, settings: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=f'local.algorithm = "{preset[7:]}".*{said}'):
+        load_config(None, [preset, *settings])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["preset=scaffold", "local.optimizer=adam"], "only SGD's steps give back"),
+        (["preset=scaffold", "local.proximal_mu=0.1"], "local.proximal_mu does not go with it"),
+        (["preset=fednova", "local.optimizer=adam"], "for SGD only"),
+        (["preset=fednova", "aggregation.weights=literal"], '"literal" makes no weighted mean'),
+        (["preset=fednova", "aggregation.weights=q-ffl"], '"q-ffl" makes no weighted mean'),
+        (["preset=feddyn", "local.proximal_mu=0.1"], "leave local.proximal_mu at 0"),
+        (["preset=feddyn", "aggregation.weights=samples"], 'set aggregation.weights = "uniform"'),
+        (["preset=feddyn", "participation.clients=weighted"], "without replacement"),
+        (["preset=feddyn", "aggregation.optimizer=adam"], 'set aggregation.optimizer = "sgd"'),
+        (["preset=feddyn", "aggregation.lr=0.5"], "aggregation.lr = 1"),
+        (["preset=fedavg", "local.algorithm=scafold"], "did you mean 'scaffold'"),
+        (["preset=fedavg", f"local.algorithm={OWN}:Scafold"], "did you mean 'Scaffold'"),
+        (["preset=fedavg", "local.algorithm=tests.local.stacks:Source"], "no subclass of fedmpi.LocalAlgorithm"),
+    ],
+)
+def test_choices_that_mean_nothing_are_refused(settings: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_config(None, settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["local.algorithm=scaffold"], "nothing is merged: local.algorithm = 'scaffold' has its own correction"),
+        (["local.algorithm=fednova"], "nothing is merged: local.algorithm = 'fednova' has its own finish"),
+        (
+            [f"local.algorithm={OWN}:DynamicLoss"],
+            f"sequential (local.algorithm = '{OWN}:DynamicLoss' has its own objective",
+        ),
+    ],
+)
+def test_the_log_says_which_engine_and_why(settings: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    done = run(*SMALL, *settings, "rounds=1")
+    with caplog.at_level(logging.INFO, logger="fedmpi"):
+        done.experiment.announce()
+    assert any("algorithm: " in line for line in caplog.messages)
+    (engine,) = [line for line in caplog.messages if line.startswith("engine: ")]
+    assert said in engine
+
+
+@pytest.mark.parametrize("engine", ["merged", "batched"])
+def test_an_engine_that_cannot_do_it_is_refused(engine: str) -> None:
+    with pytest.raises(UserError, match=f'local.engine = "{engine}" is not possible here: .*its own'):
+        run(*SMALL, f"local.algorithm={OWN}:DynamicLoss", f"local.engine={engine}", "local.batch_size=all")
+
+
+def test_an_algorithm_given_as_an_object_runs_and_is_named() -> None:
+    from tests.local.own_algorithms import Scaffold
+
+    settings = {
+        "data.shards": "digits:clients=9",
+        "participation.count": 4,
+        "model.hidden": [6],
+        "rounds": 2,
+        "aggregation.weights": "uniform",
+        "local.engine": "sequential",
+    }
+    own = fedmpi.run("fedavg", {**settings, "local.algorithm": Scaffold})
+    named = fedmpi.run("fedavg", {**settings, "local.algorithm": "scaffold"})
+    assert own.records[-1]["train_loss"] == pytest.approx(named.records[-1]["train_loss"], rel=1e-5)
+    plain = fedmpi.run("fedavg", settings)
+    assert own.records[-1]["train_loss"] != pytest.approx(plain.records[-1]["train_loss"], rel=1e-4)
+
+
+def test_state_is_sent_and_counted() -> None:
+    values = 64 * 6 + 6 + 60 + 10
+    for settings, up, down in (
+        (["local.algorithm=scaffold"], 2, 2),
+        (["local.algorithm=feddyn"], 1, 1),
+        (["local.algorithm=plain"], 1, 1),
+    ):
+        [first, _] = run(*SMALL, *settings).records
+        assert first["bytes_client_up"] == 4 * 4 * values * up, settings
+        assert first["bytes_client_down"] == 4 * 4 * values * down, settings
+
+
+def test_a_failing_hook_ends_the_run_with_its_line() -> None:
+    with pytest.raises(PartFailure, match=r"own_algorithms.py:\d+\) failed in round 1: ZeroDivisionError"):
+        run(*SMALL, f"local.algorithm={OWN}:FailsOnTheServer")
+
+
+def test_the_configuration_names_the_algorithm() -> None:
+    text = config_toml(load_config(None, ["preset=fedavg", f"local.algorithm={OWN}:Scaffold"]))
+    assert f'algorithm = "{OWN}:Scaffold"' in text
