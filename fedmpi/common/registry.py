@@ -77,7 +77,24 @@ KINDS = {
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
         Kind("local optimizer", "local.optimizer"),
-        Kind("model", "model.name", late=True),
+        Kind(
+            "model",
+            "model.name",
+            tuple(
+                f"fedmpi.models.{family}"
+                for family in (
+                    "mlp",
+                    "astraea_cnn",
+                    "cifar_cnn",
+                    "image_cnn",
+                    "resnet",
+                    "text_cnn",
+                    "transformer",
+                    "bilstm",
+                )
+            ),
+            late=True,
+        ),
         Kind("data source", "data.shards"),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics"),

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.models.image_layers import flattened, image_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 
+@register("model", "cnn")
 def astraea_cnn(description: DataDescription, *, dropout: float = 0.5, dense: int = 150) -> nn.Sequential:
     """Conv 12 of 5 × 5 stride 2, conv 18 of 3 × 3 stride 2, conv 24 of 2 × 2, dense 150, the logits.
 

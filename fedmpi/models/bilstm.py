@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.registry import register
 from fedmpi.models.text_layers import embedding, pooled_classifier, text_shape
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class LSTMClassifier(nn.Module):
         return logits
 
 
+@register("model", "lstm")
 def lstm(
     description: DataDescription,
     *,
@@ -80,6 +82,7 @@ class BidirectionalLSTM(nn.Module):
         return states
 
 
+@register("model", "bilstm")
 def bilstm(
     description: DataDescription,
     *,

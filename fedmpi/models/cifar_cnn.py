@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fedmpi.common.registry import register
 from fedmpi.models.image_layers import flattened, image_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 
+@register("model", "cifar-cnn")
 def cifar_cnn(
     description: DataDescription, *, hidden: int = 512, dropout: float = 0.25, dense_dropout: float = 0.5
 ) -> nn.Sequential:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fedmpi.common.registry import register
 from fedmpi.models.image_layers import flattened, image_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 
+@register("model", "image-cnn")
 def image_cnn(
     description: DataDescription,
     *,

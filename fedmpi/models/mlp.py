@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -22,6 +23,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+@register("model", "mlp")
 def mlp(
     description: DataDescription, *, hidden: Sequence[int] = (200, 200), activation: str = "relu", dropout: float = 0.0
 ) -> nn.Sequential:

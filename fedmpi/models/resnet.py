@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.models.image_layers import image_shape
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ResidualBlock(nn.Module):
         return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
 
+@register("model", "resnet18")
 def resnet18(description: DataDescription, *, width: int = 64, groups: int = 32) -> nn.Sequential:
     """ResNet-18 with the CIFAR stem: one convolution of 3 × 3, no pooling before the four stages of two blocks.
 

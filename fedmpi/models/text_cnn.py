@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
 from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_classifier, text_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 
+@register("model", "text-cnn")
 def text_cnn(
     description: DataDescription,
     *,
@@ -71,6 +73,7 @@ class SameConvolution(nn.Module):
         return output.transpose(1, 2)
 
 
+@register("model", "fedsampling-text-cnn")
 def fedsampling_text_cnn(
     description: DataDescription,
     *,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmpi.common.registry import register
 from fedmpi.models.text_layers import pooled_classifier
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SelfAttention(nn.Module):
         return attended.transpose(1, 2).flatten(2)
 
 
+@register("model", "transformer")
 def transformer(
     description: DataDescription,
     *,

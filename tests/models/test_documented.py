@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from fedmpi.models import REGISTRY, build
+from fedmpi.common.registry import parts
+from fedmpi.models import build
 from tests.models.real_samples import describe_images, describe_texts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
@@ -20,6 +19,7 @@ ROWS = {
         r"^\| `(?P<name>[\w-]+)` \| (?P<count>[\d,]+) \| (?P<data>.*?) \| (?P<options>.*?) \|$", PAGE, re.MULTILINE
     )
 }
+MODELS = {part.name: part for part in parts("model")}
 OF_ALL_TEXT_MODELS = {"vectors": None, "frozen": False}
 
 
@@ -33,21 +33,19 @@ def described(data: str):
 
 
 def test_every_registered_model_is_in_both_tables_and_no_other():
-    assert list(ROWS) == list(REGISTRY)
-    assert re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE) == 2 * list(REGISTRY)
+    assert list(ROWS) == list(MODELS)
+    assert re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE) == 2 * list(MODELS)
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_documented_number_of_parameters_is_that_of_the_model(name: str):
     model = build(name, {}, described(ROWS[name]["data"]), 0)
     assert f"{sum(p.numel() for p in model.parameters()):,}" == ROWS[name]["count"]
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_documented_options_and_defaults_are_those_of_the_model(name: str):
-    module, _, function = REGISTRY[name].partition(":")
-    parameters = list(inspect.signature(getattr(importlib.import_module(module), function)).parameters.values())[1:]
-    found = {option.name: option.default for option in parameters}
+    found = {option.name: option.default for option in MODELS[name].options}
     written = {
         key: json.loads(value) for key, value in re.findall(r"`(\w+)` (\[.*?\]|\".*?\"|[\d.]+)", ROWS[name]["options"])
     }
