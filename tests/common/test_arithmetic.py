@@ -39,8 +39,8 @@ def as_torch_begins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def prepare(exact: bool) -> None:
-    settings = ["preset=fedavg", "cluster.device=cpu", f"aggregation.exact={str(exact).lower()}"]
+def prepare(exact: bool, *more: str) -> None:
+    settings = ["preset=fedavg", "cluster.device=cpu", f"aggregation.exact={str(exact).lower()}", *more]
     prepare_device(load_config(None, settings), Cluster.connect())
 
 
@@ -106,3 +106,9 @@ def test_tensor_float_32_is_not_taken_for_samples_that_influence_one_another():
 
 def test_rounding_of_float32_is_not_taken_for_it_either():
     assert not couples(RoughProduct(1e-6, always=True))
+
+
+@pytest.mark.parametrize("exact, threads", [(False, 3), (True, 1)])
+def test_a_rank_has_the_threads_that_the_user_says_but_one_where_sums_are_exact(exact: bool, threads: int):
+    prepare(exact, "cluster.threads=3")
+    assert torch.get_num_threads() == threads

@@ -77,7 +77,7 @@ def test_clients_without_samples_send_the_model_they_were_sent(population: str, 
     assert torch.allclose(one.model, other.model, atol=1e-6) and not torch.equal(one.model, one.start)
 
 
-@pytest.mark.parametrize("weights", ["literal", "normalised", "unbiased"])
+@pytest.mark.parametrize("weights", ["literal", "normalised", "unbiased", "gradient-sum"])
 def test_the_opening_is_the_mean_of_all_under_any_of_fedssos_weights(weights: str) -> None:
     """Algorithm 1, line 3: w_1 = Σ ρ_k w_1^k, with neither N/K nor strata."""
     settings = ("preset=fedsso", *UNEQUAL[:2], "rounds=1")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.config import load_config
+from fedmpi.records.checkpoint import Checkpoint
+from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import MOST_STEP_ROWS, STATE, Balance, BalanceLearner
 from fedmpi.rounds.placement import STEP_ROWS, equal_parts, longest_first
 from tests.end_to_end.in_process import run
@@ -121,6 +124,19 @@ def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_work
     assert learner.state()[STATE].shape == (3, 6)
     assert more.told()[0] == pytest.approx(learner.told()[0], rel=0.02)
     assert more.told()[1:] == pytest.approx(np.ones(5))
+
+
+def test_a_resumed_run_goes_on_with_what_was_learned():
+    config = load_config(None, ["data.shards=digits:clients=6", "model.hidden=[4]", "participation.clients=all"])
+    first, second = (Experiment.connect(config) for _ in range(2))
+    for experiment in (first, second):
+        experiment.balance = BalanceLearner(3)
+    Machine(40.0, [1.5, 1.0, 0.5]).run(first.balance, 20)
+    tensors, header = first.state()
+    second.share_checkpoint(Checkpoint(7, {"model": first.model.initial, **tensors}, header))
+    first.close()
+    second.close()
+    assert second.balance.told() == pytest.approx(first.balance.told(), rel=1e-3)
 
 
 def test_what_is_told_is_heard():

@@ -201,6 +201,10 @@ def test_an_opening_step_waits_for_everybody() -> None:
     turnout = made.cohorts.draw(0, None)
     assert len(turnout.cohort.clients) == len(turnout.asked) == 100
     assert turnout.seconds is not None and len(turnout.seconds) == 100
+    slow = ["preset=fedsso", "system.clock=true", "system.speed_median=1", "system.upload=1e12", "system.download=1e12"]
+    for probe, rows in (("full", EQUAL), ("batch", np.full(100, 20)), ("sample", np.ones(100))):
+        seen = planner(*slow, f"participation.probe={probe}", "local.batch_size=20").cohorts.draw(0, None).seconds
+        assert seen == pytest.approx(rows)
 
 
 SMALL = np.repeat(np.arange(3), [5, 3, 2])

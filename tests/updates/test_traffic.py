@@ -68,6 +68,8 @@ def test_moments_travel_where_adam_keeps_them_and_not_in_an_opening_step() -> No
     anew = load_config(None, ["preset=astraea-mediator", "topology.keep_optimizer=false", "local.optimizer=adam"])
     assert keeps_moments(kept, one_step=False)
     assert not keeps_moments(kept, one_step=True) and not keeps_moments(anew, one_step=False)
+    normed, plan = SimpleNamespace(size=100, trainable=90), plan_of(1, 4)
+    assert round_links(kept, normed, 20, 10, plan, 0, visits=8) == mediator_models(100, 8, 2, optimizer_values=180)
 
 
 MODEL = SimpleNamespace(size=100, trainable=100)
