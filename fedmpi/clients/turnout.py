@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedmpi.clients.availability import Availability, available_clients, dominant_label, probabilities
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone
 from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.numbers import ClientNumbers
+from fedmpi.clients.presence import OWN_DRAWS, Attendance
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.view import View, asked
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Floats, Ints
-from fedmpi.common.streams import Streams
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.config.local_algorithm import further_vectors
@@ -71,14 +71,14 @@ class CohortDraw:
         The parts.
     sizes : int64 (N,)
         Effective sizes of all clients.
-    class_counts : int64 (N, C)
-        Used by availability by label group only.
+    class_counts : int64 (N, C), optional
+        Samples of each class, for laws and samplers that look at them.
     streams : Streams
         The run's random streams.
     values : int
         d, values of the model, for the virtual clock.
     counts : callable, optional
-        () -> int64 (N, C), class counts for samplers that ask for them.
+        () -> int64 (N, C): the same, counted when first asked for.
 
     Attributes
     ----------
@@ -105,7 +105,8 @@ class CohortDraw:
     ):
         self.config = config
         self.sampler = ClientSampler.chosen_by(config)
-        self.numbers, self.counts = ClientNumbers(self.sampler.numbers, len(sizes)), counts
+        self.numbers = ClientNumbers(self.sampler.numbers, len(sizes))
+        self.counts = counts if class_counts is None else lambda: class_counts
         self.sizes = sizes
         self._views: dict[int, View] = {}
         self.streams = streams
@@ -114,10 +115,7 @@ class CohortDraw:
         down, up, numbers = further_vectors(config)
         self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
         self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
-        self.law = Availability(
-            system.availability, system.probability, system.lowest, system.period, tuple(system.by_label)
-        )
-        self._labels = dominant_label(class_counts) if class_counts is not None else None
+        self.attendance = Attendance(config, streams)
         if system.clock:
             sigma = system.bandwidth_sigma
             self._devices = draw_devices(
@@ -161,9 +159,13 @@ class CohortDraw:
         return opens_with_a_step(self.config, t)
 
     def _present(self, t: int) -> Ints | int:
-        if self.law.law == "always":
-            return len(self.sizes)
-        return available_clients(self.law, self.streams, t, len(self.sizes), self._labels)
+        return self.attendance.present(self._all(t))
+
+    def _all(self, t: int) -> View:
+        """Round t as the law of availability sees it."""
+        stream = (Purpose.AVAILABILITY, OWN_DRAWS)
+        clients = len(self.sizes)
+        return View(t, clients, self.sizes, clients, self.streams, counts=self.counts, stream=stream)
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
         """What weights must know of who is there; None where everybody is and nobody has been left out."""
@@ -171,8 +173,7 @@ class CohortDraw:
         if isinstance(present, int):
             return None if groups is None else Presence(present, None, groups)
         known = self.config.aggregation.weights == "unbiased"
-        chance = probabilities(self.law, self.streams, t, len(self.sizes), self._labels) if known else None
-        return Presence(present, chance, groups)
+        return Presence(present, self.attendance.chance(self._all(t)) if known else None, groups)
 
     def _wanted(self) -> int:
         """m."""

@@ -38,8 +38,8 @@ class View:
         How many times the clients wanted are asked.
     wanted : callable
         (clients) -> m, the participants wanted, where a share is one of so many clients.
-    numbers, measured, counts
-        What `last` and `age`, `fresh`, and `class_counts` are read from.
+    numbers, measured, counts, stream
+        What `last` and `age`, `fresh`, `class_counts`, and the generator are read from.
     """
 
     round: int
@@ -53,6 +53,7 @@ class View:
     numbers: ClientNumbers | None = None
     measured: dict[str, Floats] = field(default_factory=dict)
     counts: Callable[[], Ints] | None = None
+    stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
 
     def __post_init__(self) -> None:
         sizes = self.sizes.view()
@@ -73,8 +74,9 @@ class View:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The round's random numbers: the stream (seed, COHORT, round)."""
-        return self.streams.generator(Purpose.COHORT, self.round)
+        """The round's random numbers: of samplers the stream (seed, COHORT, round)."""
+        purpose, part = self.stream
+        return self.streams.generator(purpose, self.round, part)
 
     def last(self, name: str) -> Floats:
         """A number as it was when each client last took part, float64 (N,); NaN for those who never did."""

@@ -98,7 +98,7 @@ KINDS = {
         Kind("data source", "data.shards"),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics"),
-        Kind("availability", "system.availability"),
+        Kind("availability", "system.availability", ("fedmpi.clients.presence",)),
         Kind("scheduling", "topology.scheduling"),
         Kind("partition", "--partition"),
         Kind("data set", "--dataset"),

@@ -166,15 +166,6 @@ RELEVANCE: dict[str, Relevance] = {
     "attack.scale": Relevance(
         lambda c: c.attack.kind in ("sign-flip", "noise"), 'attack.kind = "sign-flip" or "noise"'
     ),
-    "system.probability": Relevance(
-        lambda c: c.system.availability in ("bernoulli", "time-of-day"),
-        'system.availability = "bernoulli" or "time-of-day"',
-    ),
-    "system.lowest": Relevance(lambda c: c.system.availability == "time-of-day", 'system.availability = "time-of-day"'),
-    "system.period": Relevance(lambda c: c.system.availability == "time-of-day", 'system.availability = "time-of-day"'),
-    "system.by_label": Relevance(
-        lambda c: c.system.availability == "label-group", 'system.availability = "label-group"'
-    ),
     "system.over_selection": Relevance(_clocked, "system.clock = true"),
     "system.speed": Relevance(_clocked, "system.clock = true"),
     "system.speed_median": Relevance(lambda c: _clocked(c) and not _classes(c), "system.clock = true without classes"),

@@ -98,12 +98,13 @@ class AttackPart(Part):
     """Length of the flipped update in that of the honest one; standard deviation of the noise."""
 
 
-class SystemPart(Part):
+class SystemPart(OpenPart):
     """Who is there, who drops out, and how fast the simulated devices are."""
 
-    availability: Literal["always", "bernoulli", "time-of-day", "label-group"] = "always"
+    availability: Choice = "always"
     """always; bernoulli: with `probability` in every round; time-of-day: swinging between `lowest` and `probability`;
-    label-group: by the client's most frequent class."""
+    label-group: by the client's most frequent class; or "package.module:object" of your own: (view) -> a probability
+    for each client."""
     probability: Probability = 1.0
     """Probability of being available (its highest value for time-of-day)."""
     lowest: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -32,7 +32,7 @@ def draws_in_secret(config: Config) -> bool:
     Otherwise a round is charged as if everybody took part. That is so where
 
     - everybody takes part;
-    - who is there follows from the clients' labels;
+    - who is there follows from the clients' labels, or from a law of the user's own;
     - clients keep what transport lost (error feedback): a round then depends on who was drawn before;
     - the participants' own size answers set p: they say something about who was drawn.
 
@@ -42,7 +42,7 @@ def draws_in_secret(config: Config) -> bool:
     """
     part, samples = config.participation, config.samples
     asks_cohort = samples.rule == "bernoulli" and samples.asked == "participants"
-    by_label = config.system.availability == "label-group"
+    by_label = config.system.availability not in ("always", "bernoulli", "time-of-day")
     return part.clients == "uniform" and not (by_label or config.transport.error_feedback or asks_cohort)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +151,13 @@ class Experiment:
         agree_on_traits(cluster, model, data.description)
         hooks = make_hooks(config, model, store.clients)
         engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
-        labelled = config.system.availability == "label-group" and cluster.is_server
         cohorts = CohortDraw(
             config,
             data.sizes,
-            samples.class_counts() if labelled else None,
+            None,
             streams,
             values=model.size,
-            counts=samples.class_counts,
+            counts=cache(samples.class_counts),
         )
         wanted = Inquiry.measures(cohorts.sampler)
         measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, loss) if wanted else None

@@ -8,9 +8,12 @@ import pytest
 from fedmpi.clients.availability import Availability, available_clients, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
-from fedmpi.common.errors import UserError
+from fedmpi.clients.view import View
+from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.config.loading import given_config
+from fedmpi.privacy.updates import draws_in_secret
 
 STREAMS = Streams(7)
 
@@ -48,7 +51,8 @@ def test_a_cohort_knows_the_chances_of_its_own_round() -> None:
     for t in (0, 5):
         presence = draw.draw(t, None).cohort.presence
         assert presence is not None and presence.chance is not None
-        assert np.array_equal(presence.chance, probabilities(draw.law, STREAMS, t, 50))
+        law = Availability("time-of-day", 0.9, 0.2)
+        assert np.array_equal(presence.chance, probabilities(law, STREAMS, t, 50))
 
 
 @pytest.mark.parametrize("design", ["systematic", "sequential"])
@@ -85,3 +89,35 @@ def test_label_groups_have_their_own_probabilities() -> None:
 def test_impossible_laws_are_refused(options: dict) -> None:
     with pytest.raises(UserError, match="availability"):
         Availability(**options)
+
+
+def odd_rounds(view: View, *, rest: float = 0.0) -> np.ndarray:
+    """Large clients in odd rounds, and the rest with a chance of their own."""
+    chance = np.full(len(view.sizes), rest)
+    chance[view.sizes > 5] = view.round % 2
+    return chance
+
+
+def test_a_law_of_ones_own_says_who_is_there() -> None:
+    sizes = np.array([3, 9, 4, 8, 7])
+    settings = {"participation.count": 2, "system.availability": odd_rounds, "aggregation.weights": "unbiased"}
+    draw = CohortDraw(given_config("fedavg", settings), sizes, None, STREAMS, values=10)
+    assert draw.draw(0, None).present.tolist() == []  # type: ignore[union-attr]
+    turnout = draw.draw(1, None)
+    assert turnout.present.tolist() == [1, 3, 4]  # type: ignore[union-attr]
+    assert turnout.cohort.presence is not None and turnout.cohort.presence.chance is not None
+    assert turnout.cohort.presence.chance.tolist() == [0, 1, 0, 1, 1]
+    everybody = CohortDraw(given_config("fedavg", settings | {"system.rest": 1}), sizes, None, STREAMS, values=10)
+    assert everybody.draw(1, None).present.tolist() == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=r"system\.rset .* is unknown to .*odd_rounds: did you mean system\.rest"):
+        given_config("fedavg", settings | {"system.rset": 1})
+    assert not draws_in_secret(given_config("fedavg", settings))
+
+
+@pytest.mark.parametrize(
+    ("found", "message"), [(np.ones(4), r"of shape \(4,\): return a probability"), (np.full(5, 1.5), "no probability")]
+)
+def test_what_is_no_probability_for_each_client_is_refused(found: np.ndarray, message: str) -> None:
+    config = given_config("fedavg", {"system.availability": lambda view: found})
+    with pytest.raises(PartFailure, match=message):
+        CohortDraw(config, np.full(5, 3), None, STREAMS, values=10).draw(2, None)
