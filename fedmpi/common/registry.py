@@ -99,7 +99,7 @@ KINDS = {
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics"),
         Kind("availability", "system.availability", ("fedmpi.clients.presence",)),
-        Kind("scheduling", "topology.scheduling"),
+        Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition"),
         Kind("data set", "--dataset"),
     )

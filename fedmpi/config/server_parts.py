@@ -9,8 +9,8 @@ from pydantic import Field
 from fedmpi.config.base import Choice, Count, Decay, NonNegative, OpenPart, Part, Positive, Probability
 
 
-class TopologyPart(Part):
-    """Who aggregates."""
+class TopologyPart(OpenPart):
+    """Who aggregates; other keys are options of the scheduling (`fedmpi parts`)."""
 
     kind: Literal["star", "mediators"] = "star"
     """star: every participant sends to the server; mediators: groups of clients train one after another (Astraea)."""
@@ -21,8 +21,10 @@ class TopologyPart(Part):
     reschedule: Literal["static", "every-round"] = "every-round"
     """static: group all clients once, and in every round those of a group that are there share a mediator (needs
     participation.clients = "all"); every-round: group each round's participants."""
-    scheduling: Literal["greedy", "exchange", "random"] = "greedy"
-    """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control."""
+    scheduling: Choice = "greedy"
+    """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or
+    "package.module:function" of your own: (class_counts (m, C), most, generator, target (C,)) -> mediator of each
+    participant (m,), from 0."""
     target: Literal["uniform", "test"] = "uniform"
     """Class distribution a mediator should come close to."""
     placement: Literal["auto", "owner", "shared", "mediator"] = "auto"

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from fedmpi.cluster import Cluster
+from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.plan import Ints
+from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
+from fedmpi.config.choices import chosen, made
 from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.data.rebalancing import Rebalancing
 from fedmpi.data.shards import ShardStore
-from fedmpi.mediators.scheduling import schedule
 
 
 class MediatorGroups:
@@ -40,6 +42,9 @@ class MediatorGroups:
         self, config: Config, class_counts: Ints, original_counts: Ints | None, test_counts: Ints, streams: Streams
     ):
         self.part = config.topology
+        self.scheduling = chosen(config, "scheduling")
+        with calling(self.scheduling):
+            self._schedule = made(config, "scheduling")
         self.class_counts = class_counts
         self.original_counts = original_counts
         self.streams = streams
@@ -76,7 +81,26 @@ class MediatorGroups:
 
     def _made(self, t: int, counts: Ints) -> Ints:
         generator = self.streams.generator(Purpose.SCHEDULE, t)
-        return schedule(self.part.scheduling, counts, self.part.clients_per_mediator, generator, self.target)
+        most = self.part.clients_per_mediator
+        with calling(self.scheduling, t):
+            found = self._schedule(counts, most, generator, self.target)
+        return _checked(self.scheduling, found, len(counts), most, t) if self.scheduling.foreign else found
+
+
+def _checked(part: Part, found: Any, participants: int, most: int, t: int) -> Ints:
+    """The mediators (m,) that a scheduling of the user's own returned, numbered without gaps."""
+    mediators = np.asarray(found)
+    if mediators.shape != (participants,) or not np.issubdtype(mediators.dtype, np.integer):
+        raise refuse_result(
+            part,
+            f"returned {mediators.dtype} of shape {mediators.shape}: return the number of a mediator for each of the "
+            f"{participants} participants",
+            t,
+        )
+    numbers, times = np.unique(mediators, return_counts=True)
+    if participants and times.max() > most:
+        raise refuse_result(part, f"gave {times.max()} clients to one mediator: {most} at most", t)
+    return np.searchsorted(numbers, mediators).astype(np.int64)
 
 
 def mediator_groups(

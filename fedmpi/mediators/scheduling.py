@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register, resolve
 from fedmpi.data.divergence import Floats, pooled_counts, target_distribution
 
 Ints = NDArray[np.int64]
@@ -46,10 +47,26 @@ def schedule(
     UserError
         If the clients hold a class that the target says does not exist: every divergence would be infinite.
     """
-    if kind == "random":
-        return random_groups(len(class_counts), most, generator)
-    mediators = greedy(class_counts, most, target)
-    return mediators if kind == "greedy" else exchange(class_counts, mediators, target)
+    mediators: Ints = resolve("scheduling", kind).object(class_counts, most, generator, target)
+    return mediators
+
+
+@register("scheduling", name="greedy")
+def greedy_groups(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
+    """One mediator after another is filled with the client that brings it closest to the target (Astraea)."""
+    return greedy(class_counts, most, target)
+
+
+@register("scheduling", name="exchange")
+def exchanged_groups(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
+    """Greedy groups, then clients of different mediators change places as long as that gains."""
+    return exchange(class_counts, greedy(class_counts, most, target), target)
+
+
+@register("scheduling", name="random")
+def grouped_at_random(class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None) -> Ints:
+    """Random groups, as a control."""
+    return random_groups(len(class_counts), most, generator)
 
 
 def greedy(class_counts: Ints, most: int, target: Floats | None = None) -> Ints:

@@ -65,7 +65,8 @@ def exposure(config: Config) -> Exposure | None:
     if part.clients == "stratified" and part.opening and weights in ("samples", "gradient-sum") and by_samples:
         return Exposure("participation.opening = true", True, "switch it off or choose equal aggregation.weights")
     if config.topology.kind == "mediators" and config.topology.scheduling != "random":
-        return Exposure(f'topology.scheduling = "{config.topology.scheduling}"', False, 'set it to "random"')
+        name = chosen(config, "scheduling").name
+        return Exposure(f'topology.scheduling = "{name}"', False, 'set it to "random"')
     if weights == "samples":
         return Exposure('aggregation.weights = "samples"', False, 'set it to "uniform" or "gradient-sum"')
     return None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
+from fedmpi.config.loading import given_config
 from fedmpi.mediators.groups import MediatorGroups
 
 CLIENTS = 40
@@ -58,3 +60,31 @@ def test_two_rounds_with_equally_many_others_do_not_share_groups_by_position():
     made = groups("static", "greedy")
     first, second = (made.group(t, np.arange(CLIENTS // 2) + t * CLIENTS // 2)[0] for t in range(2))
     assert not np.array_equal(first, second)
+
+
+def by_size(counts: np.ndarray, most: int, generator: np.random.Generator, target: np.ndarray, *, first: int = 7):
+    """Neighbours in size share a mediator."""
+    mediators = np.empty(len(counts), np.int64)
+    mediators[np.argsort(counts.sum(axis=1), kind="stable")] = first + np.arange(len(counts)) // most
+    return mediators
+
+
+def test_a_scheduling_of_ones_own_groups_the_participants() -> None:
+    config = given_config("astraea", {"topology.scheduling": by_size, "topology.clients_per_mediator": 2})
+    counts = np.array([[9, 0], [1, 0], [0, 5], [2, 0], [0, 7]])
+    mediators, facts = MediatorGroups(config, counts, None, np.ones(2, np.int64), Streams(3)).group(0, np.arange(5))
+    assert mediators.tolist() == [2, 0, 1, 0, 1] and facts["mediators"] == 3
+    with pytest.raises(UserError, match=r"topology\.fist .* did you mean topology\.first"):
+        given_config("astraea", {"topology.scheduling": by_size, "topology.fist": 1})
+
+
+@pytest.mark.parametrize(
+    ("found", "message"), [([0, 0, 0], "gave 3 clients to one mediator: 2 at most"), ([0.0, 1.0], "return the number")]
+)
+def test_groups_that_nobody_can_use_are_refused(found: list, message: str) -> None:
+    config = given_config(
+        "astraea",
+        {"topology.scheduling": lambda *told: np.array(found), "topology.clients_per_mediator": 2},
+    )
+    with pytest.raises(PartFailure, match=message):
+        MediatorGroups(config, np.ones((3, 2), np.int64), None, np.ones(2, np.int64), Streams(3)).group(1, np.arange(3))
