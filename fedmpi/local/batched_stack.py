@@ -150,7 +150,7 @@ class Stack:
                 self._bound.clear()
             self._bound[key] = BoundNet(self, clients, rows)
         found = self._bound[key]
-        found.attach()
+        found.attach(self.tables, self.fused)
         return found
 
     def blocks(self, clients: int) -> list[Block]:
@@ -244,7 +244,7 @@ class BoundNet:
 
     def __init__(self, stack: Stack, clients: int, rows: int):
         net, take = stack.net, stack.workspace.take
-        self.stack, self.clients, self.rows = stack, clients, rows
+        self.clients, self.rows = clients, rows
         dtype = torch.int64 if net.embedding is not None else stack.dtype
         self.x = take("x", clients, rows, math.prod(net.feature_shape), dtype=dtype)
         parameters = _Parameters(stack, clients)
@@ -263,13 +263,13 @@ class BoundNet:
         self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.view(-1)
         self._backward = list(reversed(self.ops[net.first_trained :]))
 
-    def attach(self) -> None:
+    def attach(self, tables: Tables | None, fused: bool) -> None:
         """Point the look-up of words at the tables of the clients now at work."""
-        op, tables = self.ops[0], self.stack.tables
+        op = self.ops[0]
         if isinstance(op, EmbeddingOp) and tables is not None:
             count = tables.bounds[self.clients]
             op.table = tables.values[:count]
-            op.target = op.table if self.stack.fused else tables.gradient[:count]
+            op.target = op.table if fused else tables.gradient[:count]
 
     def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
         """Forward, loss, backward, with the layers' part of the update."""

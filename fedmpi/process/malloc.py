@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from functools import cache
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 KEPT_BYTES = 1 << 30
@@ -18,8 +19,9 @@ LARGEST_FROM_HEAP = 32 << 20  # the most that glibc allows; larger blocks still 
 USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
+@cache
 def keep_freed_memory() -> bool:
-    """Ask glibc to keep up to `KEPT_BYTES` of freed memory; whether it does.
+    """Ask glibc, once in a process, to keep up to `KEPT_BYTES` of freed memory; whether it does.
 
     Other C libraries, and users who have set glibc's own environment variables, are left alone.
     """
