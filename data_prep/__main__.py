@@ -175,7 +175,7 @@ def prepare_command(
         raw=raw,
         download=download,
         law=law,
-        law_options=parse_law_options(list(context.args)),
+        law_options=parse_law_options(list(context.args), law),
         clients=clients,
         shards=shards,
         seed=seed,

@@ -13,7 +13,7 @@ from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.registry import data_set
 from data_prep.display import WriteDisplay
 from data_prep.listing import FLAGS, flag
-from data_prep.partitions import PARTITIONS, partition
+from data_prep.partitions import PARTITIONS, Law, law_named, partition
 from data_prep.partitions.common import OptionValue
 from data_prep.sources import fetch
 from data_prep.stop import check
@@ -87,7 +87,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     """
     chosen = data_set(job.name)
     options = _read_options(chosen, job.read_options)
-    _check_law(job)
+    law = _checked_law(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
     folder = _locate(chosen, job, cluster)
     tally = Tally(strict=job.strict)
@@ -97,7 +97,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     parts = partition(
         job.law, raw.labels, raw.classes, job.clients, generator, raw.users, raw.class_names, **job.law_options
     )
-    console.print(f"partition {job.law}: {PARTITIONS[job.law].sentence}; seed {job.seed}", markup=False)
+    console.print(f"partition {job.law}: {law.sentence}; seed {job.seed}", markup=False)
     for note in parts.notes:
         console.print(f"note: {note}", markup=False)
     with WriteDisplay(console) as display:
@@ -109,15 +109,23 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         write_shards(raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, tick, cluster)
 
 
-def parse_law_options(words: list[str]) -> dict[str, OptionValue]:
+def parse_law_options(words: list[str], law: str = "") -> dict[str, OptionValue]:
     """Partition options from the words that the command line did not know: --name value, --name=value or --name.
+
+    Parameters
+    ----------
+    words : list of str
+    law : str
+        The partition: one of the user's own has options of its own.
 
     Raises
     ------
     UserError
         A word that is no option, or an option of no partition; names the nearest one.
     """
-    known = {option.name: option for law in PARTITIONS.values() for option in law.options}
+    own = law_named(law) if ":" in law else None
+    laws = [*PARTITIONS.values(), *([own] if own else [])]
+    known = {option.name: option for entry in laws for option in entry.options}
     given: dict[str, OptionValue] = {}
     left = list(words)
     while left:
@@ -141,12 +149,14 @@ def parse_law_options(words: list[str]) -> dict[str, OptionValue]:
 COMMON = ("raw", "download", "partition", "clients", "shards", "seed", "out", "val", "strict", "overwrite", "plot")
 
 
-def _check_law(job: Job) -> None:
-    if job.law not in PARTITIONS:
+def _checked_law(job: Job) -> Law:
+    """The law of a job whose options are its own."""
+    law = law_named(job.law)
+    if law is None:
         close = difflib.get_close_matches(job.law, PARTITIONS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PARTITIONS)}"
         raise UserError(f"there is no partition {job.law!r}; {hint}")
-    taken = [option.name for option in PARTITIONS[job.law].options]
+    taken = [option.name for option in law.options]
     for name in job.law_options:
         if name not in taken:
             owners = [law for law, entry in PARTITIONS.items() if name in {option.name for option in entry.options}]
@@ -154,6 +164,7 @@ def _check_law(job: Job) -> None:
                 f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
                 f"its options: {', '.join(map(flag, taken)) or 'none'}"
             )
+    return law
 
 
 def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:

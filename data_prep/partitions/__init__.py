@@ -10,10 +10,11 @@ import difflib
 import numpy as np
 
 from data_prep.partitions.common import Draw, Int64Array, Law, Option, OptionValue, Partition, Request
+from data_prep.partitions.own import law_named
 from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.errors import UserError
 
-__all__ = ["PARTITIONS", "Draw", "Law", "Option", "Partition", "Request", "partition"]
+__all__ = ["PARTITIONS", "Draw", "Law", "Option", "Partition", "Request", "law_named", "partition"]
 
 
 def partition(
@@ -31,7 +32,7 @@ def partition(
     Parameters
     ----------
     name : str
-        A key of `PARTITIONS`.
+        A key of `PARTITIONS`, or "package.module:function" of the user's own (`law_named`).
     labels : int64 (n,)
         Labels of the training rows, in 0 ... classes - 1.
     classes : int
@@ -56,7 +57,7 @@ def partition(
     UserError
         Unknown law or option, a missing or impossible value, or too few samples.
     """
-    law = PARTITIONS.get(name)
+    law = law_named(name)
     if law is None:
         raise UserError(
             f"there is no partition {name!r}{_nearest(name, PARTITIONS)}; there are {', '.join(PARTITIONS)}"

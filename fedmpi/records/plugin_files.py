@@ -15,6 +15,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
 from fedmpi.common.registry import KINDS, Part, load, resolve
 from fedmpi.config import Config
+from fedmpi.data.arrays import in_memory
+from fedmpi.data.embedded import is_digits
 
 log = logging.getLogger("fedmpi")
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
@@ -25,9 +27,6 @@ LEFT_OUT = ("fedmpi", "__main__")
 FOLDER = "plugins"
 """Of the copies in a run's folder."""
 
-NOT_FROM_MODULES = ("data source",)
-"""Kinds whose names may hold a colon of another meaning ("digits:clients=50")."""
-
 
 def foreign_choices(config: Config) -> list[tuple[str, Any]]:
     """(kind, choice) of everything in the configuration that is not fedmpi's own."""
@@ -36,10 +35,15 @@ def foreign_choices(config: Config) -> list[tuple[str, Any]]:
         table, _, key = kind.key.partition(".")
         value = getattr(getattr(config, table, None), key, None)
         for choice in value if isinstance(value, tuple | list) else [value]:
-            named = isinstance(choice, str) and ":" in choice and kind.name not in NOT_FROM_MODULES
+            named = isinstance(choice, str) and _is_foreign(kind.name, choice)
             if named or (callable(choice) and not isinstance(choice, str)):
                 found.append((kind.name, choice))
     return found
+
+
+def _is_foreign(kind: str, choice: str) -> bool:
+    """Whether a name is that of the user's own part: "digits:clients=50" and a folder are none."""
+    return in_memory(choice) and not is_digits(choice) if kind == "data source" else ":" in choice
 
 
 def plugin_files(*choices: Any) -> dict[str, str]:

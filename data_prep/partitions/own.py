@@ -1,0 +1,66 @@
+"""Partition laws of the user's own: a function from labels to the owner of every row, by "package.module:function"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from data_prep.partitions.common import Draw, Law, Option, Request
+from data_prep.partitions.registry import PARTITIONS
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.options import REQUIRED
+from fedmpi.common.registry import Part, resolve
+
+PLAIN = (bool, int, float, str)
+
+
+def law_named(name: str) -> Law | None:
+    """The built-in law of a name, or that of the user's own function; None where there is neither.
+
+    A function of the user's own is called as function(labels (n,), clients, generator, **options) and gives the client
+    of every row, int64 (n,), −1 for rows that nobody gets. `clients` is None where --clients was left out.
+
+    Raises
+    ------
+    UserError
+        When the function cannot be imported.
+    """
+    if ":" not in name:
+        return PARTITIONS.get(name)
+    part = resolve("partition", name)
+    options = tuple(
+        Option(
+            option.name,
+            option.annotation if option.annotation in PLAIN else str,
+            None if option.default is REQUIRED else option.default,
+            option.doc or "an option of your own",
+        )
+        for option in part.options
+    )
+    return Law(lambda request: _draw(part, request), part.title or name, options, clients="optional")
+
+
+def _draw(part: Part, request: Request) -> Draw:
+    function = part.make(request.options)
+    with calling(part):
+        found = np.asarray(function(request.labels, request.clients, request.generator))
+    _check(part, found, request)
+    kept = np.flatnonzero(found >= 0)
+    rows = kept[np.argsort(found[kept], kind="stable")]
+    clients = int(found.max(initial=-1)) + 1 if request.clients is None else request.clients
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(found[kept], minlength=clients))])
+    return Draw(rows.astype(np.int64), offsets.astype(np.int64))
+
+
+def _check(part: Part, found: np.ndarray[Any, Any], request: Request) -> None:
+    if found.shape != request.labels.shape or not np.issubdtype(found.dtype, np.integer):
+        raise refuse_result(
+            part,
+            f"returned {found.dtype} of shape {found.shape}: return the client of each of the {len(request.labels)} "
+            "rows, -1 for rows that nobody gets",
+        )
+    if request.clients is not None and found.max(initial=-1) >= request.clients:
+        raise refuse_result(part, f"gave rows to client {found.max()}, but --clients {request.clients} was asked for")
+    if not (found >= 0).any():
+        raise refuse_result(part, "gave no row to anybody")
