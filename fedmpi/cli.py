@@ -1,4 +1,4 @@
-"""The commands: train, presets, parts, show, inspect, estimate.
+"""The commands: train, check, presets, parts, show, inspect, estimate.
 
 Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -18,6 +18,7 @@ from rich.console import Console
 from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
+from fedmpi.config.loading import assignments
 from fedmpi.process.guard import run_guarded
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 
@@ -120,6 +121,26 @@ def parts(
         show_part(choice, kind, console)
     else:
         list_parts(kind, console)
+
+
+@app.command()
+def check(
+    choice: Annotated[str, typer.Argument(metavar="NAME", help="A part: module:object of yours, or a built-in name.")],
+    settings: Settings = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Where its name does not say.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without runs on 1, 2, 3 ranks and a resumed one.")] = False,
+) -> int:
+    """Try whether a part does what its kind promises: one line per check; exits with 1 if one fails.
+
+    Example: fedmpi check uniform --kind "client sampler" --quick
+    """
+    from fedmpi.testing import checks, perform
+
+    failed = False
+    for result in perform(checks(choice, assignments(settings or []), kind, runs=not quick)):
+        print(result, flush=True)
+        failed = failed or result.outcome == "FAILED"
+    return int(failed)
 
 
 @app.command()

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedmpi.clients.attendance import OWN_DRAWS, Attendance
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone
 from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.numbers import ClientNumbers
-from fedmpi.clients.presence import OWN_DRAWS, Attendance
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.view import View, asked

@@ -257,6 +257,8 @@ def resolve(kind: str, choice: Any) -> Part:
 def describe(choice: Any) -> Part:
     """The part behind a choice whose kind is told by the object itself or by its unique built-in name.
 
+    A function, or a class whose objects are called, with (outputs, targets) is a loss without saying so.
+
     Raises
     ------
     UserError
@@ -274,11 +276,22 @@ def describe(choice: Any) -> Part:
         raise UserError(f"{choice!r} names a {' and a '.join(kinds)}: `fedmpi parts --kind KIND` lists them")
     found = load(choice, "parts") if isinstance(choice, str) else choice
     kind = getattr(found, MARKS, {}).get("kind")
+    if kind is None and _called_with(found) == ["outputs", "targets"]:
+        kind = "loss"
     if kind is None:
         raise UserError(
             f"{choice!r} does not say what kind of part it is: decorate it, e.g. with @fedmpi.client_sampler"
         )
     return resolve(kind, choice)
+
+
+def _called_with(found: Any) -> list[str]:
+    """Names of the positional parameters of a function, or of a class's objects when they are called."""
+    try:
+        parameters = inspect.signature(found.__call__ if inspect.isclass(found) else found).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"]
 
 
 def parts(kind: str | None = None) -> list[Part]:

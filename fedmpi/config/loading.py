@@ -206,6 +206,20 @@ def _shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
+def assignments(settings: Sequence[str]) -> Table:
+    """What `--set` says, as {"part.key": value}.
+
+    Raises
+    ------
+    UserError
+        When one is no assignment.
+    """
+    found: Table = {}
+    for setting in settings:
+        found |= _dotted(_parse_setting(setting))
+    return found
+
+
 def _parse_setting(setting: str) -> Table:
     key, separator, text = setting.partition("=")
     if not separator or not key.strip():

@@ -98,6 +98,7 @@ class LocalAlgorithm:
         is taken through `module`. Clients are then trained one at a time.
     """
 
+    __fedmpi__: ClassVar[dict[str, Any]] = {"kind": "local algorithm"}
     client_state: ClassVar[Sequence[str]] = ()
     server_state: ClassVar[Sequence[str]] = ()
     sums: ClassVar[Sequence[str]] = ()

@@ -39,6 +39,16 @@ def column(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets).unsqueeze(1)
 
 
+def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Wrong: one value a class."""
+    return outputs.mean(0)
+
+
+def in_double(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of another type than the outputs."""
+    return cross_entropy(outputs.double(), targets)
+
+
 def wrong_answers(outputs: Tensor, targets: Tensor) -> Tensor:
     """Wrong: no gradient."""
     return (outputs.argmax(1) != targets).to(outputs.dtype)

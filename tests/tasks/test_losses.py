@@ -157,6 +157,7 @@ def test_the_focal_loss_has_a_gradient_where_the_answer_is_certain(gamma: float)
     [
         ("mean", "returned a single number for 4 samples, but a loss gives one value a sample.*leave out the mean"),
         ("column", r"returned a tensor of shape \(4, 1\)"),
+        ("by_class", r"returned a tensor of shape \(5,\) for 4 samples"),
         ("number", "returned float"),
         ("wrong_answers", "have no gradient by the outputs"),
         ("broken", r"own_losses.py:\d+\) failed: RuntimeError: no such thing"),
@@ -191,6 +192,23 @@ def test_a_loss_that_fails_in_a_round_names_its_line_and_the_client(engine: str)
     kind, rule = ENGINES[engine]
     with pytest.raises(PartFailure, match=r"own_losses.py:\d+\) failed in client 3: ValueError: a label 4"):
         summed(kind(model, source, STREAMS), model, tasks_of(source), rule)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "merged"])
+def test_a_loss_may_compute_in_another_type(engine: str):
+    source = InMemorySource(SMALL_IMAGES, SIZES)
+    kind, rule = ENGINES[engine]
+    model = FlatModel(build("mlp", {"hidden": [9]}, SMALL_IMAGES, seed=3), loss=task_loss(own_losses.in_double))
+    plain = FlatModel(build("mlp", {"hidden": [9]}, SMALL_IMAGES, seed=3))
+    found, expected = (summed(kind(m, source, STREAMS), m, tasks_of(source), rule)[0] for m in (model, plain))
+    assert found.dtype == torch.float32 and relative_error(found, expected) < 1e-5
+
+
+def test_global_generators_are_as_before_whatever_a_loss_draws():
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    with SQUARED.kept_generators():
+        np.random.random(3)  # noqa: NPY002
+    assert np.array_equal(np.random.get_state()[1], state)  # noqa: NPY002
 
 
 def test_a_class_with_options_is_a_loss():

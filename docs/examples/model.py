@@ -1,0 +1,17 @@
+"""A model of one's own: model.name = "model:narrow"."""
+
+import math
+
+from torch import nn
+
+
+def narrow(description, width: int = 16) -> nn.Module:
+    """A perceptron with one hidden layer.
+
+    Parameters
+    ----------
+    width : int
+        Of the hidden layer.
+    """
+    inputs = math.prod(description.feature_shape)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, description.classes))

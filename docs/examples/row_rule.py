@@ -1,0 +1,21 @@
+"""A rule for rows: samples.rule = "row_rule:rare_first"."""
+
+import numpy as np
+
+from fedmpi import row_rule
+
+
+@row_rule
+def rare_first(client, *, share: float = 0.5) -> np.ndarray:
+    """A share of the client's rows, those of its rare classes first.
+
+    Parameters
+    ----------
+    share : float
+        Of its rows.
+    """
+    labels = client.labels
+    counts = np.bincount(labels)
+    by_chance = client.generator.permutation(len(labels))
+    order = by_chance[np.argsort(counts[labels[by_chance]], kind="stable")]
+    return np.sort(order[: int(np.ceil(share * len(labels)))])

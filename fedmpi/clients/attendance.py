@@ -1,0 +1,71 @@
+"""Who is there in a round: the law of availability that was chosen, at work."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedmpi.clients.availability import Floats, Ints
+from fedmpi.clients.view import View
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
+
+OWN_DRAWS = 3
+"""Sub-stream of Purpose.AVAILABILITY from which a law of the user's own draws."""
+
+
+class Attendance:
+    """The clients that are there, round by round.
+
+    Parameters
+    ----------
+    config : Config
+        Chooses the law: a part `(view) -> probabilities (N,)`, called once a round with a view of all clients.
+    streams : Streams
+        The k-th number of the stream (AVAILABILITY, round) decides for client k.
+
+    Raises
+    ------
+    UserError
+        When options do not fit the law.
+    """
+
+    def __init__(self, config: Config, streams: Streams):
+        self.part = chosen(config, "availability")
+        with calling(self.part):
+            self._law = self.part.make(options(config, "availability"))
+        self.streams = streams
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all clients are there in every round."""
+        return self.part.name == "always"
+
+    def chance(self, view: View) -> Floats:
+        """Probability of each client to be there in the view's round, float64 (N,).
+
+        Raises
+        ------
+        PartFailure
+            When the law raises, or returns anything but one probability a client.
+        """
+        with calling(self.part, view.round):
+            found = np.asarray(self._law(view))
+        if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number):
+            raise refuse_result(
+                self.part,
+                f"returned {found.dtype} of shape {found.shape}: return a probability for each of the "
+                f"{len(view.sizes)} clients",
+                view.round,
+            )
+        if not ((found >= 0) & (found <= 1)).all():
+            raise refuse_result(self.part, "returned what is no probability: all must lie in [0, 1]", view.round)
+        return found.astype(np.float64)
+
+    def present(self, view: View) -> Ints | int:
+        """The clients that are there, int64 (a,), sorted; N where all are, always."""
+        if self.everybody:
+            return len(view.sizes)
+        drawn = self.streams.generator(Purpose.AVAILABILITY, view.round).random(len(view.sizes))
+        return np.asarray(np.flatnonzero(drawn < self.chance(view)), np.int64)

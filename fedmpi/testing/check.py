@@ -1,0 +1,163 @@
+"""What a conformance check is: a part, a name, something to run; and how often right parts are accused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmpi.common.registry import KINDS, Part
+
+FALSE_ALARM = 1e-4
+"""Probability that a part that does what it states fails one of the statistical checks, over all its clients."""
+
+
+class CheckFailed(AssertionError):
+    """A part does not keep to its contract: what it did, and what is wanted."""
+
+
+class CheckSkipped(Exception):
+    """A check that means nothing here, and why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One statement about a part.
+
+    Attributes
+    ----------
+    part : Part
+    name : str
+        What is stated, in a few words.
+    run : callable
+        run() tests it and returns a remark on what was seen.
+    """
+
+    part: Part
+    name: str
+    run: Callable[[], str]
+
+    def __call__(self) -> str:
+        """Test the statement.
+
+        Returns
+        -------
+        str
+            What was seen, on one line.
+
+        Raises
+        ------
+        CheckFailed
+            It does not hold.
+        CheckSkipped
+            It means nothing here.
+        Exception
+            Whatever the part itself raised.
+        """
+        return self.run()
+
+    def __str__(self) -> str:
+        return f"{self.part.name}: {self.name}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A part under test and the configuration it is tried in.
+
+    Attributes
+    ----------
+    part : Part
+    settings : dict
+        Keys of the configuration, `{"participation.keep": 0.3}`: the part's options and what else its runs need.
+    """
+
+    part: Part
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the settings that are options of the part."""
+        table = f"{KINDS[self.part.kind].table}."
+        named = {key.removeprefix(table): value for key, value in self.settings.items() if key.startswith(table)}
+        return {name: value for name, value in named.items() if self.part.option(name) or self.part.takes_any}
+
+    def made(self) -> Any:
+        """The part, freshly made with its options."""
+        return self.part.make(self.options)
+
+    def check(self, name: str, run: Callable[[Subject], str]) -> Check:
+        """A check of this subject."""
+        return Check(self.part, name, lambda: run(self))
+
+
+def demand(holds: bool, problem: str) -> None:
+    """Fail the check with this problem unless it holds."""
+    if not holds:
+        raise CheckFailed(problem)
+
+
+def leaves_generators_alone(exercise: Callable[[], object]) -> str:
+    """Run something; global generators of random, numpy and torch must be as before.
+
+    Raises
+    ------
+    CheckFailed
+        Naming those that were drawn from or seeded.
+    """
+    torch.default_generator.get_state()
+    states = _states()
+    try:
+        exercise()
+        drawn = [name for name, state in _states().items() if state != states[name]]
+    finally:
+        _put_back(states)
+    given = "the generator that the part is given (view.generator, client.generator), or one of your own with a seed"
+    demand(not drawn, f"it draws from, or seeds, the global generator of {' and '.join(drawn)}: use {given}")
+    return "random, numpy and torch as before"
+
+
+def _states() -> dict[str, Any]:
+    kind, keys, place, *cached = np.random.get_state()  # noqa: NPY002
+    return {
+        "random": random.getstate(),
+        "numpy": (kind, np.asarray(keys).tobytes(), place, *cached),
+        "torch": torch.default_generator.get_state().numpy().tobytes(),
+    }
+
+
+def _put_back(states: dict[str, Any]) -> None:
+    random.setstate(states["random"])
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
+    torch.default_generator.set_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+
+
+def same_twice(exercise: Callable[[], list[np.ndarray]]) -> str:
+    """Do something twice, each time with a part made afresh and the same generators: the results must be the same.
+
+    The global generators stand elsewhere the second time, so that what was drawn from them shows.
+    """
+    first = exercise()
+    states = _states()
+    try:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+        second = exercise()
+    finally:
+        _put_back(states)
+    same = len(first) == len(second) and all(map(_equal, first, second))
+    demand(
+        same,
+        "the same input and the same generator gave two different results: what it returns must follow from what it "
+        "is given, not from the time, the process, or a generator without a fixed seed",
+    )
+    return f"{len(first)} results, equal both times"
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(one, other, equal_nan=np.issubdtype(np.asarray(one).dtype, np.floating))

@@ -1,0 +1,149 @@
+"""From a part to its checks, and from a check to a line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.registry import KINDS, Part, describe, resolve
+from fedmpi.testing.algorithms import algorithm_checks, optimizer_checks
+from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Subject
+from fedmpi.testing.losses import loss_checks
+from fedmpi.testing.rows import row_checks
+from fedmpi.testing.samplers import sampler_checks
+from fedmpi.testing.started import Starts, started_checks
+from fedmpi.testing.sums import combiner_checks, weights_checks
+
+CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
+    "client sampler": sampler_checks,
+    "row rule": row_checks,
+    "weights": weights_checks,
+    "combiner": combiner_checks,
+    "server optimizer": optimizer_checks,
+    "local algorithm": algorithm_checks,
+    "loss": loss_checks,
+}
+"""The checks of each kind of part, beside those that start runs."""
+
+Settings = Mapping[str, Any]
+
+
+def checks(
+    choice: Any, settings: Settings | None = None, kind: str | None = None, *, runs: bool = True
+) -> Iterator[Check]:
+    """The checks of a part.
+
+    Parameters
+    ----------
+    choice : str, function, class or Part
+        "mine:loudest", a built-in name, the object, or one of `fedmpi.parts()`.
+    settings : mapping, optional
+        Its options and what else its runs need, as keys of the configuration: `{"participation.keep": 0.3}`.
+    kind : str, optional
+        "client sampler", "row rule", "weights", …; told by the decorator, where there is one.
+    runs : bool
+        Whether to include those that start runs, which take most of the time.
+
+    Raises
+    ------
+    UserError
+        There is no such part, no checks of its kind, or an option of it is missing.
+    """
+    subject = _subject(choice, settings or {}, kind)
+    return _checks(subject, Starts([subject]) if runs else None)
+
+
+def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, runs: bool = True) -> Any:
+    """A pytest decorator: the test is called with every `check` of every part.
+
+    Parameters
+    ----------
+    choices : iterable
+        Parts as in `checks`, or pairs of a part and its settings.
+    runs : bool
+        As in `checks`; the runs of all parts share their starts.
+
+    Examples
+    --------
+    >>> import fedmpi.testing
+    >>> @fedmpi.testing.parametrize_with_checks(["uniform", ("weighted", {"participation.replace": False})])
+    ... def test_samplers(check):
+    ...     check()
+    """
+    import pytest
+
+    subjects = [_subject(*(choice if isinstance(choice, tuple) else (choice,))) for choice in choices]
+    starts = Starts(subjects) if runs else None
+    found = [check for subject in subjects for check in _checks(subject, starts)]
+    return pytest.mark.parametrize("check", found, ids=str)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a check.
+
+    Attributes
+    ----------
+    check : Check
+    outcome : {"ok", "FAILED", "skipped"}
+    remark : str
+        What was seen, or what is wrong.
+    seconds : float
+    """
+
+    check: Check
+    outcome: Literal["ok", "FAILED", "skipped"]
+    remark: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.outcome:7}  {self.check.name}: {self.remark}  ({self.seconds:.1f} s)"
+
+
+def perform(wanted: Iterable[Check]) -> Iterator[Result]:
+    """Do the checks, one after another; what a part raises is a failed check."""
+    for check in wanted:
+        started = time.perf_counter()
+        outcome: Literal["ok", "FAILED", "skipped"] = "ok"
+        try:
+            remark = check()
+        except CheckSkipped as reason:
+            outcome, remark = "skipped", str(reason)
+        except (CheckFailed, PartFailure, UserError) as problem:
+            outcome, remark = "FAILED", str(problem)
+        except Exception as error:
+            outcome, remark = "FAILED", f"{type(error).__name__}: {error}"
+        yield Result(check, outcome, " ".join(remark.split()), time.perf_counter() - started)
+
+
+def part_of(choice: Any, kind: str | None = None) -> Part:
+    """The part behind a choice.
+
+    Raises
+    ------
+    UserError
+        There is no such part, nothing tells its kind, or there are no checks of that kind.
+    """
+    if kind is not None and kind not in KINDS:
+        raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(CHECKS)}")
+    part: Part = choice
+    if not isinstance(choice, Part):
+        part = describe(choice) if kind is None else resolve(kind, choice)
+    if part.kind not in CHECKS:
+        raise UserError(f"{part.name} is a {part.kind}, of which there are no checks: there are of {', '.join(CHECKS)}")
+    return part
+
+
+def _subject(choice: Any, settings: Settings | None = None, kind: str | None = None) -> Subject:
+    subject = Subject(part_of(choice, kind), dict(settings or {}))
+    subject.part.checked(subject.options)
+    return subject
+
+
+def _checks(subject: Subject, starts: Starts | None) -> Iterator[Check]:
+    yield from CHECKS[subject.part.kind](subject)
+    if starts is not None:
+        yield from started_checks(subject, starts)

@@ -1,0 +1,226 @@
+"""Runs that are really started: the same small run on 1, 2 and 3 ranks, and one that was stopped and resumed.
+
+Every job is a fresh process, or several under mpiexec, so that nothing a part remembers outside its declared state
+survives. Jobs of several parts share a start, which takes longer than the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from fedmpi.common.registry import Part
+from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
+
+SMALL = {
+    "rounds": 4,
+    "data.shards": "digits:clients=9,alpha=0.5",
+    "participation.count": 5,
+    "model.hidden": [8],
+    "local.epochs": 1,
+    "local.engine": "sequential",
+    "cluster.threads": 1,
+    "checkpoint.every": 2,
+    "checkpoint.keep": 2,
+    "evaluation.every": 4,
+    "logging.tensorboard": False,
+}
+"""The run, where a part's own settings do not say otherwise."""
+RANKS = (1, 2, 3)
+SECONDS = 900
+"""After which a job is taken to hang."""
+MODEL, NUMBERS = 1e-5, 1e-3
+"""Largest relative difference of two models, and of two losses in the records: sums of float32 in another order."""
+COMPARED = ("participants", "samples", "steps", "train_loss")
+LAST_LINES = 6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes
+    ----------
+    model : float64 (d,)
+    records : list of dict
+        What is `COMPARED` of every round.
+    """
+
+    model: np.ndarray
+    records: list[dict[str, Any]]
+
+
+class Starts:
+    """The started runs of some parts, each done once, when first asked for.
+
+    Parameters
+    ----------
+    subjects : sequence of Subject
+        Their runs share starts.
+    """
+
+    def __init__(self, subjects: Sequence[Subject]):
+        self.subjects = [subject for subject in subjects if _startable(subject.part) is None]
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._tried: set[tuple[int, bool]] = set()
+
+    def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> Outcome:
+        """The outcome of a part's run.
+
+        Raises
+        ------
+        CheckFailed
+            The run failed: what it said.
+        CheckSkipped
+            There is no mpiexec, or the part is in no file.
+        """
+        if (reason := _startable(subject.part)) is not None:
+            raise CheckSkipped(reason)
+        if resumed:
+            self.outcome(subject, ranks)
+        if (ranks, resumed) not in self._tried:
+            self._tried.add((ranks, resumed))
+            self._start(self.subjects, ranks, resumed)
+        found = self._run_folder(subject, ranks, resumed)
+        if not (found / "summary.json").exists():  # its own failure, or that of another part of the same job
+            failure = self._start([subject], ranks, resumed)
+            demand(failure is None, f"{_job_name(ranks, resumed)}: {failure}")
+        return _outcome_of(found)
+
+    def _start(self, subjects: Sequence[Subject], ranks: int, resumed: bool) -> str | None:
+        """Run a job; None, or the last lines that it printed."""
+        runs = []
+        for subject in subjects:
+            out = self._run_folder(subject, ranks, resumed)
+            shutil.rmtree(out, ignore_errors=True)
+            if resumed:
+                straight = self._run_folder(subject, ranks, False)
+                if not (straight / "summary.json").exists():
+                    continue
+                _stopped_halfway(straight, out)
+            runs.append({**_described(subject), "out": str(out), "resume": resumed})
+        listed = self._place / f"{_job_name(ranks, resumed)}.json"
+        listed.write_text(json.dumps(runs))
+        return _run_job(ranks, listed)
+
+    @property
+    def _place(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="fedmpi-check-")
+        return Path(self._folder.name)
+
+    def _run_folder(self, subject: Subject, ranks: int, resumed: bool) -> Path:
+        number = next((i for i, other in enumerate(self.subjects) if other is subject), len(self.subjects))
+        return self._place / f"{_job_name(ranks, resumed)}-{number}"
+
+
+def started_checks(subject: Subject, starts: Starts) -> Iterator[Check]:
+    """The checks that start runs, of a part of any kind."""
+    for ranks in RANKS[1:]:
+        yield subject.check(f"same result at {RANKS[0]} and {ranks} ranks", _same_at(starts, ranks))
+    yield subject.check("same result after a resume", lambda s: _same(starts.outcome(s, 1), starts.outcome(s, 1, True)))
+
+
+def _same_at(starts: Starts, ranks: int) -> Callable[[Subject], str]:
+    return lambda subject: _same(starts.outcome(subject, 1), starts.outcome(subject, ranks))
+
+
+def _same(one: Outcome, other: Outcome) -> str:
+    """Compare two runs round by round, and their models."""
+    demand(len(one.records) == len(other.records), f"{len(other.records)} rounds instead of {len(one.records)}")
+    for t, (left, right) in enumerate(zip(one.records, other.records, strict=True)):
+        for key, value in left.items():
+            found = right.get(key)
+            near = found == value
+            if isinstance(value, float) and isinstance(found, float):
+                near = abs(found - value) <= NUMBERS * max(abs(value), abs(found))
+            demand(near, f"round {t}: {key} = {found} instead of {value}")
+    apart = float(np.linalg.norm(one.model - other.model) / np.linalg.norm(one.model))
+    demand(apart <= MODEL, f"the models differ by {apart:.2g} of their length (rounding is below {MODEL:g})")
+    return f"{len(one.records)} rounds, models within {apart:.1g}"
+
+
+def _outcome_of(folder: Path) -> Outcome:
+    held = load_file(folder / "model.safetensors")
+    model = np.concatenate([held[name].ravel().astype(np.float64) for name in sorted(held)])
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return Outcome(model, [{key: record[key] for key in COMPARED if key in record} for record in records])
+
+
+def _job_name(ranks: int, resumed: bool) -> str:
+    return f"{ranks} rank{'s' if ranks > 1 else ''}{', resumed' if resumed else ''}"
+
+
+def _stopped_halfway(straight: Path, out: Path) -> None:
+    """A copy of a finished run's folder as if it had been killed after its first checkpoint."""
+    shutil.copytree(straight, out)
+    newest = sorted((out / "checkpoints").glob("round-*.safetensors"))[-1]
+    for path in (newest, out / "summary.json", out / "model.safetensors"):
+        path.unlink()
+
+
+def _startable(part: Part) -> str | None:
+    """Why no other process could load the part, or None."""
+    if not part.foreign:
+        return None
+    if part.source is None or "<" in part.name:
+        return "runs in processes of their own need the part at the top level of a file"
+    return None
+
+
+def _described(subject: Subject) -> dict[str, Any]:
+    """A run as the job reads it."""
+    part = subject.part
+    settings = {**SMALL, **subject.settings}
+    if "participation.fraction" in settings or settings.get("participation.clients") == "all":
+        settings.pop("participation.count")
+    if "local.steps" in settings:
+        settings.pop("local.epochs")
+    chosen: Any = part.name
+    if part.foreign:
+        module, _, name = part.name.partition(":")
+        chosen = {"module": module, "name": name, "file": str(part.source)}
+    return {"settings": settings, "key": part.key, "chosen": chosen}
+
+
+def _run_job(ranks: int, listed: Path) -> str | None:
+    """Run `python -m fedmpi.testing.job LISTED`, under mpiexec if there are several ranks; what went wrong."""
+    command = [sys.executable, "-m", "fedmpi.testing.job", str(listed)]
+    if ranks > 1:
+        command = [_mpiexec(), "-n", str(ranks), *command]
+    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_COMM_"))}
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([*own, os.getcwd()]),
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    try:
+        done = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"the run did not end within {SECONDS} s"
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return None if done.returncode == 0 else " / ".join(said[-LAST_LINES:]) or f"exit code {done.returncode}"
+
+
+def _mpiexec() -> str:
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    found = str(own) if own.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise CheckSkipped("no mpiexec: pip install 'fedmpi[mpi]' brings one")
+    return found

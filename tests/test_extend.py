@@ -1,0 +1,113 @@
+"""docs/extend.md and docs/examples: every snippet is short, stands in a file, runs, and keeps its contract."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedmpi
+import fedmpi.testing
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extend.md").read_text()
+EXAMPLES = ROOT / "docs" / "examples"
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+LONGEST = 30
+
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sampler:loudest": ("participation.clients", {"participation.keep": 0.8}),
+    "two_stage_sampler:Steepest": ("participation.clients", {"participation.candidates": 7}),
+    "row_rule:rare_first": ("samples.rule", {"samples.share": 0.3}),
+    "algorithm:Scaffold": ("local.algorithm", {}),
+    "loss:squared": ("task.loss", {}),
+    "weights:power": ("aggregation.weights", {"aggregation.exponent": 0.25}),
+    "combiner:signs": ("aggregation.rule", {"aggregation.length": 0.01}),
+    "server_optimizer:Averaged": ("aggregation.optimizer", {"aggregation.beta": 0.3}),
+    "model:narrow": ("model.name", {"model.width": 9}),
+}
+SMALL = {"rounds": 3, "data.shards": "digits:clients=9,alpha=0.5", "participation.count": 5}
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that holds the files."""
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def test_every_snippet_is_short_and_is_a_file_of_the_examples() -> None:
+    files = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
+    *snippets, tested = SNIPPETS
+    assert len(snippets) == len(PARTS) + 1 and "parametrize_with_checks" in tested
+    for snippet in snippets:
+        assert len(snippet.splitlines()) < LONGEST, snippet
+        assert any(text.endswith(f"\n{snippet}") for text in files.values()), snippet
+    for name in PARTS:
+        module, _, thing = name.partition(":")
+        assert f'"{name}"' in files[module].partition("\n")[0] and re.search(
+            rf"^(def|class) {thing}\b", files[module], re.M
+        )
+
+
+@cache
+def fedavgs_loss() -> float:
+    return float(fedmpi.run("fedavg", SMALL).records[-1]["train_loss"])
+
+
+def last_loss(settings: dict[str, Any]) -> float:
+    """Training loss of the last round; FedAvg's own without settings."""
+    return fedmpi.run("fedavg", {**SMALL, **settings}).records[-1]["train_loss"] if settings else fedavgs_loss()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, examples: None) -> None:
+    key, options = PARTS[name]
+    own = last_loss({key: name, **options})
+    assert own != last_loss({})
+    assert not options or own != last_loss({key: name}), "options change the result"
+
+
+@pytest.mark.parametrize("name", [name for name in PARTS if not name.startswith("model:")])
+def test_a_part_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
+    for check in fedmpi.testing.checks(name, PARTS[name][1], runs=False):
+        check()
+
+
+@pytest.mark.slow
+def test_the_pages_test_passes_under_pytest(examples: None, tmp_path: Path) -> None:
+    path = tmp_path / "test_mine.py"
+    path.write_text(SNIPPETS[-1].replace("@fedmpi", "RUNS = False\n\n\n@fedmpi").replace("])\n", "], runs=RUNS)\n"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    env = {"PYTHONPATH": f"{EXAMPLES}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert re.search(r"\d\d passed", done.stdout)
+
+
+@pytest.mark.parametrize("script", ["own_data", "own_sampler"])
+def test_a_script_runs(script: str, capsys: pytest.CaptureFixture[str], examples: None) -> None:
+    runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+    assert 0.1 < float(re.findall(r"\b(0\.\d{3})\b", capsys.readouterr().out)[-1]) <= 1
+
+
+@pytest.mark.slow
+def test_five_seeds_draw_curves(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["five_seeds.py", str(tmp_path / "curves.png")])
+    runpy.run_path(str(EXAMPLES / "five_seeds.py"), run_name="__main__")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert re.fullmatch(r"(fed\w+ +0\.\d+ ± 0\.\d+ after 15 rounds, 5 seeds\n){2}", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_a_search_with_optuna(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(sys, "argv", ["optuna_search.py", "4"])
+    runpy.run_path(str(EXAMPLES / "optuna_search.py"), run_name="__main__")
+    assert "accuracy 0." in capsys.readouterr().out

@@ -1,0 +1,166 @@
+"""The rooms of the package: arrows point downwards only, nothing goes in a circle, and three libraries have one door
+each.
+
+A module's imports are read from its source, those inside functions and those for type checkers included.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import fedmpi
+from fedmpi.common.registry import KINDS
+
+ROOT = Path(__file__).parents[1]
+
+FLOORS = (
+    ("common",),
+    ("config",),
+    ("cluster", "data", "models", "tasks", "updates"),
+    ("aggregation", "clients", "inspect", "local", "mediators", "privacy", "process", "records", "samples"),
+    ("rounds",),
+    ("api",),
+    ("testing",),
+    ("cli",),
+    ("__main__",),
+)
+"""From the ground up. Rooms of a floor may use one another, as long as nothing goes in a circle."""
+
+DOORS = {"mpi4py": ("fedmpi.cluster",), "h5py": ("fedmpi.data", "data_prep")}
+"""Who alone may import a library."""
+
+
+SHARED = {"fedmpi.data", "fedmpi.data.divergence", "fedmpi.data.schema"}
+"""What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
+description."""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """`importer` uses `module`."""
+
+    importer: str
+    module: str
+
+    @property
+    def rooms(self) -> tuple[str, str]:
+        return room(self.importer), room(self.module)
+
+
+def room(module: str) -> str:
+    """The folder, or the file, directly below fedmpi; "" for the package's own list of public names."""
+    return [*module.split("."), ""][1]
+
+
+def test_no_room_uses_one_above_it() -> None:
+    floor = {name: level for level, names in enumerate(FLOORS) for name in names}
+    used = {name for arrow in arrows() for name in arrow.rooms} - {""}
+    assert used <= floor.keys(), f"on no floor: {used - floor.keys()}"
+    upward = [arrow for arrow in between_rooms() if floor[arrow.rooms[0]] < floor[arrow.rooms[1]]]
+    assert not upward, told(upward)
+
+
+def test_no_rooms_use_one_another_in_a_circle() -> None:
+    below: dict[str, set[str]] = {}
+    for arrow in between_rooms():
+        below.setdefault(arrow.rooms[0], set()).add(arrow.rooms[1])
+    left = set(below)
+    while free := {name for name in left if not below[name] & left}:
+        left -= free
+    circling = [arrow for arrow in between_rooms() if set(arrow.rooms) <= left]
+    assert not left, told(circling)
+
+
+def test_what_the_package_itself_names_is_looked_up_when_asked_for() -> None:
+    tree = ast.parse((ROOT / "fedmpi" / "__init__.py").read_text())
+    at_once = [name for node in tree.body for name in imported(node) if not isinstance(node, ast.If)]
+    assert not [name for name in at_once if name.startswith("fedmpi")]
+    for name, path in sources().items():
+        if room(name) not in ("", "cli", "testing") and name.startswith("fedmpi."):
+            assert asked_of_the_package(path) <= {"__version__", "__file__"}, name
+
+
+def test_libraries_have_one_door_each() -> None:
+    for library, doors in DOORS.items():
+        users = {name for name, path in sources().items() if library in {m.partition(".")[0] for m in uses(path)}}
+        wrong = sorted(name for name in users if not name.startswith(tuple(f"{door}." for door in doors) + doors))
+        assert users and not wrong, f"{library} is imported by {wrong}"
+
+
+def test_built_in_parts_lead_to_nothing_that_runs_them() -> None:
+    """What a file of the user's own can import and use alone: no configuration, no ranks, no engine, no round."""
+    for kind in KINDS.values():
+        for module in kind.modules:
+            reached = {name for name in all_below(module) if room(name) not in ("common", "clients", room(module))}
+            assert reached <= SHARED, f"{module} leads to {reached - SHARED}"
+            assert not [name for name in all_below(module) if name.endswith(("engines", "batched", "sequential"))]
+
+
+def all_below(module: str, reached: frozenset[str] = frozenset()) -> frozenset[str]:
+    """A module and every one that importing it imports, those for type checkers left out."""
+    reached = reached | {module}
+    for name in sorted(uses(sources()[module], typing=False)):
+        if name in sources() and name != "fedmpi" and name not in reached:
+            reached = all_below(name, reached)
+    return reached
+
+
+def test_the_floors_name_rooms_that_exist() -> None:
+    existing = {path.stem for path in (ROOT / "fedmpi").iterdir() if path.suffix in ("", ".py")}
+    assert {name for names in FLOORS for name in names} <= existing
+    assert fedmpi.__file__ and Path(fedmpi.__file__).parent == ROOT / "fedmpi"
+
+
+def told(found: list[Arrow]) -> str:
+    return "\n".join(f"{arrow.importer} imports {arrow.module}" for arrow in found)
+
+
+@cache
+def arrows() -> tuple[Arrow, ...]:
+    """All imports of fedmpi's modules by fedmpi's modules."""
+    own = {name: path for name, path in sources().items() if name.partition(".")[0] == "fedmpi"}
+    found = {Arrow(name, module) for name, path in own.items() for module in uses(path) if module in own}
+    return tuple(sorted(found, key=lambda arrow: (arrow.importer, arrow.module)))
+
+
+def between_rooms() -> list[Arrow]:
+    return [arrow for arrow in arrows() if "" not in arrow.rooms and arrow.rooms[0] != arrow.rooms[1]]
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """The files of fedmpi and data_prep by module."""
+    paths = [path for package in ("fedmpi", "data_prep") for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+@cache
+def uses(path: Path, typing: bool = True) -> frozenset[str]:
+    """Every module that a file imports anywhere in it, with or without what only type checkers read."""
+    tree = ast.parse(path.read_text())
+    if not typing:
+        tree.body = [node for node in tree.body if "TYPE_CHECKING" not in ast.unparse(getattr(node, "test", node))]
+    return frozenset(name for node in ast.walk(tree) for name in imported(node))
+
+
+def asked_of_the_package(path: Path) -> set[str]:
+    """What a file takes from `fedmpi` itself, by either way of importing it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "fedmpi":
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "fedmpi":
+            found.add(node.attr)
+    return found
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (name.name for name in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{name.name}" for name in node.names if f"{node.module}.{name.name}" in sources())

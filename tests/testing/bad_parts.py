@@ -1,0 +1,320 @@
+"""Parts that break their contracts, each in one way, and one good part of each kind."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+
+
+def processes() -> int:
+    """What nobody's result may depend on."""
+    return int(os.environ.get("PMI_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
+
+
+@client_sampler
+def fair(view) -> Cohort:
+    "Uniform, and says so."
+    chosen = np.sort(view.generator.choice(view.available, view.count, replace=False))
+    return Cohort(chosen, np.full(view.count, view.count / len(view.available)))
+
+
+@client_sampler
+def from_the_global_generator(view) -> Cohort:
+    "Draws with np.random."
+    return Cohort(np.sort(np.random.choice(view.available, view.count, replace=False)))  # noqa: NPY002
+
+
+@client_sampler
+def seeds_torch(view) -> Cohort:
+    "Seeds torch's global generator."
+    torch.manual_seed(view.round)
+    return fair(view)
+
+
+@client_sampler
+def unrepeatable(view) -> Cohort:
+    "Draws from a generator that nobody can restore."
+    generator = np.random.default_rng()
+    return Cohort(np.sort(generator.choice(view.available, view.count, replace=False)))
+
+
+@client_sampler
+def wrong_inclusion(view) -> Cohort:
+    "Prefers large clients, and says that it does not."
+    shares = view.sizes[view.available] / view.sizes[view.available].sum()
+    chosen = np.sort(view.generator.choice(view.available, view.count, replace=False, p=shares))
+    return Cohort(chosen, np.full(len(chosen), view.count / len(view.available)))
+
+
+@client_sampler
+def a_little_wrong(view) -> Cohort:
+    "Uniform, but states a tenth more."
+    return Cohort(fair(view).clients, np.full(view.count, 1.1 * view.count / len(view.available)))
+
+
+@client_sampler
+def varying(view) -> Cohort:
+    "Two or four clients in turn, with the right probabilities of each round."
+    count = min(2 + 2 * (view.round % 2), len(view.available))
+    chosen = np.sort(view.generator.choice(view.available, count, replace=False))
+    return Cohort(chosen, np.full(count, count / len(view.available)))
+
+
+@client_sampler
+def varying_wrong(view) -> Cohort:
+    "The same with their mean."
+    cohort = varying(view)
+    return Cohort(cohort.clients, np.full(len(cohort.clients), (3 - 0.2 * (view.round % 2)) / len(view.available)))
+
+
+@client_sampler
+def of_those_away(view) -> Cohort:
+    "Forgets who is there."
+    return Cohort(np.arange(view.count))
+
+
+@client_sampler
+def everybody_compared(view) -> Cohort:
+    "A table of all pairs."
+    best = (view.sizes[view.available, None] >= view.sizes[view.available]).sum(1)
+    return Cohort(np.sort(view.available[np.argsort(best)[: view.count]]))
+
+
+@client_sampler
+class ForgetsOnResume:
+    "Takes turns, and remembers whose turn it is where no checkpoint looks."
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def draw(self, view) -> Cohort:
+        self.turn += view.count
+        return Cohort(np.sort(np.roll(view.available, -self.turn)[: view.count]))
+
+
+@client_sampler
+def by_processes(view) -> Cohort:
+    "Other clients on more ranks."
+    return Cohort(np.sort(np.roll(view.available, -processes())[: view.count]))
+
+
+@row_rule
+def half(client) -> np.ndarray:
+    "Half of the rows, at random."
+    count = (len(client.labels) + 1) // 2
+    return np.sort(client.generator.choice(len(client.labels), count, replace=False))
+
+
+@row_rule
+def shuffled(client) -> np.ndarray:
+    "Not sorted."
+    return client.generator.permutation(len(client.labels))
+
+
+@row_rule
+def beyond(client) -> np.ndarray:
+    "Counts from 1."
+    return half(client) + 1
+
+
+@row_rule
+def repeated(client) -> np.ndarray:
+    "With replacement."
+    return np.sort(client.generator.choice(len(client.labels), len(client.labels)))
+
+
+@row_rule
+def global_rows(client) -> np.ndarray:
+    "Draws with random."
+    return np.array(sorted(random.sample(range(len(client.labels)), 1)))
+
+
+@row_rule
+class Alternating:
+    "Every second client sits out, in the order in which they are asked."
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, client) -> np.ndarray:
+        self.asked += 1
+        return np.arange(len(client.labels) if self.asked % 2 else 0)
+
+
+@row_rule
+def first_by_processes(client) -> np.ndarray:
+    "Other rows on more ranks."
+    return np.arange(min(len(client.labels), 2 + 3 * processes()))
+
+
+@row_rule(pooled=True)
+def pooled_third(pool) -> np.ndarray:
+    "Every third position."
+    return np.arange(pool.start + -pool.start % 3, pool.stop, 3)
+
+
+@row_rule(pooled=True)
+def pooled_from_its_start(pool) -> np.ndarray:
+    "Counts from where its part begins."
+    return np.arange(pool.start, pool.stop, 3)
+
+
+@weights(normalised=True)
+def root(cohort, sizes) -> np.ndarray:
+    "The square root of each participant's samples."
+    return np.sqrt(sizes[cohort.clients])
+
+
+@weights(normalised=True)
+def negative(cohort, sizes) -> np.ndarray:
+    "Below 0 for some."
+    return sizes[cohort.clients] - sizes.mean()
+
+
+@weights(normalised=False)
+def infinite(cohort, sizes) -> np.ndarray:
+    "Divides by 0."
+    return 1.0 / (cohort.clients % 3)
+
+
+@weights
+def of_everybody(cohort, sizes) -> np.ndarray:
+    "One number a client instead of a participant."
+    return sizes / sizes.sum()
+
+
+@weights
+def jittered(cohort, sizes) -> np.ndarray:
+    "Draws with np.random."
+    return sizes[cohort.clients] * np.random.random(len(cohort.clients))  # noqa: NPY002
+
+
+@combiner
+def midrange(updates, coefficients) -> Tensor:
+    "The middle between the largest and the smallest value of every coordinate."
+    return (updates.max(0).values + updates.min(0).values) / 2
+
+
+@combiner
+def shortest(updates, coefficients) -> Tensor:
+    "The shortest update, by what it sees of the coordinates."
+    return updates[updates.square().sum(1).argmin()]
+
+
+@combiner
+def one_number(updates, coefficients) -> Tensor:
+    "Loses the coordinates."
+    return updates.mean()
+
+
+@combiner
+def dropped_out(updates, coefficients) -> Tensor:
+    "Draws with torch."
+    return (updates * (torch.rand(len(updates), 1) < 0.8)).mean(0)
+
+
+def absolute(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    "Distance of the target's probability from 1."
+    return scale * (1 - outputs.softmax(1).gather(1, targets[:, None]).squeeze(1))
+
+
+def of_the_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+    "Looks at the other samples."
+    return absolute(outputs - outputs.mean(0), targets)
+
+
+def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
+    "One number for the batch."
+    return absolute(outputs, targets).mean()
+
+
+def unstable(outputs: Tensor, targets: Tensor) -> Tensor:
+    "Overflows."
+    return (
+        -(outputs.exp() ** 9 / (outputs.exp() ** 9).sum(1, keepdim=True)).log().gather(1, targets[:, None]).squeeze(1)
+    )
+
+
+def rounded(outputs: Tensor, targets: Tensor) -> Tensor:
+    "No gradient."
+    return (outputs.argmax(1) != targets).to(outputs.dtype)
+
+
+def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
+    "Draws with torch."
+    return absolute(outputs + torch.randn_like(outputs), targets)
+
+
+def scaled_by_processes(outputs: Tensor, targets: Tensor) -> Tensor:
+    "Another loss on more ranks."
+    return processes() * absolute(outputs, targets)
+
+
+class KeepsItToItself(LocalAlgorithm):
+    "SCAFFOLD's control variates in a dictionary of its own."
+
+    server_state = ("c",)
+    sums = ("dc",)
+
+    def __init__(self) -> None:
+        self.variates: dict[int, Tensor] = {}
+
+    def correction(self, client, server) -> Tensor:
+        return server.c - self.variates.get(client.index, torch.zeros_like(server.c))
+
+    def finish(self, client, server, work) -> dict[str, Tensor]:
+        before = self.variates.get(client.index, torch.zeros_like(server.c))
+        self.variates[client.index] = before - server.c - work.delta / (work.steps * work.lr)
+        return {"dc": self.variates[client.index] - before}
+
+    def server_step(self, server, update, sums, totals) -> Tensor:
+        server.c = server.c + sums["dc"] / totals.population
+        return update
+
+
+class KeepsItInTheClass(KeepsItToItself):
+    "The same where even a new object finds it."
+
+    everybodys: dict[int, Tensor] = {}
+
+    def __init__(self) -> None:
+        self.variates = self.everybodys
+
+
+class PushedByProcesses(LocalAlgorithm):
+    "Another correction on more ranks."
+
+    def correction(self, client, server) -> Tensor:
+        return torch.full_like(server.model, 0.01 * processes())
+
+
+class WrongNames(LocalAlgorithm):
+    "Returns what it did not declare."
+
+    def finish(self, client, server, work) -> dict[str, Tensor]:
+        return {"norm": work.delta.norm()}
+
+
+class NoisyAlgorithm(LocalAlgorithm):
+    "Draws with torch."
+
+    def correction(self, client, server) -> Tensor:
+        return 0.01 * torch.randn_like(server.model)
+
+
+@server_optimizer
+class Forgetful:
+    "Momentum that it does not name."
+
+    def __init__(self) -> None:
+        self.m: Tensor | float = 0.0
+
+    def step(self, w, update) -> None:
+        self.m = 0.5 * self.m + update
+        w.add_(self.m)

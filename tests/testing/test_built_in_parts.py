@@ -1,0 +1,54 @@
+"""Every built-in part passes the conformance kit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fedmpi
+import fedmpi.testing
+from fedmpi.common.registry import Part
+from fedmpi.testing import Check, checks
+from fedmpi.testing.kit import CHECKS
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "row rule bernoulli": {"samples.wanted": 200},
+    "row rule exact": {"samples.wanted": 200},
+    "row rule ratio": {"samples.ratio": 0.3},
+    "weights gradient-sum": {"samples.rule": "bernoulli", "samples.wanted": 200},
+    "weights stratified": {"participation.clients": "stratified", "participation.strata": 3},
+    "client sampler stratified": {"participation.strata": 3},
+    "combiner krum": {"aggregation.byzantine": 1},
+    "combiner norm-clip": {"aggregation.bound": 0.5},
+    "weights q-ffl": {"aggregation.q": 1.0},
+}
+"""What a part cannot do without, and choices that go with it."""
+PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.parts() if part.kind in CHECKS]
+LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
+"""Checks that take seconds."""
+
+
+def long(part: Part, check: Check) -> bool:
+    return check.name.startswith(LONG.get(part.name, "nothing"))
+
+
+QUICK = [check for part, settings in PARTS for check in checks(part, settings, runs=False) if not long(part, check)]
+
+
+def test_every_kind_that_the_contract_names_has_checks_and_parts() -> None:
+    kinds = {part.kind for part, _ in PARTS}
+    assert kinds == CHECKS.keys()
+    assert len(PARTS) > 30 and len(QUICK) > 140
+
+
+@pytest.mark.parametrize("check", QUICK, ids=str)
+def test_a_built_in_part_keeps_its_contract(check: Check) -> None:
+    assert check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@fedmpi.testing.parametrize_with_checks(PARTS)
+def test_a_built_in_part_keeps_its_contract_in_started_runs(check: Check) -> None:
+    assert check()

@@ -1,0 +1,145 @@
+"""The conformance kit: good parts pass, and every way of breaking a contract is caught by the check meant for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmpi.testing
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
+from fedmpi.testing.check import Subject
+from fedmpi.testing.kit import part_of
+from fedmpi.testing.started import Starts, started_checks
+from tests.testing import bad_parts
+
+GLOBAL = "global generators untouched"
+GOOD = [
+    bad_parts.fair,
+    bad_parts.varying,
+    bad_parts.half,
+    bad_parts.pooled_third,
+    bad_parts.root,
+    bad_parts.midrange,
+    bad_parts.absolute,
+]
+BAD = [
+    (bad_parts.from_the_global_generator, GLOBAL, "draws from, or seeds, the global generator of numpy"),
+    (bad_parts.seeds_torch, GLOBAL, "of torch"),
+    (bad_parts.unrepeatable, "same draw from the same generator", "two different results"),
+    (bad_parts.wrong_inclusion, "inclusion probabilities over 10,000 draws", "states the inclusion probability 0.3"),
+    *(
+        pytest.param(part, "inclusion probabilities over 10,000 draws", "times in 10,000", marks=pytest.mark.slow)
+        for part in (bad_parts.a_little_wrong, bad_parts.varying_wrong)
+    ),
+    (bad_parts.of_those_away, "valid cohorts", "returned client 3, who is not among view.available"),
+    (bad_parts.everybody_compared, "cost with 100,000 clients", "ten times more clients"),
+    (bad_parts.ForgetsOnResume, "state survives a checkpoint", "made anew before round 5"),
+    (bad_parts.global_rows, GLOBAL, "of random"),
+    (bad_parts.shuffled, "rows sorted and in range", "are not sorted"),
+    (bad_parts.beyond, "rows sorted and in range", "lies outside 0"),
+    (bad_parts.repeated, "rows sorted and in range", "twice"),
+    (bad_parts.Alternating, "rows do not depend on who else is asked", "asked in another order"),
+    (bad_parts.pooled_from_its_start, "rows do not depend on who else is asked", "parts of the axis"),
+    (bad_parts.jittered, GLOBAL, "of numpy"),
+    (bad_parts.negative, "finite weights of the stated normalisation", "a coefficient is negative"),
+    (bad_parts.infinite, "finite weights of the stated normalisation", "not finite"),
+    (bad_parts.of_everybody, "finite weights of the stated normalisation", "30.* for 9 participants"),
+    (bad_parts.dropped_out, GLOBAL, "of torch"),
+    (bad_parts.shortest, "slices of the coordinates agree with the whole", "cut into 2 slices"),
+    (bad_parts.KeepsItToItself, "state survives a checkpoint", "it does something else in round 3|4|5"),
+    (bad_parts.WrongNames, "names and shapes as declared", r"finish returned \['norm'\], but sums"),
+    (bad_parts.NoisyAlgorithm, GLOBAL, "of torch"),
+    (bad_parts.Forgetful, "state survives a checkpoint", "it does something else in round 3"),
+    (bad_parts.noisy, GLOBAL, "of torch"),
+    (bad_parts.of_the_batch, "a sample's value does not depend on the others", "with the samples beside it"),
+    (bad_parts.averaged, "one finite value a sample", "returned a single number for 24 samples"),
+    (bad_parts.unstable, "one finite value a sample", "not finite"),
+    (bad_parts.rounded, "finite gradients", "no gradient by the outputs"),
+]
+
+
+@fedmpi.testing.parametrize_with_checks(GOOD, runs=False)
+def test_a_good_part_passes(check) -> None:
+    assert check()
+
+
+@pytest.mark.parametrize(("part", "name", "words"), BAD, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_contract_is_caught_by_the_check_meant_for_it(part: Any, name: str, words: str) -> None:
+    [check] = [check for check in checks(part, runs=False) if check.name == name]
+    with np.errstate(divide="ignore"), pytest.raises((CheckFailed, PartFailure), match=words):
+        check()
+
+
+BY_RANK = [
+    bad_parts.by_processes,
+    bad_parts.first_by_processes,
+    bad_parts.scaled_by_processes,
+    bad_parts.PushedByProcesses,
+]
+NOT_SAVED = [bad_parts.ForgetsOnResume, bad_parts.KeepsItInTheClass, bad_parts.Forgetful]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_started_runs_catch_other_results_on_other_ranks_and_state_that_is_not_saved() -> None:
+    subjects = [Subject(part_of(part)) for part in (bad_parts.half, *BY_RANK, *NOT_SAVED)]
+    starts = Starts(subjects)
+    failed = {
+        (subject.part.object, result.check.name)
+        for subject in subjects
+        for result in perform(started_checks(subject, starts))
+        if result.outcome != "ok"
+    }
+    by_rank = {(part, f"same result at 1 and {ranks} ranks") for part in BY_RANK for ranks in (2, 3)}
+    not_saved = {(part, "same result after a resume") for part in NOT_SAVED}
+    assert by_rank | not_saved <= failed
+    assert {part for part, _ in failed - by_rank - not_saved} <= {bad_parts.KeepsItInTheClass}, "whose clients move"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_that_fails_says_why_and_leaves_the_others_of_its_start_alone() -> None:
+    good, broken = (Subject(part_of(part)) for part in (bad_parts.root, bad_parts.of_everybody))
+    starts = Starts([broken, good])
+    [failed] = perform(list(started_checks(broken, starts))[:1])
+    assert failed.outcome == "FAILED"
+    assert "return one coefficient a participant" in failed.remark and "bad_parts.py" in failed.remark
+    [passed] = perform(list(started_checks(good, starts))[:1])
+    assert passed.outcome == "ok"
+
+
+def test_results_are_lines() -> None:
+    results = list(perform(checks(bad_parts.negative, runs=False)))
+    assert [result.outcome for result in results].count("FAILED") == 1
+    for result in results:
+        assert "\n" not in str(result) and str(result).startswith(result.outcome)
+        assert result.check.name in str(result)
+
+
+def test_options_are_given_as_keys_of_the_configuration() -> None:
+    [check] = [c for c in checks(bad_parts.absolute, {"task.scale": 1e39}, runs=False) if c.name.startswith("one fin")]
+    with pytest.raises(CheckFailed, match="not finite"):
+        check()
+
+
+def test_what_has_no_checks_is_refused() -> None:
+    with pytest.raises(UserError, match="does not say what kind of part it is"):
+        list(checks(bad_parts.processes))
+    with pytest.raises(UserError, match="there are no checks"):
+        list(checks(bad_parts.absolute, kind="metric"))
+    with pytest.raises(UserError, match="no kind 'colour'"):
+        list(checks(bad_parts.absolute, kind="colour"))
+
+
+def test_runs_of_a_part_that_is_in_no_file_are_skipped() -> None:
+    def inside(outputs, targets):
+        return bad_parts.absolute(outputs, targets)
+
+    started = [check for check in checks(inside) if "same result a" in check.name]
+    assert len(started) == 3
+    for check in started:
+        with pytest.raises(CheckSkipped, match="top level of a file"):
+            check()
