@@ -34,11 +34,15 @@ def chosen(config: Config, kind: str) -> Part:
 
 
 def options(config: Config, kind: str) -> dict[str, Any]:
-    """The values that the configuration gives to the options of the chosen part; those unset are left out."""
+    """The values that the configuration gives to the options of the chosen part; those unset are left out.
+
+    A part of one's own keeps its own defaults, whatever those of the table's keys are.
+    """
     part = chosen(config, kind)
     table: BaseModel = getattr(config, KINDS[kind].table)
     extra = table.model_extra or {}
-    declared = {o.name: getattr(table, o.name) for o in part.options if o.name in type(table).model_fields}
+    keys = table.model_fields_set if part.foreign else set(type(table).model_fields)
+    declared = {o.name: getattr(table, o.name) for o in part.options if o.name in keys}
     given = {name: value for name, value in declared.items() if value is not None}
     given |= {name: extra[name] for name in extra if part.option(name) is not None}
     if part.takes_any:
@@ -71,7 +75,10 @@ def check_options(config: Config) -> None:
 
 
 def option_values(config: Config) -> Table:
-    """{"table.key": value} of every option without a declared field, converted; defaults where the user set none."""
+    """{"table.key": value} of every option without a declared field, converted; defaults where the user set none.
+
+    Of a part of one's own also those that have one, where the user did not set it.
+    """
     values: Table = {}
     for name, table in config:
         for kind in open_kinds(name) if isinstance(table, BaseModel) else []:
@@ -79,7 +86,8 @@ def option_values(config: Config) -> Table:
             given = part.checked(options(config, kind.name))
             found = {option.name: given.get(option.name, option.default) for option in part.options} | given
             for key, value in found.items():
-                if key not in type(table).model_fields and _storable(value):
+                own = part.foreign and key not in table.model_fields_set
+                if (own or key not in type(table).model_fields) and _storable(value):
                     values[f"{name}.{key}"] = value
     return values
 

@@ -1,0 +1,262 @@
+"""Rows, weights, combiners, attacks and server steps in real runs: what is told, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import load_config
+from tests.end_to_end.in_process import run
+from tests.end_to_end.own_sums import rare_first
+from tests.mpi.launch import run_mpi
+from tests.reference.program import traced
+
+OWN = "tests.end_to_end.own_sums:"
+FEW = ["data.shards=digits:clients=9,alpha=0.4", "model.hidden=[8]", "rounds=2", "local.lr=0.02"]
+ALL = [*FEW, "participation.clients=all"]
+QUIET = ["logging.tensorboard=false", "cluster.threads=1", "checkpoint.every=0"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    logging.getLogger("fedmpi").setLevel(logging.ERROR)
+
+
+def test_rows_and_weights_of_ones_own_are_those_that_are_trained_and_summed(tmp_path: Path) -> None:
+    settings = [*ALL, f"samples.rule={OWN}rare_first", "samples.share=0.4", f"aggregation.weights={OWN}root"]
+    config = load_config(None, [*QUIET, *settings, "seed=5"])
+    trace = traced(config, tmp_path / "run")
+    assert trace is not None
+    experiment_labels = run(*settings, "rounds=1").experiment.data
+    sizes = experiment_labels.sizes
+    for t in range(2):
+        factors = dict(trace["factors"][trace["factors"][:, 0] == t][:, 1:].tolist())
+        ratio = np.array([factors[k] for k in range(9)]) / np.sqrt(sizes)
+        assert ratio == pytest.approx(ratio[0], rel=1e-11)
+        for k in range(9):
+            rows = trace["rows"][(trace["rows"][:, :2] == [t, k]).all(1), 2]
+            told = type("Client", (), {})()
+            told.labels, told.expected = experiment_labels.labels(k), float(sizes[k])
+            told.generator = Streams(5).generator(Purpose.ROWS, t, k)
+            assert rows.tolist() == rare_first(told, share=0.4).tolist()
+
+
+def test_weights_that_count_samples_count_the_rows_that_a_rule_gives(tmp_path: Path) -> None:
+    settings = [*ALL, f"samples.rule={OWN}rare_first", f"aggregation.weights={OWN}root_of_used"]
+    trace = traced(load_config(None, [*QUIET, *settings]), tmp_path / "run")
+    assert trace is not None
+    used = np.bincount(trace["rows"][trace["rows"][:, 0] == 0][:, 1])
+    factors = trace["factors"][trace["factors"][:, 0] == 0]
+    sizes = run(*ALL, "rounds=1").experiment.data.sizes
+    ratio = factors[:, 2] / (used / np.sqrt(sizes))[factors[:, 1].astype(int)]
+    assert ratio == pytest.approx(ratio[0], rel=1e-9)
+
+
+def test_one_step_on_rows_of_ones_own_is_the_same_merged_and_alone() -> None:
+    settings = [*ALL, f"samples.rule={OWN}rare_first", "local.steps=1", "local.batch_size=all"]
+    merged, alone = run(*settings), run(*settings, "local.engine=sequential")
+    assert merged.experiment.trainer.engine.description.count("merged")
+    moved = float((alone.model - alone.start).norm())
+    assert float((merged.model - alone.model).norm()) < 1e-5 * moved
+
+
+def test_a_rule_sees_the_labels_of_copies_too() -> None:
+    settings = [*ALL, "rebalance.enabled=true", f"samples.rule={OWN}rare_first"]
+    data = run(*settings, "rounds=1").experiment.data
+    for k in range(9):
+        assert data.labels(k).tolist() == data.load(k)[1].tolist()
+
+
+def test_diagnostics_leave_out_the_samples_that_the_server_does_not_know() -> None:
+    told = run(*ALL, "logging.diagnostics=true").records[-1]
+    own = run(*ALL, "logging.diagnostics=true", f"samples.rule={OWN}rare_first").records[-1]
+    pooled = run(*ALL, "logging.diagnostics=true", f"samples.rule={OWN}every_other").records[-1]
+    samples = {"samples_used", "sample_use_effective", "sample_use_gini"}
+    assert set(told) - set(own) == samples
+    assert own["clients_used"] == 1 and pooled["samples_used"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_diagnostics_of_combined_updates_leave_out_what_compares_with_a_mean() -> None:
+    record = run(*ALL, "logging.diagnostics=true", "aggregation.rule=median").records[-1]
+    assert record["update_norm"] > 0 and "gamma" in record
+    assert not {"gradient_diversity", "client_drift"} & set(record)
+
+
+def test_a_part_of_ones_own_keeps_its_defaults_where_a_built_in_one_has_the_same_option() -> None:
+    config = load_config(None, [*ALL, f"aggregation.optimizer={OWN}capped"])
+    assert (config.aggregation.lr, config.aggregation.model_extra) == (0.5, {"largest": 0.01})
+    assert load_config(None, [*ALL, f"aggregation.optimizer={OWN}capped", "aggregation.lr=0.2"]).aggregation.lr == 0.2
+    moved = run(*ALL, "rounds=1", f"aggregation.optimizer={OWN}capped")
+    assert float((moved.model - moved.start).abs().max()) == pytest.approx(0.5 * 0.01, rel=1e-4)
+
+
+def test_objects_take_the_place_of_names() -> None:
+    from tests.end_to_end import own_sums
+
+    given = {"samples.rule": own_sums.rare_first, "samples.share": 0.3, "aggregation.weights": own_sums.root}
+    given |= {"aggregation.rule": own_sums.median, "aggregation.optimizer": own_sums.Nesterov}
+    names = {key: f"{OWN}{value.__name__}" if callable(value) else value for key, value in given.items()}
+    common = {"rounds": 2, "participation.clients": "all", "local.engine": "sequential", "model.hidden": [8]}
+    by_object, by_name = (fedmpi.run({**common, **parts}, data="digits:clients=9") for parts in (given, names))
+    for one, other in zip(by_object.model.parameters(), by_name.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# ---- attacks
+
+
+def test_the_same_clients_lie_in_every_round_and_are_recorded(tmp_path: Path) -> None:
+    settings = {"participation.clients": "uniform", "participation.count": 4, "rounds": 6, "attack.kind": "sign-flip"}
+    done = fedmpi.run(
+        {**settings, "attack.fraction": 0.3, "model.hidden": [8]}, data="digits:clients=10", out=tmp_path / "run"
+    )
+    liars = done.summary["attackers"]
+    assert liars == sorted(set(liars)) and len(liars) == 3
+    drawn = Streams(0).generator(Purpose.ATTACK).choice(10, 3, replace=False, shuffle=False)
+    assert liars == sorted(drawn.tolist())
+    assert [0 <= record["attackers"] <= 3 for record in done.records] == [True] * 6
+    assert sum(record["attackers"] for record in done.records) > 0
+
+
+def test_robust_rules_learn_where_the_mean_is_led_astray() -> None:
+    """Three of ten clients send what is eight times longer and the wrong way."""
+    common = ["data.shards=digits:clients=10,partition=iid", "model.hidden=[16]", "rounds=8", "local.lr=0.1"]
+    lies = ["participation.clients=all", "attack.kind=sign-flip", "attack.fraction=0.3", "attack.scale=8"]
+    rules = {
+        "mean": [],
+        "median": ["aggregation.rule=median"],
+        "trimmed-mean": ["aggregation.rule=trimmed-mean", "aggregation.trim=0.3"],
+        "krum": ["aggregation.rule=krum", "aggregation.byzantine=3"],
+    }
+    losses = {name: run(*common, *lies, *rule, evaluate=True).test_losses[-1] for name, rule in rules.items()}
+    assert losses["mean"] > 2.3
+    assert all(losses[name] < 1.0 for name in ("median", "trimmed-mean", "krum")), losses
+
+
+def test_labels_can_be_flipped_where_mediators_train() -> None:
+    settings = [*ALL, "topology.kind=mediators", "topology.clients_per_mediator=3"]
+    flipped = run(*settings, "attack.kind=label-flip", "attack.fraction=0.5")
+    assert flipped.records[-1]["attackers"] == 5  # 4.5 rounded half up
+    assert not torch.equal(flipped.model, run(*settings).model)
+
+
+# ---- what does not go together
+
+MEDIATORS = ["topology.kind=mediators"]
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "combiners with mediators": ([*MEDIATORS, "aggregation.rule=median"], 'rule = "median" needs each.*never forms'),
+    "q-FFL with mediators": ([*MEDIATORS, "aggregation.weights=q-ffl"], 'weights = "q-ffl" needs each.*never forms'),
+    "sent lies with mediators": ([*MEDIATORS, "attack.kind=noise"], 'attack.kind = "noise" changes.*"label-flip" does'),
+    "combiners of merged gradients": (
+        ["local.engine=merged", "local.steps=1", "aggregation.rule=median"],
+        'never forms each client\'s own update, which aggregation.rule = "median" needs',
+    ),
+    "q-FFL of merged gradients": (
+        ["local.engine=merged", "local.steps=1", "aggregation.weights=q-ffl"],
+        'never forms each client\'s own update, which aggregation.weights = "q-ffl" needs',
+    ),
+    "lies in merged gradients": (
+        ["local.engine=merged", "local.steps=1", "attack.kind=sign-flip"],
+        'never forms each client\'s own update, which attack.kind = "sign-flip" needs',
+    ),
+    "combiners of what is clipped for privacy": (
+        ["aggregation.rule=median", "privacy.clip_norm=1", "aggregation.weights=uniform"],
+        'privacy.clip_norm bounds.*aggregation.rule = "median" does not form',
+    ),
+    "combiners of models": (["aggregation.rule=median", "aggregation.weights=literal"], '"literal" averages models'),
+    "combiners and q-FFL": (["aggregation.rule=median", "aggregation.weights=q-ffl"], '"q-ffl" divides a sum by'),
+    "diagnostics of q-FFL": (["aggregation.weights=q-ffl", "logging.diagnostics=true"], 'which.*"q-ffl" changes'),
+    "a clock that needs rows": (
+        [f"samples.rule={OWN}rare_first", "system.clock=true"],
+        f'system.clock counts.*samples.rule = "{OWN}rare_first" does not tell',
+    ),
+    "noise on rows that others decide": (
+        [
+            *(f"samples.rule={OWN}every_other", "aggregation.weights=uniform", "privacy.clip_norm=1"),
+            "privacy.noise_multiplier=1",
+        ],
+        "sees the sizes of the whole cohort",
+    ),
+    "scale of flipped labels": (["attack.kind=label-flip", "attack.scale=2"], "attack.scale.*means nothing here"),
+    "a share of no attack": (["attack.fraction=0.2"], "attack.fraction.*means nothing here: it needs attack.kind"),
+    "a trim of the median": (["aggregation.rule=median", "aggregation.trim=0.2"], 'aggregation.rule = "trimmed-mean"'),
+    "krum without f": (["aggregation.rule=krum"], "krum needs aggregation.byzantine"),
+    "a rule that nobody knows": (["aggregation.rule=medain"], "did you mean 'median'"),
+    "an option that a rule of one's own has not": (
+        [f"samples.rule={OWN}rare_first", "samples.shrae=0.2"],
+        f"samples.shrae.*unknown to {OWN}rare_first: did you mean samples.share",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_means_nothing_together_is_refused_by_name(case: str) -> None:
+    settings, reason = REFUSED[case]
+    with pytest.raises(UserError) as caught:
+        load_config(None, [*ALL, *settings])
+    assert re.search(reason, str(caught.value)), caught.value
+
+
+def test_krum_ends_a_run_whose_rounds_have_too_few_participants() -> None:
+    with pytest.raises(UserError, match="needs more than 8 participants that send an update, but a round has 4"):
+        run(*FEW, "participation.count=4", "aggregation.rule=krum", "aggregation.byzantine=3")
+
+
+FAILING = """
+import numpy as np
+import torch
+from fedmpi import combiner, row_rule, weights
+
+@row_rule
+def unsorted(client):
+    return np.arange(len(client.labels))[::-1]
+
+@row_rule
+def draws(client):
+    return np.random.choice(5, 3)[9:4:0]
+
+@combiner
+def broken(updates, coefficients):
+    return updates.mean(0)[1:]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (["samples.rule=failing:unsorted"], r"failing:unsorted.*rows that are not sorted"),
+        (["samples.rule=failing:draws"], r"failing:draws.*ValueError: slice step cannot be zero"),
+        (["aggregation.rule=failing:broken"], r"failing:broken.*returned a tensor of shape"),
+    ],
+)
+def test_a_failing_part_ends_three_ranks_with_one_and_its_name(tmp_path: Path, settings: list[str], told: str) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    words: list[Any] = [word for setting in [*ALL, *settings] for word in ("--set", setting)]
+    done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(told, done.stderr), done.stderr
+    assert "round 0" in done.stderr and "failing.py" in done.stderr
+
+
+@pytest.mark.slow
+def test_attackers_are_the_same_on_three_ranks(tmp_path: Path) -> None:
+    settings = [*ALL, "attack.kind=noise", "attack.fraction=0.4", "aggregation.rule=median", "aggregation.exact=true"]
+    words: list[Any] = [word for setting in settings for word in ("--set", setting)]
+    told = []
+    for ranks in (1, 3):
+        out = tmp_path / str(ranks)
+        assert run_mpi(ranks, ["-m", "fedmpi", "train", *words, "--out", out]).returncode == 0
+        summary = json.loads((out / "summary.json").read_text())
+        told.append((summary["attackers"], (out / "model.safetensors").read_bytes()))
+    assert told[0] == told[1] and len(told[0][0]) == 4
