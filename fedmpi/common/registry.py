@@ -76,7 +76,7 @@ KINDS = {
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
-        Kind("local optimizer", "local.optimizer"),
+        Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",)),
         Kind(
             "model",
             "model.name",

@@ -134,8 +134,9 @@ class LocalPart(OpenPart):
     algorithm: Choice = "plain"
     """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or "package.module:class" of
     your own, a fedmpi.LocalAlgorithm."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """The local optimizer."""
+    optimizer: Choice = "sgd"
+    """sgd; adam; or "package.module:object" of your own: object(parameters, lr=η, **options) returns what has a step(),
+    as a torch.optim.Optimizer, afresh for every client and round. Clients are then trained one at a time."""
     lr: Positive = 0.05
     """Learning rate η of round 0."""
     lr_schedule: Literal["constant", "inverse", "cosine", "step"] = "constant"

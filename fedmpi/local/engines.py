@@ -237,8 +237,9 @@ def choose_engine(
 
 def _why_not_merged(config: Config, observer: Observer | None, hooks: Hooks | None) -> str | None:
     """Why the configuration needs every client's own update or model, or None."""
-    if config.local.optimizer != "sgd":
-        return f'local.optimizer = "{config.local.optimizer}" is not linear in the gradient'
+    optimizer = chosen(config, "local optimizer").name
+    if optimizer != "sgd":
+        return f'local.optimizer = "{optimizer}" is not linear in the gradient'
     if config.topology.kind == "mediators":
         return "mediators carry one model from client to client"
     if observer is not None:
@@ -260,6 +261,8 @@ def _why_not_batched(config: Config, model: FlatModel, hooks: Hooks | None) -> s
         return "aggregation.exact: the rounding of a stack depends on who is in it"
     if config.local.precision != "float32":
         return f'local.precision = "{config.local.precision}": its layers compute in float32'
+    if (optimizer := chosen(config, "local optimizer")).foreign:
+        return f'local.optimizer = "{optimizer.name}" steps on the parameters of one client'
     if hooks is not None and hooks.own_loss:
         return f"local.algorithm = {hooks.part.name!r} has its own objective()"
     if hooks is not None and hooks.corrects and config.local.optimizer == "adam" and model.embeddings:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedmpi.local.work import LocalRule
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.registry import register
+from fedmpi.config import Config
+from fedmpi.config.choices import chosen, options
+from fedmpi.local.work import LocalRule, OwnOptimizer
 from fedmpi.models.flat import FlatModel, add_gradients
 
 
@@ -48,6 +53,7 @@ class AdamState:
         self.steps = 0
 
 
+@register("local optimizer", name="sgd")
 class SGD:
     """w ← w − η (∇ℓ(w) + μ (w − w_start)).
 
@@ -85,8 +91,9 @@ class SGD:
         add_gradients(self.views, gradients, -self.lr)
 
 
+@register("local optimizer", name="adam")
 class Adam:
-    """Bias-corrected Adam; the proximal term is part of the gradient.
+    """Bias-corrected Adam (Kingma & Ba 2015, Algorithm 1); the proximal term is part of the gradient.
 
     Parameters
     ----------
@@ -98,6 +105,12 @@ class Adam:
         Working memory.
     gradient_views : list of Tensor
         `gradient` in the shape of the parameters.
+    beta1 : float
+        Decay of the first moment.
+    beta2 : float
+        Decay of the second moment.
+    epsilon : float
+        Added to the root of the second moment.
     """
 
     def __init__(
@@ -110,7 +123,12 @@ class Adam:
         gradient_views: list[Tensor],
         scratch: Tensor,
         correction: Tensor | None = None,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
     ):
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.values, self.rule, self.start, self.state = values, rule, start, state
         self.gradient, self.gradient_views, self.scratch = gradient, gradient_views, scratch
         self.correction = correction
@@ -124,8 +142,66 @@ class Adam:
         if self.correction is not None:
             gradient.add_(self.correction)
         state.steps += 1
-        state.first.lerp_(gradient, 1 - rule.beta1)
-        state.second.mul_(rule.beta2).addcmul_(gradient, gradient, value=1 - rule.beta2)
+        state.first.lerp_(gradient, 1 - self.beta1)
+        state.second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
         torch.sqrt(state.second, out=scratch)
-        scratch.div_((1 - rule.beta2**state.steps) ** 0.5).add_(rule.epsilon)
-        self.values.addcdiv_(state.first, scratch, value=-rule.lr / (1 - rule.beta1**state.steps))
+        scratch.div_((1 - self.beta2**state.steps) ** 0.5).add_(self.epsilon)
+        self.values.addcdiv_(state.first, scratch, value=-rule.lr / (1 - self.beta1**state.steps))
+
+
+class Foreign:
+    """A user's own optimizer on the model's parameters, which are views of the working vector.
+
+    Parameters
+    ----------
+    own : OwnOptimizer
+    parameters : list of Tensor
+        Bound to the working vector.
+    values, rule, start, correction
+        As for `SGD`; the proximal term and the correction are part of the gradient.
+    """
+
+    def __init__(
+        self,
+        own: OwnOptimizer,
+        parameters: Sequence[Tensor],
+        values: Tensor,
+        rule: LocalRule,
+        start: Tensor | None,
+        correction: Tensor | None,
+    ):
+        self.own, self.parameters, self.values, self.rule = own, parameters, values, rule
+        self.start, self.correction = start, correction
+        with calling(own.part):
+            self.inner = own.make(list(parameters), lr=rule.lr)
+        if not callable(getattr(self.inner, "step", None)):
+            problem = f"returned {type(self.inner).__name__}, which has no step(): return a torch.optim.Optimizer"
+            raise refuse_result(own.part, problem)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        for parameter, gradient, more in zip(self.parameters, gradients, self._further(), strict=True):
+            parameter.grad = gradient.to_dense() if gradient.is_sparse else gradient
+            if more is not None:
+                parameter.grad = parameter.grad + more.view_as(parameter)
+        with calling(self.own.part):
+            self.inner.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _further(self) -> Sequence[Tensor | None]:
+        """What the proximal term and the correction add to each parameter's gradient."""
+        further = self.correction
+        if self.start is not None:
+            pull = (self.values - self.start).mul_(self.rule.proximal_mu)
+            further = pull if further is None else pull.add_(further)
+        if further is None:
+            return [None] * len(self.parameters)
+        return torch.split(further, [parameter.numel() for parameter in self.parameters])
+
+
+def own_optimizer(config: Config) -> OwnOptimizer | None:
+    """The user's own optimizer that a configuration chooses; None for built-in ones."""
+    part = chosen(config, "local optimizer")
+    if not part.foreign:
+        return None
+    return OwnOptimizer(part, partial(part.object, **part.checked(options(config, "local optimizer"))))

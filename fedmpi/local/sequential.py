@@ -19,7 +19,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
-from fedmpi.local.optimizers import SGD, Adam, AdamState, LocalOptimizer
+from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
@@ -240,11 +240,14 @@ class _WorkingMemory:
         start = self._proximal_start(values) if rule.proximal_mu else None
         if rule.optimizer == "sgd":
             return SGD(values, self.model.views(w), rule, start, correction)
+        if rule.own is not None:
+            return Foreign(rule.own, self.model.parameters, values, rule, start, correction)
         gradient, scratch, own = self._adam_memory()
         if state is None:
             state = own
             state.reset()
-        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction)
+        decays = {"beta1": rule.beta1, "beta2": rule.beta2, "epsilon": rule.epsilon}
+        return Adam(values, rule, start, state, gradient, self.model.views(gradient), scratch, correction, **decays)
 
     def _proximal_start(self, values: Tensor) -> Tensor:
         if self._start is None:

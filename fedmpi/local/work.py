@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.registry import Part
 from fedmpi.data.schema import DataDescription
 
 Ints = NDArray[np.int64]
@@ -24,12 +25,28 @@ VISIT_BITS = 32
 
 
 @dataclass(frozen=True)
+class OwnOptimizer:
+    """A user's own local optimizer.
+
+    Parameters
+    ----------
+    part : Part
+        What was chosen, for messages.
+    make : callable
+        make(parameters, lr=η) returns what takes a `step()` on the parameters' `grad`.
+    """
+
+    part: Part
+    make: Callable[..., Any]
+
+
+@dataclass(frozen=True)
 class LocalRule:
     """What every participant does in a round.
 
     Parameters
     ----------
-    optimizer : {"sgd", "adam"}
+    optimizer : {"sgd", "adam", "own"}
         Adam starts afresh at every client and round, unless its state is handed on.
     lr : float
         η of this round.
@@ -41,11 +58,13 @@ class LocalRule:
         μ of FedProx (Li et al. 2020, Eq 2): the gradient gains μ (w − w_start).
     beta1, beta2, epsilon : float
         Adam's (Kingma & Ba 2015, Algorithm 1).
+    own : OwnOptimizer, optional
+        A user's own optimizer, where it is "own".
     dropout : bool
         False: the model's dropout layers pass everything on, as when clients are probed.
     """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "own"] = "sgd"
     lr: float = 0.05
     epochs: int | None = 1
     steps: int | None = None
@@ -54,6 +73,7 @@ class LocalRule:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    own: OwnOptimizer | None = None
     dropout: bool = True
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
@@ -86,7 +87,7 @@ class Trainer:
         weight_sizes: np.ndarray | None = None,
         hooks: Hooks | None = None,
     ):
-        self.hooks = hooks
+        self.hooks, self.own_optimizer = hooks, own_optimizer(config)
         keeps = hooks is not None and bool(hooks.client_state)
         self.homes = Homes(cluster, hooks.state, len(sizes)) if hooks is not None and keeps and layout.shared else None
         self.config = config
@@ -217,7 +218,8 @@ class Trainer:
             return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
         epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
         return LocalRule(
-            optimizer=part.optimizer,
+            optimizer="own" if self.own_optimizer else part.optimizer,
+            own=self.own_optimizer,
             lr=plan.lr,
             epochs=epochs,
             steps=part.steps,

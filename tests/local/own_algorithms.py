@@ -121,3 +121,40 @@ class FailsOnTheServer(LocalAlgorithm):
 
     def server_step(self, server, update, sums, totals):
         return update / (1 - totals.round) if isinstance(1 / (1 - totals.round), float) else update
+
+
+class Norms(LocalAlgorithm):
+    """Sums the lengths of the updates as they were made."""
+
+    numbers = ("norm",)
+
+    def finish(self, client, server, work):
+        return {"norm": float(work.delta.norm())}
+
+
+class Odd(LocalAlgorithm):
+    """Corrects every other client's gradients, after its first round."""
+
+    def correction(self, client, server):
+        return 0.1 * server.model if (client.index + client.round) % 2 else None
+
+
+class Aliases(LocalAlgorithm):
+    """Lets vectors of the server be the update, and each other."""
+
+    server_state = ("first", "second")
+
+    def server_step(self, server, update, sums, totals):
+        if totals.round == 0:
+            server.first = update
+            server.second = server.first
+        else:
+            server.first += 1
+        return update
+
+
+class Shift(LocalAlgorithm):
+    """Adds 1 to every gradient."""
+
+    def correction(self, client, server):
+        return torch.ones_like(server.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedmpi.local.trial import time_engines
 from fedmpi.local.work import LocalRule, Task
 from fedmpi.models.flat import FlatModel
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference
+from tests.local.synthetic import BatchNormNet
 
 SIZES = ragged_sizes(9, 23)
 POPULATION = 12
@@ -156,6 +158,22 @@ def test_corrections_move_the_vectors_of_words_that_nobody_reads(name: str, engi
 
 
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_a_proximal_term_holds_back_unread_words_too(engine: type) -> None:
+    rule = LocalRule(lr=0.05, epochs=3, batch_size=4, proximal_mu=0.9)
+    check(engine, "tests.local.own_algorithms:Scaffold", "text-cnn", rule, "scaffold")
+
+
+def test_a_correction_may_be_none_for_some_clients() -> None:
+    for kind in MODELS:
+        description, given = MODELS[kind]
+        source, ends = Source(description, SIZES, torch.float64), []
+        for engine in (SequentialEngine, BatchedEngine):
+            model = flat_model(kind, description, torch.float64, **given)
+            ends.append(list(simulate(engine, "tests.local.own_algorithms:Odd", model, source, RULES["steps"]))[-1])
+        assert relative_difference(*ends) < 1e-12
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
 def test_fednova_counts_the_shrinking_steps_of_a_proximal_term(engine: type) -> None:
     check(engine, "fednova", "mlp", LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.7), "fednova")
 
@@ -218,6 +236,53 @@ def test_hooks_get_what_is_promised_and_may_overwrite_it() -> None:
         model = flat_model("mlp", description, torch.float64, **given)
         summing = list(simulate(engine, "tests.local.own_algorithms:Summing", model, source, RULES["epochs"]))
         assert relative_difference(summing[-1], plain[-1]) < 1e-12
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_observers_may_change_an_update_and_hooks_overwrite_theirs(engine: type) -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float64, **given)
+    source, found = Source(description, SIZES, torch.float64), []
+
+    def halve(client: int, update: torch.Tensor) -> torch.Tensor:
+        return update.mul_(0.5)
+
+    for name, observe in (("Summing", halve), ("Norms", halve), ("Norms", None)):
+        hooks = make(f"tests.local.own_algorithms:{name}", model)
+        total = FloatSum(np.zeros(model.size))
+        hooks.begin(0, model.initial, {key: FloatSum(np.zeros(model.size)) for key in hooks.sums})
+        engine(model, source, STREAMS, observe=observe, hooks=hooks).train(
+            cohort(0), model.initial, RULES["whole"], 0, total
+        )
+        found.append((total.tensor.clone(), hooks.totals))
+    assert torch.equal(found[0][0], found[1][0])
+    assert relative_difference(found[2][0], 2 * found[1][0]) < 1e-12
+    assert found[1][1] == found[2][1]
+
+
+def test_vectors_of_the_server_are_its_own() -> None:
+    model = flat_model("mlp", IMAGES, torch.float32, hidden=[4])
+    hooks = make("tests.local.own_algorithms:Aliases", model)
+    for t in range(3):
+        hooks.begin(t, model.initial, {})
+        update = torch.full_like(model.initial, float(t))
+        found = hooks.server_step(update, {}, Totals(POPULATION, 1, 1.0, 1.0, t))
+        assert torch.equal(found, update)
+    assert float(hooks.server["first"][0]) == 2.0 and not hooks.server["second"].any()
+    assert torch.equal(hooks.server_step(update, {}, Totals(POPULATION, 0, 0.0)), update)  # nobody took part
+    assert float(hooks.server["first"][0]) == 2.0
+
+
+def test_corrections_leave_running_statistics_alone() -> None:
+    ends, net = [], BatchNormNet(14 * 14, 5).double()
+    for name in ("plain", "tests.local.own_algorithms:Shift"):
+        model = FlatModel(deepcopy(net))
+        source = Source(IMAGES, np.full(9, 6), torch.float64)
+        ends.append(next(simulate(SequentialEngine, name, model, source, LocalRule(lr=0.1, epochs=1, batch_size=None))))
+    assert model.size > model.trainable
+    shifted = ends[0] - ends[1]
+    assert torch.allclose(shifted[: model.trainable], torch.full_like(shifted[: model.trainable], 0.1))
+    assert not shifted[model.trainable :].any()
 
 
 def test_two_vectors_of_a_client_can_change_places() -> None:

@@ -21,7 +21,13 @@ MODELS: list[dict[str, Any]] = [
 ELSEWHERE: Choices = {
     "participation": {"noise": ["singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
     "samples": {"wanted": [60, 400], "threshold": [40, 121, 200]},
-    "local": {"optimizer": ["sgd", "sgd", "sgd", "adam"], "lr": [0.02], "lr_every": [1, 2], "epsilon": [1e-3]},
+    "local": {
+        "algorithm": ["plain", "plain", "scaffold", "feddyn", "fednova"],
+        "optimizer": ["sgd", "sgd", "sgd", "adam"],
+        "lr": [0.02],
+        "lr_every": [1, 2],
+        "epsilon": [1e-3],
+    },
     "topology": {"placement": ["owner", "auto", "shared"]},
     "transport": {
         "kind": ["float32", "float32", "float32", "topk", "float16"],

@@ -1,0 +1,35 @@
+"""Local optimizers as users write them."""
+
+from __future__ import annotations
+
+import torch
+
+
+def momentum(parameters, lr, *, decay: float = 0.0):
+    """SGD with heavy-ball momentum."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=decay)
+
+
+class SignDescent:
+    """Steps of a fixed length in every coordinate."""
+
+    def __init__(self, parameters, lr):
+        self.parameters, self.lr = parameters, lr
+
+    def step(self):
+        for parameter in self.parameters:
+            parameter.data.sub_(parameter.grad.sign(), alpha=self.lr)
+
+
+def nothing(parameters, lr):
+    """Forgets to return an optimizer."""
+
+
+def failing(parameters, lr):
+    """Whose step goes wrong."""
+
+    class Failing:
+        def step(self):
+            raise ZeroDivisionError("no such number")
+
+    return Failing()

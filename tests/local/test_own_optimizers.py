@@ -1,0 +1,95 @@
+"""Local optimizers of one's own: what they are given, beside the built-in ones that do the same."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.registry import resolve
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule, OwnOptimizer
+from tests.end_to_end.in_process import run
+from tests.local.stacks import Source, flat_model, ragged_sizes, relative_difference
+from tests.local.test_algorithms import MODELS, simulate
+
+OWN = "tests.local.own_optimizers"
+SIZES = ragged_sizes(9, 23)
+SMALL = ("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "rounds=2")
+
+
+def ends(rule: LocalRule, algorithm: str = "plain", kind: str = "mlp") -> torch.Tensor:
+    """The model after three rounds of the sequential engine, in float64."""
+    description, given = MODELS[kind]
+    model = flat_model(kind, description, torch.float64, **given)
+    source = Source(description, SIZES, torch.float64)
+    return list(simulate(SequentialEngine, algorithm, model, source, rule))[-1]
+
+
+def own(name: str, **options: object) -> OwnOptimizer:
+    part = resolve("local optimizer", name)
+    return OwnOptimizer(part, partial(part.object, **options))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "text-cnn"])
+@pytest.mark.parametrize("algorithm", ["plain", "tests.local.own_algorithms:Scaffold"])
+@pytest.mark.parametrize("mu", [0.0, 0.4])
+def test_an_own_optimizer_steps_on_corrected_gradients(algorithm: str, mu: float, kind: str) -> None:
+    common = {"lr": 0.02, "epochs": 2, "batch_size": 4, "proximal_mu": mu, "epsilon": 1e-3}
+    plain = ends(LocalRule(optimizer="sgd", **common), algorithm, kind)
+    assert (
+        relative_difference(ends(LocalRule("own", own=own(f"{OWN}:momentum"), **common), algorithm, kind), plain)
+        < 1e-12
+    )
+    faster = ends(LocalRule("own", own=own(f"{OWN}:momentum", decay=0.5), **common), algorithm, kind)
+    assert relative_difference(faster, plain) > 1e-3
+
+
+def test_torch_s_adam_is_the_built_in_one() -> None:
+    common = {"lr": 0.02, "epochs": 2, "batch_size": 4, "epsilon": 1e-8}
+    assert (
+        relative_difference(
+            ends(LocalRule("own", own=own("torch.optim:Adam"), **common)), ends(LocalRule("adam", **common))
+        )
+        < 1e-10
+    )
+
+
+def test_a_run_takes_an_own_optimizer_and_says_so() -> None:
+    one_by_one = ("local.engine=sequential",)
+    built_in = run(*SMALL, *one_by_one)
+    found = run(*SMALL, f"local.optimizer={OWN}:momentum")
+    assert torch.allclose(found.model, built_in.model, atol=1e-6)
+    assert f'local.optimizer = "{OWN}:momentum" steps on' in found.experiment.trainer.engine.description
+    moving = run(*SMALL, f"local.optimizer={OWN}:momentum", "local.decay=0.5")
+    assert not torch.allclose(moving.model, built_in.model, atol=1e-3)
+    signs = run(*SMALL, f"local.optimizer={OWN}:SignDescent", "local.steps=1", "local.lr=0.5", "rounds=1")
+    moved = (signs.model - signs.start).numpy()
+    assert 0.4 < np.abs(moved).max() <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["local.optimizer=sdg"], "did you mean 'sgd'"),
+        ([f"local.optimizer={OWN}:momentum", "local.deccay=0.5"], "did you mean local.decay"),
+        (["local.optimizer=sgd", "local.beta1=0.5"], 'needs local.optimizer = "adam"'),
+        ([f"local.optimizer={OWN}:momentum", "preset=scaffold"], "only SGD's steps give back"),
+        ([f"local.optimizer={OWN}:momentum", "local.engine=batched"], "steps on the parameters of one client"),
+        ([f"local.optimizer={OWN}:momentum", "local.engine=merged"], "takes one SGD step"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(settings: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        run(*SMALL, *settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nothing", "has no step"), ("failing", "own_optimizers.py:.*ZeroDivisionError: no such number")]
+)
+def test_an_own_optimizer_that_fails_is_named(name: str, said: str) -> None:
+    with pytest.raises(PartFailure, match=said):
+        run(*SMALL, f"local.optimizer={OWN}:{name}")
