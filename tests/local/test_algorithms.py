@@ -195,6 +195,23 @@ def test_an_own_objective_replaces_the_loss() -> None:
     check(SequentialEngine, "tests.local.own_algorithms:DynamicLoss", "mlp", RULES["epochs"], "feddyn")
 
 
+def test_an_own_objective_draws_the_same_noise_whatever_was_drawn_before() -> None:
+    description, given = MODELS["mlp"]
+    source, ends = Source(description, SIZES, torch.float64), []
+    with torch.random.fork_rng():
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            model = flat_model("mlp", description, torch.float64, **given)
+            before = torch.get_rng_state()
+            simulation = simulate(SequentialEngine, "tests.local.own_algorithms:Noisy", model, source, RULES["epochs"])
+            ends.append(list(simulation)[-1])
+            assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*ends)
+    model = flat_model("mlp", description, torch.float64, **given)
+    plain = list(simulate(SequentialEngine, "plain", model, source, RULES["epochs"]))[-1]
+    assert relative_difference(ends[0], plain) > 1e-4
+
+
 def test_adam_takes_corrections_into_its_gradient() -> None:
     description, given = MODELS["mlp"]
     rule = LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=4, epsilon=1e-3)

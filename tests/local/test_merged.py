@@ -183,7 +183,7 @@ def test_what_would_not_be_exact_is_refused_with_the_reason(net: nn.Module, rule
 def test_exact_sums_are_refused():
     source, model = InMemorySource(SMALL_IMAGES, SIZES), flat_model("mlp", SMALL_IMAGES, hidden=[9])
     total = FixedPointSum(np.zeros(model.size, np.int64))
-    with pytest.raises(UserError, match="exact sums"):
+    with pytest.raises(UserError, match="own update"):
         MergedEngine(model, source, STREAMS).train(tasks_of(source), model.initial, RULES["whole set"], 0, total)
 
 
