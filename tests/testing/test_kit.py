@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedmpi.testing
+from fedmpi.cli import app
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
 from fedmpi.testing.check import Subject
@@ -143,3 +144,19 @@ def test_runs_of_a_part_that_is_in_no_file_are_skipped() -> None:
     for check in started:
         with pytest.raises(CheckSkipped, match="top level of a file"):
             check()
+
+
+def test_the_command_prints_a_line_a_check_and_tells_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["check", "tests.testing.bad_parts:root", "--quick"], standalone_mode=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(line.startswith("ok ") for line in lines)
+    assert app(["check", "tests.testing.bad_parts:negative", "--quick"], standalone_mode=False) == 1
+    assert sum(line.startswith("FAILED ") for line in capsys.readouterr().out.splitlines()) == 1
+    named = ["check", "focal", "--quick", "--set", "task.gamma=-1"]
+    assert app(named, standalone_mode=False) == 1
+    assert "task.gamma = -1" in capsys.readouterr().out
+
+
+def test_an_option_that_is_missing_is_asked_for() -> None:
+    with pytest.raises(UserError, match="krum needs aggregation.byzantine"):
+        checks("krum")
