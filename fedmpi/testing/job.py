@@ -36,10 +36,13 @@ def _loaded(chosen: Any) -> Any:
 
 
 def main() -> int:
-    """Do the runs that a file lists, on every rank of the job."""
+    """Do the runs that a file lists, on every rank of the job; a failure that all ranks share ends its run alone."""
     for job in json.loads(Path(sys.argv[1]).read_text()):
         settings = {**job["settings"], job["key"]: _loaded(job["chosen"])}
-        run(settings, out=job["out"], resume=job["resume"])
+        try:
+            run(settings, out=job["out"], resume=job["resume"])
+        except Exception as error:
+            Path(f"{job['out']}.failed").write_text(f"{type(error).__name__}: {error}")
     return 0
 
 

@@ -93,9 +93,12 @@ class Starts:
             self._tried.add((ranks, resumed))
             self._start(self.subjects, ranks, resumed)
         found = self._run_folder(subject, ranks, resumed)
-        if not (found / "summary.json").exists():  # its own failure, or that of another part of the same job
-            failure = self._start([subject], ranks, resumed)
-            demand(failure is None, f"{_job_name(ranks, resumed)}: {failure}")
+        failure: str | None = None
+        if not (found / "summary.json").exists() and not _failed(found).exists():
+            failure = self._start([subject], ranks, resumed)  # another part of its job may have ended all
+        if _failed(found).exists():
+            failure = _failed(found).read_text()
+        demand(failure is None, f"{_job_name(ranks, resumed)}: {failure}")
         return _outcome_of(found)
 
     def _start(self, subjects: Sequence[Subject], ranks: int, resumed: bool) -> str | None:
@@ -104,6 +107,7 @@ class Starts:
         for subject in subjects:
             out = self._run_folder(subject, ranks, resumed)
             shutil.rmtree(out, ignore_errors=True)
+            _failed(out).unlink(missing_ok=True)
             if resumed:
                 straight = self._run_folder(subject, ranks, False)
                 if not (straight / "summary.json").exists():
@@ -159,6 +163,11 @@ def _outcome_of(folder: Path) -> Outcome:
     return Outcome(model, [{key: record[key] for key in COMPARED if key in record} for record in records])
 
 
+def _failed(out: Path) -> Path:
+    """Where a job says why one of its runs failed."""
+    return out.with_name(f"{out.name}.failed")
+
+
 def _job_name(ranks: int, resumed: bool) -> str:
     return f"{ranks} rank{'s' if ranks > 1 else ''}{', resumed' if resumed else ''}"
 
@@ -184,7 +193,8 @@ def _described(subject: Subject) -> dict[str, Any]:
     """A run as the job reads it."""
     part = subject.part
     settings = {**SMALL, **subject.settings}
-    if "participation.fraction" in settings or settings.get("participation.clients") == "all":
+    everyone = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
+    if everyone or "participation.fraction" in settings:
         settings.pop("participation.count")
     if "local.steps" in settings:
         settings.pop("local.epochs")
