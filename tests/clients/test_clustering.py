@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import adjusted_rand_score
 
 from fedmpi.clients.clustering import kmeans, optics
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import load_config
 
 GENERATOR = np.random.default_rng(0)
 GROUPS = np.repeat(np.arange(5), 8)
@@ -57,6 +61,14 @@ def test_clients_alone_of_their_kind_follow_the_noise_rule(noise: str, loners: l
     labels = optics(LONERS, noise=noise)  # type: ignore[arg-type]
     assert adjusted_rand_score(GROUPS, labels[:40]) == 1.0
     assert labels[40:].tolist() == loners
+    settings = ["participation.features=full-gradient", "participation.draw=uniform", f"participation.noise={noise}"]
+    config = load_config(None, ["preset=fedsso", *settings])
+    run = Stratifier(
+        config, Cluster.connect(), (0, 43), 43, 30, lambda clients: clients,
+        lambda t, model, clients: iter([(clients, torch.from_numpy(LONERS[clients]))]), Streams(0),
+    )  # fmt: skip
+    run.observe(0, torch.zeros(30))
+    assert run.strata is not None and np.array_equal(run.strata.labels, labels)
 
 
 def test_dropping_everybody_is_refused() -> None:
