@@ -95,6 +95,12 @@ class FloatSum:
             self._long.zero_()
         self._terms, self._carried = 0, False
 
+    def scale(self, factor: float) -> None:
+        """Multiply the sum so far; a power of two rounds nothing."""
+        self.tensor.mul_(factor)
+        if self._carried and self._long is not None:
+            self._long.mul_(factor)
+
     def flush(self) -> None:
         if self._carried and self._long is not None:
             self.tensor.copy_(self._long.add_(self.tensor))

@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator, Values
+from fedmpi.aggregation.exact import Accumulator, FloatSum, Values
 from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.clients.cohort import Cohort
+from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import Part
 
@@ -23,6 +25,10 @@ Floats = NDArray[np.float64]
 
 GRID = 2.0**40
 """Weights that are multiples of 1/GRID add up to the same bits in any order."""
+LEAST_EXACT = 2.0**-12
+"""Least sum of judged weights that exact sums, in steps of 1/GRID, still hold to about 1e-8 of it."""
+MOST_AT_ONCE = 120
+"""Power of two that float32 still holds: what would need more is nothing beside the rest."""
 TOTAL_BITS = 9
 """Weights that are none are scaled so that their sum lies between 2**9 and 2**10: rounded then to 1e-12 of the sum."""
 
@@ -141,6 +147,9 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
 class JudgedSum:
     """An accumulator that asks the weights about every update before it is added to another accumulator.
 
+    Powers of losses are tiny or huge, and only ratios matter: unless sums are exact, Σ c_k Δ_k and Σ h_k are both
+    scaled by the power of two that brings Σ h_k between 1/2 and 1.
+
     Parameters
     ----------
     inner : Accumulator
@@ -148,17 +157,21 @@ class JudgedSum:
         Weights that judge.
     loss : callable
         loss(client, model (d,)): the mean loss of the client's samples.
+    cluster : Cluster
+        The ranks; `flush` is collective.
 
     Attributes
     ----------
     weight : float
-        Σ h_k of this rank's clients in this round.
+        After `flush`: Σ h_k of all clients of the round, scaled, on rank 0; 0 on the others.
     """
 
-    def __init__(self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor], float]):
-        self.inner, self.weighing, self.loss = inner, weighing, loss
+    def __init__(self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor], float], cluster: Cluster):
+        self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
         self.weight = 0.0
         self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
+        self._shares: list[float] = []
+        self._power: int | None = None
 
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Learn the round, its local learning rate and the global model (d,)."""
@@ -169,14 +182,43 @@ class JudgedSum:
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         work = ClientWork(client, self._round, coefficient, self.loss(client, self._start), norm, self._lr)
         factor, share = self.weighing.after(work)
-        self.inner.add(vector, factor, client)
-        self.weight += np.rint(share * GRID) / GRID
+        power = -math.frexp(share)[1]
+        if share and isinstance(self.inner, FloatSum) and (self._power is None or power < self._power):
+            self._scale(self.inner, power)
+        self.inner.add(vector, math.ldexp(factor, self._power or 0), client)
+        self._shares.append(share)
+
+    def _scale(self, inner: FloatSum, power: int) -> None:
+        """Make the sum so far, which is the true one times a power of two, that times 2**power."""
+        if self._shares:
+            inner.scale(math.ldexp(1.0, min(power - (self._power or 0), MOST_AT_ONCE)))
+        self._power = power
 
     def reset(self) -> None:
         self.inner.reset()
-        self.weight = 0.0
+        self.weight, self._shares, self._power = 0.0, [], None
 
     def flush(self) -> None:
+        """Divide what the shares of all ranks have in common out of the sum; collective.
+
+        Raises
+        ------
+        UserError
+            Sums are exact, and their steps are too coarse for shares as small as these.
+        """
+        gathered = self.cluster.gather(np.array(self._shares, np.float64))
+        whole = None if gathered is None else np.array([math.fsum(np.concatenate(gathered))])
+        total = float(self.cluster.broadcast(None if whole is None else [whole])[0][0])
+        if isinstance(self.inner, FloatSum):
+            power = -math.frexp(total)[1]
+            self._scale(self.inner, power)
+            total = math.ldexp(total, power)
+        elif 0 < total < LEAST_EXACT:
+            raise UserError(
+                f'aggregation.weights = "{self.weighing.part.name}" add up to {total:.3g} in round {self._round}, too '
+                "little for exact sums: switch aggregation.exact off"
+            )
+        self.weight = total if self.cluster.is_server else 0.0
         self.inner.flush()
 
     def to_update(self, reduced: Values) -> Tensor:

@@ -75,5 +75,10 @@ def algorithm_refusals(config: Config) -> list[tuple[bool, str]]:
             f"{name} keeps or sends more than the update, which aggregation.rule does not combine: set "
             'aggregation.rule = "mean"',
         ),
+        (
+            bool(algorithm.sums or algorithm.numbers) and config.attack.kind in ("sign-flip", "noise"),
+            f'{name} sends more than the update, of which attack.kind = "{config.attack.kind}" would change the update '
+            'alone: set attack.kind = "label-flip", whose liars train on wrong labels',
+        ),
         (own is not None, f"{name} is not possible here: {own}"),
     ]

@@ -137,7 +137,7 @@ class LocalAlgorithm:
         Returns
         -------
         Tensor (d,) or None
-            None = `update` as it is.
+            None = `update` as it is. Float buffers, such as batch norm's statistics, keep their weighted mean.
         """
         return update
 

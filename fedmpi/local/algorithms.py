@@ -117,7 +117,7 @@ class FedNova(LocalAlgorithm):
         return {"direction": work.delta * (work.coefficient / steps), "steps": work.coefficient * steps}
 
     def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
-        effective = sums["steps"] / totals.divisor
+        effective = sums["steps"] / totals.weight  # a mean of steps, also where weights are not normalised
         step: Tensor = sums["direction"] * (effective / totals.divisor)
         return step
 
@@ -152,4 +152,5 @@ def _needs_plain_server(config: Config, why: str) -> str | None:
 
 
 def _counts_twice(config: Config) -> bool:
-    return config.participation.clients == "weighted" and config.participation.replace
+    part = config.participation
+    return part.clients == "clustered-md" or (part.clients == "weighted" and part.replace)

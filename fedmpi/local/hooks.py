@@ -178,14 +178,20 @@ class Hooks:
             self.state.write(client, vectors)
 
     def server_step(self, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
-        """The update (d,) that the server optimizer gets; where nobody took part, the one that there is."""
+        """The update (d,) that the server optimizer gets; where nobody took part, the one that there is.
+
+        Float buffers keep their weighted mean whatever the algorithm returns.
+        """
         if not self.steps_server or not totals.participants:
             return update
         facts, before = {"model": self._start, "round": totals.round}, dict(self.server)
+        buffers = update[self.model.trainable :].clone()
         server = Vectors("server", self.server, facts)
         with torch.no_grad(), calling(self.part, totals.round):
             returned = self.algorithm.server_step(server, update, sums, totals)
             chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
+            if len(buffers):  # a variance that is extrapolated may fall below zero
+                chosen = torch.cat([chosen[: self.model.trainable], buffers])
         for name, vector in self.server.items():
             if not bool(torch.isfinite(vector.sum())):
                 raise self.refusal(f"server.{name} is not finite: lower local.lr or aggregation.lr")

@@ -220,7 +220,7 @@ def own_updates(config: Config, cluster: Cluster, model: FlatModel, losses: Call
         combiner = Combiner(chosen(config, "combiner"), options(config, "combiner"))
         return partial(CombinedSum, combiner=combiner, cluster=cluster, model=model.initial)
     weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
-    return partial(JudgedSum, weighing=weighing, loss=losses().before) if weighing.judges else None
+    return partial(JudgedSum, weighing=weighing, loss=losses().before, cluster=cluster) if weighing.judges else None
 
 
 def _dtype(model: Tensor, exact: bool) -> np.dtype[Any]:

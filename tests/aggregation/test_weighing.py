@@ -9,13 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.aggregation.exact import FloatSum
+from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
 from fedmpi.clients.cohort import Cohort, everyone
-from fedmpi.common.errors import PartFailure
+from fedmpi.cluster import Cluster
+from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve, weights
+
+
+class OneOfTwo(Cluster):
+    """Rank 0 without clients, beside another rank with one of this weight."""
+
+    def __init__(self, weight: float):
+        self.__dict__.update(vars(Cluster.connect()))
+        self.other = np.array([weight])
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        return [array, self.other]
+
 
 SIZES = np.array([3, 10, 7, 1, 29], np.int64)
 
@@ -85,12 +98,14 @@ def test_coefficients_of_a_sum_may_be_negative() -> None:
     assert found.tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0, 9.0])
 @pytest.mark.parametrize("lipschitz", [None, 4.0])
-def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None) -> None:
-    """Li et al. 2020, Algorithm 2 (q-FedAvg): w − Σ Δ_k / Σ h_k, in plain loops."""
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None, scale: float) -> None:
+    """Li et al. 2020, Algorithm 2 (q-FedAvg): w − Σ Δ_k / Σ h_k, in plain loops, however small or large losses are."""
     draws = np.random.default_rng(2)
-    start, updates, losses, lr = draws.normal(size=6), draws.normal(size=(4, 6)), [0.3, 2.0, 0.7, 1.1], 0.05
+    start, updates, lr = draws.normal(size=6), draws.normal(size=(4, 6)) * scale**0.5, 0.05
+    losses = [0.3 * scale, 2.0 * scale, 0.7 * scale, 1.1 * scale]
     bound = 1 / lr if lipschitz is None else lipschitz
     step, total = np.zeros(6), 0.0
     for update, loss in zip(updates, losses, strict=True):
@@ -101,13 +116,46 @@ def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None) ->
     expected = start - step / total
 
     total_sum = FloatSum(np.zeros(6, np.float32))
-    judged = JudgedSum(total_sum, weighing("q-ffl", q=q, lipschitz=lipschitz), lambda client, w: losses[client])
+    chosen = weighing("q-ffl", q=q, lipschitz=lipschitz)
+    judged = JudgedSum(total_sum, chosen, lambda client, w: losses[client], Cluster.connect())
     judged.reset()
     judged.begin(Plan(0, lr, np.arange(4), np.ones(4), False, True), torch.from_numpy(start))
     for client, update in enumerate(updates):
         judged.add(torch.from_numpy(update).float(), 1.0, client)
     judged.flush()
-    assert start + total_sum.tensor.double().numpy() / judged.weight == pytest.approx(expected, rel=2e-6)
+    taken = total_sum.tensor.double().numpy() / judged.weight
+    assert taken == pytest.approx(expected - start, rel=2e-6)
+    assert 0.5 <= judged.weight < 1
+
+
+def test_a_rank_without_clients_adds_nothing_to_tiny_weights() -> None:
+    judged = JudgedSum(FloatSum(np.zeros(6, np.float32)), weighing("q-ffl", q=60.0), lambda *_: 1.0, OneOfTwo(1e-180))
+    judged.reset()
+    judged.flush()
+    assert not judged.inner.tensor.any() and 0.5 <= judged.weight < 1
+
+
+def test_updates_of_weights_far_apart_are_added_up() -> None:
+    """The first client's weight is 1e-120, the second one's 1: only the second counts."""
+    losses, total = {0: 1e-3, 1: 1.0}, FloatSum(np.zeros(6, np.float32))
+    judged = JudgedSum(total, weighing("q-ffl", q=40.0), lambda client, w: losses[client], Cluster.connect())
+    judged.reset()
+    judged.begin(Plan(0, 0.5, np.arange(2), np.ones(2), False, True), torch.zeros(6))
+    for client in (0, 1):
+        judged.add(torch.full((6,), 0.25 + client), 1.0, client)
+    judged.flush()
+    bound, square = 2.0, 6 * 1.25**2
+    expected = 1.25 / (40 * bound * square + 1)
+    assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)
+
+
+def test_exact_sums_refuse_weights_finer_than_their_steps() -> None:
+    chosen, cluster = weighing("q-ffl", q=5.0), Cluster.connect()
+    judged = JudgedSum(FixedPointSum(np.zeros(6, np.int64)), chosen, lambda client, w: 0.01, cluster)
+    judged.begin(Plan(3, 0.1, np.arange(2), np.ones(2), False, True), torch.zeros(6))
+    judged.add(torch.full((6,), 0.1), 1.0, 0)
+    with pytest.raises(UserError, match="round 3, too little for exact sums"):
+        judged.flush()
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])

@@ -191,6 +191,32 @@ def test_foreign_files_do_what_the_built_in_algorithms_do(engine: type) -> None:
         assert relative_difference(w, torch.from_numpy(loop.round(t))) < 1e-10
 
 
+@pytest.mark.parametrize("name", ["feddyn", "fednova"])
+def test_statistics_of_batch_norm_keep_their_mean(name: str) -> None:
+    """Variances that were extrapolated would fall below zero."""
+    model = FlatModel(BatchNormNet(36, 5))
+    hooks = make(name, model)
+    hooks.begin(0, model.initial, {})
+    update = torch.linspace(-0.9, 1, model.size)
+    sums = {"direction": torch.ones(model.size), "steps": 8.0}
+    step = hooks.server_step(update.clone(), sums, Totals(POPULATION, 5, 1.0))
+    trainable = model.trainable
+    assert trainable < model.size
+    assert torch.equal(step[trainable:], update[trainable:])
+    assert not torch.allclose(step[:trainable], update[:trainable])
+
+
+def test_fednova_is_the_plain_sum_where_all_take_as_many_steps() -> None:
+    """Also with weights that are not normalised, whose sum is not 1."""
+    description, given = MODELS["mlp"]
+    hooks = make("fednova", flat_model("mlp", description, torch.float64, **given))
+    delta = torch.linspace(-1, 1, hooks.model.size, dtype=torch.float64)
+    hooks.begin(0, hooks.model.initial, {})
+    sums = {"direction": delta * (1.7 / 4), "steps": 1.7 * 4}
+    step = hooks.server_step(1.7 * delta, sums, Totals(POPULATION, 5, weight=1.7, divisor=1.0))
+    assert torch.allclose(step, 1.7 * delta, rtol=1e-14)
+
+
 def test_an_own_objective_replaces_the_loss() -> None:
     check(SequentialEngine, "tests.local.own_algorithms:DynamicLoss", "mlp", RULES["epochs"], "feddyn")
 

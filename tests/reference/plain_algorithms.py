@@ -59,7 +59,7 @@ class PlainAlgorithm:
             self.server = self.server - self.alpha * moved / self.clients
             return moved / len(changes) - self.server / self.alpha
         if self.kind == "fednova":
-            effective = sum(factor / divisor * length for _, _, length, factor in changes)
+            effective = sum(f * length for _, _, length, f in changes) / sum(f for _, _, _, f in changes)
             return effective * sum(factor / divisor * change / length for _, change, length, factor in changes)
         return mean
 
