@@ -16,8 +16,11 @@ from fedmpi.clients.features import (
     refreshed,
 )
 from fedmpi.clients.gradient_codes import compress, restore
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.config import load_config
 
 GRADIENTS = np.random.default_rng(0).normal(size=(30, 400)).astype(np.float32)
 BLOCKS = [
@@ -47,6 +50,17 @@ def test_compressed_gradients_are_restored_or_left_as_centres() -> None:
     assert np.array_equal(restored.matrix, restore(squeezed))
     assert np.array_equal(centres.matrix, squeezed.centres)
     assert centres.norms == pytest.approx(np.linalg.norm(restored.matrix, axis=1))
+
+
+def test_a_run_compresses_to_the_levels_of_its_configuration() -> None:
+    config = load_config(None, ["participation.clients=importance", "participation.count=4", "participation.levels=3"])
+    run = Stratifier(
+        config, Cluster.connect(), (0, 30), 30, 400, lambda clients: clients,
+        lambda t, model, clients: iter([(clients, torch.from_numpy(GRADIENTS[clients]))]), Streams(0),
+    )  # fmt: skip
+    run.observe(0, torch.zeros(400))
+    assert run.strata is not None and run.strata.norms is not None
+    assert run.strata.norms == pytest.approx(np.linalg.norm(restore(compress(GRADIENTS, 3)), axis=1))
 
 
 def test_projected_features_keep_distances_and_the_norms_of_what_was_sent() -> None:
