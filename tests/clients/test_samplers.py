@@ -144,6 +144,7 @@ def test_exploitation_is_in_proportion_to_utility() -> None:
 def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
     nobody = ClientNumbers(("loss",), 10)
     assert len(Oort().draw(view_of(0, 4, numbers=nobody)).clients) == 4
+    assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(0, 4, numbers=nobody)).clients) == 4
     everybody = remembered(dict.fromkeys(range(10), 1), dict.fromkeys(range(10), 0.0), 5)
     drawn = Oort(explore=1.0, explore_least=1.0).draw(view_of(5, 7, numbers=everybody)).clients
     assert len(drawn) == 7 and (np.diff(drawn) > 0).all()

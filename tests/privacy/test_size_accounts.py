@@ -82,6 +82,7 @@ STRATA = ("participation.clients=stratified", "participation.count=2")
         (["aggregation.weights=uniform", "topology.kind=mediators", "topology.scheduling=random"], None),
         ([*STRATA, "aggregation.weights=stratified"], None),
         (["aggregation.weights=unbiased", "aggregation.population=clients"], None),
+        (["participation.clients=oort", "participation.count=2"], "participation.clients"),
     ],
 )
 def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
