@@ -163,6 +163,32 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     experiment.close()
 
 
+def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None:
+    settings = ["participation.clients=power-of-choice", "participation.candidates=6", "participation.count=2"]
+    quiet = ["rounds=3", "data.shards=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
+    experiment = Experiment.connect(load_config(None, [*settings, *quiet, "logging.tensorboard=false"]))
+    simulation, seen = Simulation(experiment, None), []
+    measure, plan = experiment.inquiry.measure, experiment.plan
+    assert measure is not None
+
+    def planned(t: int) -> Any:
+        everybody = np.arange(9, dtype=np.int64)
+        candidates = experiment.planner.cohorts._views[t]
+        losses = measure(t, simulation.model, everybody, ("loss",))[:, 0]
+        fresh = candidates.fresh("loss")
+        measured = np.flatnonzero(~np.isnan(fresh))
+        np.testing.assert_array_equal(fresh[measured], losses[measured])
+        found = plan(t)
+        best = measured[np.argsort(-losses[measured])][:2]
+        seen.append((len(measured), found.clients.tolist() == sorted(best.tolist())))
+        return found
+
+    experiment.plan = planned  # type: ignore[method-assign]
+    simulation.run()
+    assert seen == [(6, True)] * 3
+    experiment.close()
+
+
 # The configuration
 
 
