@@ -39,6 +39,7 @@ from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
 from fedmpi.rounds.loop import Ending, Simulation
+from fedmpi.rounds.round_record import announce
 
 _one_at_a_time = threading.RLock()
 """Torch's threads and generators belong to the process: runs of several threads wait for one another."""
@@ -183,7 +184,9 @@ def run(
         after.callback(cluster.close)
         folder = None if out is None else Path(out)
         with ending_together():
-            return _run(loaded, cluster, folder, resume, on_round, progress, stop)
+            experiment = Experiment.connect(loaded, cluster)
+            after.callback(experiment.close)
+            return _run(experiment, folder, resume, on_round, progress, stop)
 
 
 def _configured(
@@ -197,18 +200,17 @@ def _configured(
 
 
 def _run(
-    config: Config,
-    cluster: Cluster,
+    experiment: Experiment,
     folder: Path | None,
     resume: bool,
     on_round: OnRound | None,
     progress: bool,
     stop: Callable[[], bool] | None,
 ) -> Run:
-    experiment = Experiment.connect(config, cluster)
+    config, cluster = experiment.config, experiment.cluster
     recorder = open_recorder(cluster, folder, config, resume, experiment.model.module)
     try:
-        experiment.announce()
+        announce(experiment)
         simulation = Simulation(experiment, recorder, on_round=on_round, stop=stop, progress=progress)
         ending = simulation.run()
     finally:

@@ -9,6 +9,8 @@ from fedmpi.config import Config
 from fedmpi.data.rebalanced import Samples
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
+from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.metrics import evaluate
 
 NAMES = {"test": "test", "val": "validation"}
 
@@ -31,7 +33,7 @@ class EvaluatedParts:
 
     def __init__(self, config: Config, store: ShardStore, data: Samples):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
-        self._data = data
+        self._data, self._rows = data, config.evaluation.batch_size
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         for part in self.names:
             if not store.part_samples(part):
@@ -40,6 +42,17 @@ class EvaluatedParts:
                     f'evaluation.on = "{config.evaluation.on}" needs {NAMES[part]} samples, but {config.data.shards} '
                     f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
                 )
+
+    def scores(self, flat: FlatModel, model: Tensor) -> dict[str, float]:
+        """Losses, accuracies and macro-F1 of the global model (d,) on each part."""
+        flat.bind(model)
+        facts: dict[str, float] = {}
+        for part in self.names:
+            x, y = self.samples(part)
+            with flat.loss.kept_generators():
+                found = evaluate(flat.module, x, y, self._data.description.classes, self._rows, flat.loss)
+            facts |= found.facts(part)
+        return facts
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
         """Features and labels of "test" or "val" on this rank's device; kept if they are not too large."""

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Literal
 
-from fedmpi.cluster.refusal import on_server
-from fedmpi.common.files import writing
 from fedmpi.common.plan import Plan
-from fedmpi.records.checkpoint import clients_file
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import Display, open_display
 from fedmpi.records.recorder import Recorder
-from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import Listener, OnRound
+from fedmpi.rounds.round_record import round_record, summary_facts
+from fedmpi.rounds.saved_state import SavedState
 from fedmpi.rounds.sum import RoundSum, RoundTotals
-from fedmpi.tasks.metrics import evaluate
 
 Ending = Literal["finished", "ended", "stopped"]
 """All rounds done; no more wanted by `on_round`; told to stop, what is needed to go on saved."""
@@ -79,6 +76,7 @@ class Simulation:
             vectors=hooks.sums if hooks else (),
             numbers=hooks.numbers if hooks else (),
         )
+        self.saved = SavedState(experiment, recorder)
         self.listener = Listener(self.cluster, on_round)
         self.stop = stop or (lambda: False)
         self.progress = progress and self.cluster.is_server
@@ -89,7 +87,7 @@ class Simulation:
 
     def run(self) -> Ending:
         """Run all rounds that are left; says why it ended."""
-        first = self._resume()
+        first, self.unsettled = self.saved.resume(self.model)
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
         if self.progress:
             self.display = open_display(self.config.rounds, first, self.config.logging.interval)
@@ -109,11 +107,11 @@ class Simulation:
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
             if ending == "stopped" or self._checkpoint_due(t + 1, ending):
-                self._checkpoint(t + 1)
+                self.saved.save(t + 1, self.model, self.history.rounds, self.unsettled)
             if ending != "finished":
                 break
         if ending != "stopped":
-            check_models(self.cluster, self.model, t)
+            self.saved.check(self.model, t)
             self._settle(last=True)
         self._finish(ending)
         return ending
@@ -161,13 +159,12 @@ class Simulation:
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
         """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
         with self._phase("apply"):
-            update = self.experiment.aggregate(plan, totals, self.model)
-            self.experiment.server_optimizer.step(self.model, update)
+            self.experiment.server.take(plan, totals, self.model)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float) -> None:
         """Rank 0 keeps the round's record until its evaluation is there."""
         if self.cluster.is_server:
-            record = self.experiment.record(plan, totals) | self.experiment.distance(self.model)
+            record = round_record(self.experiment, plan, totals, self.model)
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.unsettled = record
@@ -202,52 +199,13 @@ class Simulation:
             return
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
-            record.update(self._evaluate())
+            record.update(self.experiment.evaluated.scores(self.experiment.model, self.model))
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
-
-    def _evaluate(self) -> dict[str, float]:
-        flat, data = self.experiment.model, self.experiment.data
-        flat.bind(self.model)
-        facts: dict[str, float] = {}
-        for part in self.experiment.evaluated.names:
-            x, y = self.experiment.evaluated.samples(part)
-            rows = self.config.evaluation.batch_size
-            with flat.loss.kept_generators():
-                found = evaluate(flat.module, x, y, data.description.classes, rows, flat.loss)
-            facts |= found.facts(part)
-        return facts
 
     def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
         every = self.config.checkpoint.every
         last = next_round == self.config.rounds or ending == "ended"
         return every > 0 and (next_round % every == 0 or last)
-
-    def _checkpoint(self, next_round: int) -> None:
-        """Save what the run needs to go on; all ranks must hold the same model."""
-        check_models(self.cluster, self.model, next_round - 1, self.experiment.server_vectors)
-        tensors, header = self.experiment.state()
-        path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
-        with writing(self.recorder.folder) if self.recorder else nullcontext():
-            header |= self.experiment.save_client_state(path)
-        if self.recorder is None:
-            return
-        header.update(settled=self.history.rounds, unsettled=self.unsettled)
-        self.recorder.checkpoint(next_round, {"model": self.model, **tensors}, header)
-
-    def _resume(self) -> int:
-        """The first round to run; on a resumed run every rank receives the saved state from rank 0."""
-        data = self.experiment.data_digest
-        checkpoint = on_server(self.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
-        if checkpoint is not None:
-            self.unsettled = checkpoint.header["unsettled"]
-        first, model = self.experiment.share_checkpoint(checkpoint)
-        kept = None
-        if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
-            kept = clients_file(self.recorder.checkpoints, first)
-        self.experiment.load_client_state(kept, self.recorder.folder if self.recorder else None)
-        if model is not None:
-            self.model.copy_(model)
-        return first
 
     def _finish(self, ending: Ending) -> None:
         """Sum up; a finished run's folder gets model and summary, a stopped one only what it takes to go on."""
@@ -260,7 +218,7 @@ class Simulation:
             self.display.close()
         if not self.cluster.is_server:
             return
-        facts = self.experiment.facts() | moved.facts()
+        facts = summary_facts(self.experiment) | moved.facts()
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:

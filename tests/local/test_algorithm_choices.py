@@ -9,6 +9,7 @@ import pytest
 import fedmpi
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.config import config_toml, load_config
+from fedmpi.rounds.round_record import announce
 from tests.end_to_end.in_process import run
 
 OWN = "tests.local.own_algorithms"
@@ -80,7 +81,7 @@ def test_choices_that_mean_nothing_are_refused(settings: list[str], said: str) -
 def test_the_log_says_which_engine_and_why(settings: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
     done = run(*SMALL, *settings, "rounds=1")
     with caplog.at_level(logging.INFO, logger="fedmpi"):
-        done.experiment.announce()
+        announce(done.experiment)
     assert any("algorithm: " in line for line in caplog.messages)
     (engine,) = [line for line in caplog.messages if line.startswith("engine: ")]
     assert said in engine

@@ -41,15 +41,8 @@ def main() -> int:
     for number, settings in enumerate(sys.argv[2:]):
         experiment = Experiment.connect(load_config(None, settings.split()))
         slow_down(experiment)
-        tracer, records = Tracer(experiment), []
-        make_record = experiment.record
-
-        def record(*round: Any, make: Any = make_record, kept: list[dict[str, Any]] = records) -> dict[str, Any]:
-            kept.append(make(*round))
-            return dict(kept[-1])
-
-        experiment.record = record  # type: ignore[method-assign]
-        simulation = Simulation(experiment, None)
+        tracer, records = Tracer(experiment), list[dict[str, Any]]()
+        simulation = Simulation(experiment, on_round=records.append)
         assert simulation.run() == "finished"
         rows = np.array([row for rows in tracer.rows for row in rows], np.int64).reshape(-1, 3)
         gathered = experiment.cluster.gather(rows)
@@ -60,10 +53,10 @@ def main() -> int:
             found[f"cohorts{number}"] = np.concatenate(tracer.cohorts)
             found[f"speeds{number}"] = np.array([r.get("worker_speeds", []) for r in records[2:]])
             found[f"model{number}"] = simulation.model.numpy()
-            saved, _ = experiment.state()
+            saved, _ = simulation.saved.gathered()
             found[f"saved{number}"] = np.array(sorted(name for name in saved if name.startswith("balance")))
         else:
-            experiment.state()
+            simulation.saved.gathered()
         experiment.close()
     if found:
         np.savez(Path(sys.argv[1]), **found)

@@ -10,6 +10,7 @@ from fedmpi.records.checkpoint import Checkpoint
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import MOST_STEP_ROWS, STATE, Balance, BalanceLearner
 from fedmpi.rounds.placement import STEP_ROWS, equal_parts, longest_first
+from fedmpi.rounds.saved_state import SavedState
 from tests.end_to_end.in_process import run
 
 ROW_SECONDS = 2e-5
@@ -132,8 +133,8 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
     for experiment in (first, second):
         experiment.balance = BalanceLearner(3)
     Machine(40.0, [1.5, 1.0, 0.5]).run(first.balance, 20)
-    tensors, header = first.state()
-    second.share_checkpoint(Checkpoint(7, {"model": first.model.initial, **tensors}, header))
+    tensors, header = SavedState(first, None).gathered()
+    SavedState(second, None).share(Checkpoint(7, {"model": first.model.initial, **tensors}, header))
     first.close()
     second.close()
     assert second.balance.told() == pytest.approx(first.balance.told(), rel=1e-3)

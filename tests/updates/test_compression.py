@@ -208,8 +208,8 @@ def test_what_is_clipped_is_what_arrived():
 def run(*settings: str) -> tuple[Tensor, dict]:
     small = ["preset=fedavg", "participation.count=4", "rounds=3", "logging.tensorboard=false"]
     experiment = Experiment.connect(load_config(None, [*small, *settings]))
-    simulation, records, record = Simulation(experiment, None), [], experiment.record
-    experiment.record = lambda *given: records.append(record(*given)) or records[-1]  # type: ignore[method-assign]
+    records: list[dict] = []
+    simulation = Simulation(experiment, on_round=records.append)
     simulation.run()
     experiment.close()
     return simulation.model, records[-1]

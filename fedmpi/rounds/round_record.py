@@ -1,0 +1,110 @@
+"""What is recorded: a round, by its plan and its sums; a run, by what it was made with."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedmpi
+from fedmpi.common.plan import Plan
+from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
+from fedmpi.records.history import Record
+from fedmpi.records.provenance import git_commit, versions
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.balance import Balance
+from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.traffic_count import paper_formula, round_links
+
+log = logging.getLogger("fedmpi")
+
+
+def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model: Tensor) -> Record:
+    """The round's record, without what evaluation adds."""
+    sums = totals.sums
+    record = {
+        "round": plan.round,
+        "lr": plan.lr,
+        "train_loss": sums["loss_sum"] / sums["loss_count"] if sums["loss_count"] else None,
+        "samples": round(sums["samples"]),
+        "steps": round(sums["steps"]),
+        **plan.facts,
+        **_links(experiment, plan, totals),
+        **_observed(experiment, plan, totals),
+        **({"attackers": int(np.isin(plan.clients, experiment.liars).sum())} if experiment.liars.size else {}),
+        **Balance.heard(plan.balance).facts(),
+        "busy_seconds": totals.busy.tolist(),
+    }
+    if plan.round == 0 and experiment.augmentation:
+        record["rebalancing"] = experiment.augmentation
+    if experiment.reference is not None:
+        record["weight_divergence"] = experiment.reference.distance(model)
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, int]:
+    classes, clients = experiment.data.description.classes, len(experiment.data.sizes)
+    visits = round(totals.sums["visits"])
+    links = round_links(
+        experiment.config, experiment.model, clients, classes, plan, experiment.stratifier.measured, visits
+    )
+    counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
+    return counted | {"bytes_paper_formula": paper_formula(experiment.config, experiment.model.size, len(plan.clients))}
+
+
+def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if experiment.config.topology.kind == "mediators":
+        facts["visits"] = round(totals.sums["visits"])
+        facts["hops"] = round(totals.sums["hops"])
+        facts["idle_seconds"] = totals.idle.tolist()
+    if experiment.config.privacy.clip_norm is not None:
+        facts["clipped_updates"] = round(totals.sums["clipped"])
+    if experiment.config.logging.diagnostics:
+        norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
+        facts["update_norm"] = norm / experiment.server.divisor(plan, totals)
+        if not experiment.server.combines:  # both compare the updates with their weighted mean
+            facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
+            facts["client_drift"] = client_drift(totals.moments, norm)
+        facts["gamma"] = local_gain(totals.moments)
+    return facts
+
+
+def announce(experiment: Experiment) -> None:
+    """Say in the run log what runs where, and why this engine."""
+    log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, experiment.cluster.mpi)
+    log.info(
+        "%d ranks on %d nodes, device %s",
+        experiment.cluster.size,
+        experiment.cluster.nodes,
+        experiment.model.initial.device,
+    )
+    log.info(
+        "%d clients, %d samples, model of %d values",
+        len(experiment.data.sizes),
+        experiment.data.sizes.sum(),
+        experiment.model.size,
+    )
+    log.info("placement: %s", experiment.trainer.layout.description)
+    log.info("engine: %s", experiment.trainer.engine.description)
+    if experiment.trainer.hooks is not None:
+        log.info("algorithm: %s", experiment.trainer.hooks.description)
+
+
+def summary_facts(experiment: Experiment) -> Record:
+    """What the summary says about where and with what the run was made."""
+    return {
+        "ranks": experiment.cluster.size,
+        "clients": len(experiment.data.sizes),
+        "parameters": experiment.model.trainable,
+        "data": asdict(experiment.data.description),
+        "engine": experiment.trainer.engine.description,
+        **({"attackers": experiment.liars.tolist()} if experiment.liars.size else {}),
+        **({"rebalancing": experiment.augmentation} if experiment.augmentation else {}),
+        "versions": versions(experiment.cluster.mpi),
+        "git_commit": git_commit(),
+    }

@@ -1,0 +1,153 @@
+"""What a run needs to go on, held by all ranks: gathered into checkpoints, and given back to all when it is resumed."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.cluster.refusal import on_server
+from fedmpi.common.files import writing
+from fedmpi.records.checkpoint import Checkpoint, clients_file
+from fedmpi.records.client_records import load_records, save_records
+from fedmpi.records.history import Record
+from fedmpi.records.recorder import Recorder
+from fedmpi.rounds.agreement import check_models
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.updates.compression import RESIDUALS
+
+
+class SavedState:
+    """The checkpoints of a run.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Whose state is saved.
+    recorder : Recorder or None
+        Writes and finds them, on rank 0 only; None on all ranks saves nothing.
+    """
+
+    def __init__(self, experiment: Experiment, recorder: Recorder | None):
+        self.experiment = experiment
+        self.recorder = recorder
+
+    def check(self, model: Tensor, round: int) -> None:
+        """All ranks must hold the same model, and the same vectors of a local algorithm; collective."""
+        hooks = self.experiment.trainer.hooks
+        check_models(self.experiment.cluster, model, round, [] if hooks is None else [*hooks.server.values()])
+
+    def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
+        """Write a checkpoint from which the run goes on at `next_round`; collective.
+
+        Parameters
+        ----------
+        next_round : int
+        model : Tensor (d,)
+        settled : int
+            Records written so far (on rank 0).
+        unsettled : dict or None
+            The record that still waits for its evaluation (on rank 0).
+        """
+        self.check(model, next_round - 1)
+        tensors, header = self.gathered()
+        path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
+        with writing(self.recorder.folder) if self.recorder else nullcontext():
+            header |= self._save_client_state(path)
+        if self.recorder is None:
+            return
+        header.update(settled=settled, unsettled=unsettled)
+        self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
+
+    def resume(self, model: Tensor) -> tuple[int, Record | None]:
+        """The first round to run, and the record that waits for its evaluation; collective.
+
+        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
+        """
+        data = self.experiment.data_digest
+        checkpoint = on_server(self.experiment.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
+        first, saved = self.share(checkpoint)
+        kept = None
+        if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
+            kept = clients_file(self.recorder.checkpoints, first)
+        self._load_client_state(kept, self.recorder.folder if self.recorder else None)
+        if saved is not None:
+            model.copy_(saved)
+        return first, None if checkpoint is None else checkpoint.header["unsettled"]
+
+    def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
+        moments = {f"server.{name}": value for name, value in self.experiment.server.optimizer.state().items()}
+        parts = (
+            self.experiment.stratifier.state()
+            | self.experiment.planner.accounts.state()
+            | self.experiment.balance.state()
+        )
+        hooks, known = self.experiment.trainer.hooks, self.experiment.inquiry.numbers.state()
+        server = {} if hooks is None else hooks.server_tensors()
+        return {**moments, **parts, **known, **server, **self._transport_state()}, {"data": self.experiment.data_digest}
+
+    def _transport_state(self) -> dict[str, Tensor]:
+        observer = self.experiment.trainer.observer
+        return observer.transport.gather_state(self.experiment.cluster) if observer and observer.transport else {}
+
+    def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
+        """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
+        hooks = self.experiment.trainer.hooks
+        own = [] if hooks is None else hooks.tensor_names
+        names = ["model", *(f"server.{name}" for name in self.experiment.server.optimizer.names), *RESIDUALS, *own]
+        arrays = None
+        if self.experiment.cluster.is_server:
+            saved = checkpoint.tensors if checkpoint else {}
+            first = np.array([checkpoint.next_round if checkpoint else 0], np.int64)
+            arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
+        received = self.experiment.cluster.broadcast(arrays)
+        device = self.experiment.model.initial.device
+        named = zip(names, received[1:], strict=True)
+        tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
+        moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
+        self.experiment.server.optimizer.load(moments, int(received[0][0]))
+        if hooks is not None:
+            hooks.load_server(tensors)
+        if (observer := self.experiment.trainer.observer) is not None and observer.transport is not None:
+            observer.transport.load(tensors, range(*self.experiment.trainer.layout.owned))
+        if checkpoint is not None:
+            self.experiment.planner.accounts.load(checkpoint.tensors)
+            self.experiment.balance.load(checkpoint.tensors)
+            self.experiment.inquiry.numbers.load(checkpoint.tensors)
+        self.experiment.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
+        return int(received[0][0]), tensors.get("model")
+
+    def _save_client_state(self, path: Path | None) -> dict[str, str]:
+        """Write the vectors kept for clients to a file beside a checkpoint, whose header is to hold the result.
+
+        Collective; rank 0 gives the path, or None where nothing is to be written.
+        """
+        hooks = self.experiment.trainer.hooks
+        if hooks is None or not hooks.client_state:
+            return {}
+        digest = save_records(self.experiment.cluster, hooks.state, path)
+        return {"clients": digest} if digest else {}
+
+    def _load_client_state(self, path: Path | None, folder: Path | None) -> None:
+        """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
+
+        Collective; rank 0 also tells the run's `folder`, where vectors go for which there is no memory.
+        """
+        hooks = self.experiment.trainer.hooks
+        if hooks is None or not hooks.client_state:
+            return
+        name = str(folder.resolve()) if folder is not None else ""
+        told = self.experiment.cluster.broadcast(
+            [np.frombuffer(name.encode(), np.uint8)] if self.experiment.cluster.is_server else None
+        )
+        hooks.state.folder = Path(told[0].tobytes().decode()) if told[0].size else None
+        layout = self.experiment.trainer.layout
+        clients = load_records(self.experiment.cluster, hooks.state, path, range(*layout.owned))
+        if self.experiment.trainer.homes is not None:
+            owners = np.searchsorted(layout.boundaries, clients, side="right") - 1
+            self.experiment.trainer.homes.settle(clients, layout.ranks(owners))

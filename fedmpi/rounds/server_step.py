@@ -1,0 +1,80 @@
+"""The server's step, taken by every rank alike: from the round's sums to the next global model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.aggregation.weighing import Weighing
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Streams
+from fedmpi.config import Config
+from fedmpi.local.algorithm import Totals
+from fedmpi.local.hooks import Hooks
+from fedmpi.privacy.gaussian import add_noise
+from fedmpi.privacy.updates import adds_noise, planned_participants
+from fedmpi.rounds.sum import RoundTotals
+
+
+class ServerStep:
+    """The mean update of a round, noise, what a local algorithm makes of it, and the server optimizer.
+
+    Parameters
+    ----------
+    config : Config
+    streams : Streams
+        Source of the noise.
+    clients : int
+        N.
+    weighing : Weighing
+        Knows whether weights that are none leave something over.
+    optimizer : ServerOptimizer
+    hooks : Hooks or None
+        Of a local algorithm that has a step of its own on the server.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        streams: Streams,
+        clients: int,
+        weighing: Weighing,
+        optimizer: ServerOptimizer,
+        hooks: Hooks | None,
+    ):
+        self.config = config
+        self.streams = streams
+        self.clients = clients
+        self.weighing = weighing
+        self.optimizer = optimizer
+        self.hooks = hooks
+
+    def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
+        """Change the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
+        self.optimizer.step(model, self.update(plan, totals, model))
+
+    def update(self, plan: Plan, totals: RoundTotals, model: Tensor) -> Tensor:
+        """The round's mean update Δ of the model from the sums of all ranks, with the server's noise if there is to be
+        any."""
+        privacy, divisor = self.config.privacy, self.divisor(plan, totals)
+        update = totals.update / divisor
+        if not plan.one_step and (more := self.weighing.surplus(plan.coefficients)):
+            update.add_(model, alpha=more)
+        if privacy.clip_norm is not None and adds_noise(self.config):
+            share = 1 / planned_participants(self.config, self.clients)
+            add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
+        if self.hooks is None:
+            return update
+        sums = totals.sums
+        facts = Totals(self.clients, round(sums["clients"]), sums["weight"], divisor, plan.round, plan.lr)
+        return self.hooks.server_step(update, totals.further, facts)
+
+    @property
+    def combines(self) -> bool:
+        """Whether a combiner makes the update, and not a sum."""
+        return bool(self.config.aggregation.rule != "mean")
+
+    def divisor(self, plan: Plan, totals: RoundTotals) -> float:
+        """What the sum of updates is divided by: the total weight of those who returned one, or 1."""
+        weight = totals.sums["weight"]
+        return weight if plan.normalise and weight > 0 and not self.combines else 1.0
