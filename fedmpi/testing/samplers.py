@@ -172,7 +172,7 @@ def stated_inclusion(subject: Subject) -> str:
         f"client {worst} states the inclusion probability {np.mean(stated[worst]):.4g}, but was drawn "
         f"{times[worst]:,} times in {DRAWS:,} rounds (chance {chances[worst]:.1g}, refused below {limit:.1g})",
     )
-    return f"{len(chances)} clients, smallest chance {chances[worst]:.2g}, refused below {limit:.1g}"
+    return f"{len(chances)} clients, smallest chance {chances[worst]:.2g}, refused below {limit:.2g}"
 
 
 def _chance(stated: np.ndarray, times: int, trials: int) -> float:

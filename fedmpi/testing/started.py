@@ -114,7 +114,7 @@ class Starts:
                     continue
                 _stopped_halfway(straight, out)
             runs.append({**_described(subject), "out": str(out), "resume": resumed})
-        listed = self._place / f"{_job_name(ranks, resumed)}.json"
+        listed = self._place / f"{ranks}-{'resumed' if resumed else 'straight'}.json"
         listed.write_text(json.dumps(runs))
         return _run_job(ranks, listed)
 
@@ -126,7 +126,7 @@ class Starts:
 
     def _run_folder(self, subject: Subject, ranks: int, resumed: bool) -> Path:
         number = next((i for i, other in enumerate(self.subjects) if other is subject), len(self.subjects))
-        return self._place / f"{_job_name(ranks, resumed)}-{number}"
+        return self._place / f"{ranks}-{'resumed' if resumed else 'straight'}-{number}"
 
 
 def started_checks(subject: Subject, starts: Starts) -> Iterator[Check]:

@@ -21,6 +21,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "client sampler stratified": {"participation.strata": 3},
     "combiner krum": {"aggregation.byzantine": 1},
     "combiner norm-clip": {"aggregation.bound": 0.5},
+    "local algorithm feddyn": {"aggregation.weights": "uniform"},
     "weights q-ffl": {"aggregation.q": 1.0},
 }
 """What a part cannot do without, and choices that go with it."""

@@ -13,6 +13,7 @@ from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import part_of
+from fedmpi.testing.samplers import _chance, stated_inclusion
 from fedmpi.testing.started import Starts, started_checks
 from tests.testing import bad_parts
 
@@ -160,3 +161,19 @@ def test_the_command_prints_a_line_a_check_and_tells_by_its_exit_code(capsys: py
 def test_an_option_that_is_missing_is_asked_for() -> None:
     with pytest.raises(UserError, match="krum needs aggregation.byzantine"):
         checks("krum")
+
+
+def test_chances_are_those_of_the_binomial_law() -> None:
+    third = np.full(5, 1 / 3)
+    for draws, far in ((3333, 1.0), (3333 + 141, 3e-3), (3333 + 212, 7e-6), (3333 - 212, 7e-6)):
+        assert far / 2 < _chance(third, draws, 10_000) < 2 * far
+    assert _chance(np.ones(9_999), 9_999, 10_000) == 0, "who is certain to be drawn and was not"
+    twice = np.array([0.2] * 1000 + [0.4] * 2000)  # drawn as stated in 5,000 rounds of each kind
+    assert _chance(twice, 3000, 10_000) == pytest.approx(1.0)
+    assert _chance(twice * 1.1, 3000, 10_000) < 1e-5
+
+
+def test_the_limit_is_shared_among_the_clients() -> None:
+    assert fedmpi.testing.FALSE_ALARM == 1e-4
+    remark = stated_inclusion(Subject(part_of("uniform", "client sampler")))
+    assert remark.startswith("12 clients, smallest chance 0.") and remark.endswith("refused below 8.3e-06")
