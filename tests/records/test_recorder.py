@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import fedmpi
@@ -198,6 +199,20 @@ def test_the_seconds_of_a_run_are_those_of_all_its_parts(tmp_path: Path):
     summary = second.finish(nn.Linear(2, 2), {})
     second.close()
     assert summary["wall_seconds"] >= 1000
+
+
+def test_events_after_the_checkpoint_are_shown_once_when_a_run_goes_on(tmp_path: Path):
+    config = load_config(None, [*SETTINGS, "logging.tensorboard=true"])
+    for resume, rounds in ((False, range(4)), (True, range(2, 5))):
+        recorder = Recorder(tmp_path, config, resume=resume)
+        recorder.resume()
+        for t in rounds:
+            recorder.write({"round": t, "test_loss": 1.0 / (1 + t)})
+            if t == 1:
+                recorder.checkpoint(2, {"model": torch.zeros(2)}, {"data": "", "settled": 2})
+        recorder.close()
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("test_loss")
+    assert [event.step for event in shown] == list(range(5))
 
 
 def recorded(folder: Path, accuracies: list[float | None]) -> dict[str, Any]:
