@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedmpi.common.registry import register
-from fedmpi.config.choices import chosen
+from fedmpi.common.registry import register, resolve
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def effective_steps(steps: int, shrinking: float) -> float:
 
 
 def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:
-    optimizer = chosen(config, "local optimizer").name
+    optimizer = resolve("local optimizer", config.local.optimizer).name
     if optimizer != "sgd":
         return f'local.optimizer = "{optimizer}" does not go with it: {why}: set local.optimizer = "sgd"'
     if config.local.proximal_mu and not proximal:
