@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import REQUIRED
+from fedmpi.common.registry import KINDS, parts
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
 
 
@@ -97,3 +99,17 @@ def test_a_missing_and_a_malformed_file_are_named(tmp_path: Path):
 
 def test_every_key_is_described():
     assert all(description for _, _, description in key_descriptions())
+
+
+def test_a_key_that_stands_in_a_table_has_the_default_of_the_options_that_it_sets():
+    config = load_config(None, ["preset=fedavg"])
+    differing = []
+    for part in parts():
+        table = getattr(config, KINDS[part.kind].table, None)
+        fields = type(table).model_fields if table is not None and not KINDS[part.kind].late else {}
+        for option in part.options:
+            if option.name in fields and option.default is not REQUIRED:
+                declared = fields[option.name].default
+                if declared is not None and declared != option.default:
+                    differing.append((part.name, option.name, declared, option.default))
+    assert not differing

@@ -163,6 +163,24 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     experiment.close()
 
 
+def test_norms_and_seconds_remembered_are_those_of_the_only_participant(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(mine)
+    settings = ["participation.clients=mine:looks_at_all", "participation.count=1", "rounds=1", "system.clock=true"]
+    quiet = ["data.shards=digits:clients=5", "logging.tensorboard=false", "checkpoint.every=0", "local.lr=0.2"]
+    experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
+    records: list[dict[str, Any]] = []
+    simulation = Simulation(experiment, on_round=records.append)
+    before = simulation.model.clone()
+    simulation.run()
+    numbers = experiment.inquiry.numbers
+    (k,) = np.flatnonzero(numbers.age("update_norm", 1) == 1)
+    assert numbers.last("update_norm")[k] == pytest.approx(float((simulation.model - before).norm()), rel=1e-5)
+    assert numbers.last("seconds")[k] == records[0]["virtual_seconds"] > 0
+    experiment.close()
+
+
 def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None:
     settings = ["participation.clients=power-of-choice", "participation.candidates=6", "participation.count=2"]
     quiet = ["rounds=3", "data.shards=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
