@@ -76,9 +76,13 @@ class Krum:
         self.byzantine, self.keep = byzantine, keep
 
     def measure(self, updates: Tensor) -> Tensor:
-        """Inner products of the updates' deviations from their mean, float64 (m, m): distances follow from them."""
+        """Inner products of the updates' deviations from their median, float64 (m, m): distances follow from them.
+
+        Unlike the mean, a median stays near the honest ones: their small distances are no differences of huge numbers.
+        """
         self.check(len(updates))
-        apart = updates.double() - updates.mean(0, dtype=torch.float64)
+        middle = torch.from_numpy(np.partition(updates.numpy(), len(updates) // 2, axis=0)[len(updates) // 2])
+        apart = updates.double() - middle
         return apart @ apart.T
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ class Oort:
     The utility of a client seen at round L (both counted from 1) is n_k · loss_k + √(stale · ln R / L) in round R. The
     paper's root mean square of the samples' losses is here that of one number, the client's mean loss. Left out are the
     paper's utility of the system (speeds, the pacer of round lengths), its noise for privacy, and the exclusion of
-    clients after a number of rounds; who has never been seen is explored uniformly instead of by speed.
+    clients after a number of rounds; who has never been seen is explored uniformly instead of by speed, and clients
+    without samples never take part.
 
     Parameters
     ----------
@@ -86,9 +87,10 @@ class Oort:
 
     def draw(self, view: View) -> Cohort:
         """ε m clients never seen, the others by utility; where one kind does not suffice the other fills up."""
-        seen = view.age("loss")[view.available] >= 0
-        known, unknown = view.available[seen], view.available[~seen]
-        count = min(view.count, len(view.available))
+        holding = view.available[view.sizes[view.available] > 0]
+        seen = view.age("loss")[holding] >= 0
+        known, unknown = holding[seen], holding[~seen]
+        count = min(view.count, len(holding))
         explored = min(len(unknown), max(self._explored(view.round, count), count - len(known)))
         exploited = self._exploited(view, known, count - explored)
         found = view.generator.choice(unknown, explored, replace=False, shuffle=False)
@@ -103,7 +105,7 @@ class Oort:
             return known[:0]
         utility = self.utility(view, known)
         last_that_fits = np.partition(utility, len(utility) - count)[len(utility) - count]
-        pool = utility >= self.cutoff * last_that_fits
+        pool = utility >= min(last_that_fits, self.cutoff * last_that_fits)  # losses of one's own may be negative
         return drawn_in_proportion(view.generator, known[pool], np.maximum(utility[pool], LEAST_UTILITY), count)
 
     def utility(self, view: View, clients: Ints) -> Floats:

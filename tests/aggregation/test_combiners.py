@@ -111,6 +111,20 @@ def test_no_lie_moves_a_robust_combiner_out_of_the_range_of_the_honest(name: str
     assert float(combined(built_in("mean"), updates, equal).abs().max()) > 1e4
 
 
+@pytest.mark.parametrize("size", [1.0, 1e5, 1e8])
+def test_krum_tells_the_honest_apart_however_large_the_lies(size: float) -> None:
+    """Updates a thousandth long beside lies of 10^8: the distances among the honest keep their digits."""
+    draws = np.random.default_rng(7)
+    for _ in range(5):
+        updates = draws.normal(size=(12, 300)) * 1e-3 * draws.uniform(0.8, 1.2, (12, 1))
+        updates[:2] = draws.normal(size=(2, 300)) * size
+        rows = updates.astype(np.float32)
+        apart = np.sort(((rows[:, None].astype(np.float64) - rows[None]) ** 2).sum(2), axis=1)
+        nearest = int(apart[:, 1 : 1 + 12 - 2 - 2].sum(1).argmin())
+        found = combined(built_in("krum", byzantine=2), torch.from_numpy(rows), torch.ones(12))
+        assert torch.equal(found, torch.from_numpy(rows[nearest]))
+
+
 def test_a_clipped_update_has_the_length_of_the_bound_and_shorter_ones_stay() -> None:
     updates = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     alone = [combined(built_in("norm-clip", bound=1.0), updates[k : k + 1], torch.ones(1)) for k in range(3)]

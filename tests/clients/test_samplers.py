@@ -152,6 +152,22 @@ def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is(
     assert Oort().draw(view_of(0, 4, present=few, numbers=nobody)).clients.tolist() == [1, 4]
 
 
+def test_clients_without_samples_are_not_explored_for_ever() -> None:
+    """Nobody ever has a loss of theirs, so that they would stay unknown."""
+    sizes = np.array([0, 0, 0, 0, 5, 6, 7, 8, 9], np.int64)
+    known = remembered(dict.fromkeys(range(4, 9), 1), dict.fromkeys(range(4, 9), 0.7), 30)
+    for seed in range(10):
+        drawn = Oort().draw(view_of(30, 4, sizes, seed, numbers=known)).clients
+        assert len(drawn) == 4 and drawn.min() >= 4
+    nobody = ClientNumbers(("loss",), 9)
+    assert Oort().draw(view_of(0, 7, sizes, numbers=nobody)).clients.tolist() == [4, 5, 6, 7, 8]
+
+
+def test_losses_below_zero_leave_a_cohort_whole() -> None:
+    numbers = remembered(dict.fromkeys(range(10), 3), dict.fromkeys(range(10), -1.5), 20)
+    assert len(Oort(explore=0.0, explore_least=0.0).draw(view_of(20, 4, numbers=numbers)).clients) == 4
+
+
 # Clustered sampling by size (Fraboni et al. 2021, Algorithm 1)
 
 
