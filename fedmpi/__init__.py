@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ logging.getLogger("fedmpi").addHandler(logging.NullHandler())  # who wants to se
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")
+    drawn = random.getstate()  # rich draws as it is imported
     found = getattr(importlib.import_module(_HOMES[name]), name)
+    random.setstate(drawn)
     globals()[name] = found
     return found
 

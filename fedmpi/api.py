@@ -107,7 +107,9 @@ class Run:
 
     def __repr__(self) -> str:
         final = self.summary.get("final", {})
-        scores = ", ".join(f"{key} {final[key]:.4f}" for key in ("test_accuracy", "val_accuracy") if final.get(key))
+        scores = ", ".join(
+            f"{key} {final[key]:.4f}" for key in ("test_accuracy", "val_accuracy") if final.get(key) is not None
+        )
         where = f" in {self.folder}" if self.folder else ""
         return f"<Run of {final.get('round', -1) + 1} rounds{where}, {self.ending}{f': {scores}' if scores else ''}>"
 
@@ -179,7 +181,12 @@ def run(
         with ending_together():
             if resume and out is None:
                 raise UserError("resume needs out, the folder of the run to continue")
-            loaded = _configured(config, overrides or {}, data, model)
+            if not isinstance(out, str | Path | None):
+                raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
+            for name, function in (("on_round", on_round), ("stop", stop)):
+                if function is not None and not callable(function):
+                    raise UserError(f"{name} is a function, not {type(function).__name__}")
+            loaded = _configured(config, {} if overrides is None else overrides, data, model)
             cluster = Cluster.connect(reduction=loaded.cluster.reduction)
         after.callback(cluster.close)
         folder = None if out is None else Path(out)
@@ -192,11 +199,12 @@ def run(
 def _configured(
     config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
 ) -> Config:
-    given = dict(overrides)
-    for key, value in (("data.shards", data), ("model.name", model)):
-        if value is not None:
-            given[key] = str(value) if isinstance(value, Path) else value
-    return given_config(config, given)
+    objects = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in (("data.shards", data), ("model.name", model))
+        if value is not None
+    }
+    return given_config(config, {**overrides, **objects} if isinstance(overrides, Mapping) else overrides)
 
 
 def _run(

@@ -96,6 +96,8 @@ def test_records_and_model_are_those_of_the_command_line(plain: fedmpi.Run, tmp_
 def test_a_run_is_told_in_one_line(plain: fedmpi.Run, tmp_path: Path):
     accuracy = plain.records[-1]["test_accuracy"]
     assert repr(plain) == f"<Run of 3 rounds, finished: test_accuracy {accuracy:.4f}>"
+    none_right = fedmpi.Run({"final": {"round": 0, "test_accuracy": 0.0}}, config=None, records=None, model=None)
+    assert repr(none_right) == "<Run of 1 rounds, finished: test_accuracy 0.0000>"
 
 
 def test_the_records_as_a_table(plain: fedmpi.Run):
@@ -163,6 +165,12 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         (lambda: fedmpi.run("fedavg", model="mlpp"), "model.name = 'mlpp' is unknown: did you mean 'mlp'"),
         (lambda: fedmpi.run("fedavg", model=7), "model.name = 7"),
         (lambda: fedmpi.run("fedavg", resume=True), "resume needs out"),
+        (lambda: fedmpi.run(None), "a TOML file, a dict or a fedmpi.Config, not NoneType"),
+        (lambda: fedmpi.run(["fedavg"]), "a TOML file, a dict or a fedmpi.Config, not list"),
+        (lambda: fedmpi.run("fedavg", "rounds=3"), 'overrides are a dict like {"local.lr": 0.1}, not str'),
+        (lambda: fedmpi.run("fedavg", out=5), "out is the folder of the run, a text or a Path, not int"),
+        (lambda: fedmpi.run("fedavg", on_round=5), "on_round is a function, not int"),
+        (lambda: fedmpi.run("fedavg", stop=5), "stop is a function, not int"),
         (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
         (lambda: fedmpi.Config(rounds=0), "rounds = 0"),
         (lambda: fedmpi.Config(local={"lrr": 1}), "lrr"),
@@ -360,6 +368,12 @@ def test_memory_stays_flat_over_two_hundred_runs():
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_importing_fedmpi_leaves_the_global_generator_as_it_is():
+    code = "import random; random.seed(1); import fedmpi; fedmpi.run, fedmpi.ClientArrays; print(random.random())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert float(done.stdout) == random.Random(1).random()
 
 
 def test_importing_fedmpi_is_light_and_its_names_are_there():

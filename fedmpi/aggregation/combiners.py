@@ -199,9 +199,9 @@ class Combiner:
         PartFailure
             It raised an exception or returned anything else.
         """
-        told = () if measured is None else (measured,)
+        told = () if measured is None else (measured.clone(),)
         with calling(self.part, round):
-            found = self._combine(updates, coefficients, *told)
+            found = self._combine(updates, coefficients.clone(), *told)
         width = updates.shape[1]
         if not isinstance(found, Tensor) or found.shape != (width,):
             shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

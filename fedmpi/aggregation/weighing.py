@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Plan
+from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Part
 
 Ints = NDArray[np.int64]
@@ -69,7 +70,7 @@ class Weighing:
             where they are normalised.
         """
         with calling(self.part, round):
-            found = self._chosen(cohort, sizes)
+            found = self._chosen(_closed(cohort), read_only(sizes))
         coefficients = self._checked(found, cohort, round)
         if not self.normalises(cohort):
             return coefficients
@@ -142,6 +143,12 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
         return coefficients
     shift = 2.0 ** (TOTAL_BITS - math.frexp(total)[1] + 1)
     return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
+
+
+def _closed(cohort: Cohort) -> Cohort:
+    """The same cohort, whose arrays cannot be changed."""
+    arrays = {name: read_only(value) for name, value in vars(cohort).items() if isinstance(value, np.ndarray)}
+    return replace(cohort, **arrays)
 
 
 class JudgedSum:

@@ -12,7 +12,7 @@ import numpy as np
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.strata import Strata
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.plan import Floats, Ints, read_only
 from fedmpi.common.streams import Purpose, Streams
 
 
@@ -27,7 +27,7 @@ class View:
     count : int
         m, the clients to draw: with over-selection those to ask.
     sizes : int64 (N,)
-        Samples of every client; read-only.
+        Samples of every client; read-only, as all arrays of a view but those of `last` and `age`, which are copies.
     present : int64 (a,) or int
         Clients that can be drawn, sorted; N where all of 0 … N − 1 are there (`available` in fewer bytes).
     streams : Streams
@@ -56,9 +56,9 @@ class View:
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
 
     def __post_init__(self) -> None:
-        sizes = self.sizes.view()
-        sizes.flags.writeable = False
-        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "sizes", read_only(self.sizes))
+        if not isinstance(self.present, int):
+            object.__setattr__(self, "present", read_only(self.present))
 
     @cached_property
     def available(self) -> Ints:
@@ -70,7 +70,7 @@ class View:
         """Samples of every class held by each client, int64 (N, C)."""
         if self.counts is None:
             raise UserError("class_counts are not at hand here: give View(counts=…)")
-        return self.counts()
+        return read_only(self.counts())
 
     @cached_property
     def generator(self) -> np.random.Generator:
@@ -93,7 +93,7 @@ class View:
                 f"view.fresh({name!r}) is not measured: decorate the sampler with "
                 f"@client_sampler(measures=({name!r},)) and read it in draw(view), after candidates(view)"
             )
-        return self.measured[name]
+        return read_only(self.measured[name])
 
     def _kept(self, name: str) -> ClientNumbers:
         if self.numbers is None or name not in self.numbers.names:

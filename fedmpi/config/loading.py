@@ -52,6 +52,12 @@ def given_config(given: str | Path | Mapping[str, Any] | Config, overrides: Mapp
     UserError
         As `load_config`.
     """
+    if not isinstance(given, str | Path | Mapping | Config):
+        raise UserError(
+            f"a configuration is a preset's name, a TOML file, a dict or a fedmpi.Config, not {type(given).__name__}"
+        )
+    if not isinstance(overrides, Mapping):
+        raise UserError(f'overrides are a dict like {{"local.lr": 0.1}}, not {type(overrides).__name__}')
     changes = ("the overrides", nested(overrides, "the overrides"))
     if isinstance(given, Config) and not overrides:
         return given

@@ -100,6 +100,9 @@ class Loss:
         PartFailure
             The function raised an exception, or returned anything else.
         """
+        if self.part.foreign:  # which may change what it is given: the labels are those of the data
+            outputs = outputs if outputs.requires_grad else outputs.clone()
+            targets = targets.clone()
         with naming(self.part):
             losses = self._function(outputs, targets)
         if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:

@@ -235,3 +235,28 @@ def test_what_is_no_update_is_refused_with_the_combiner_named(chosen: Any, reaso
     with pytest.raises(PartFailure, match=reason) as caught:
         combined(Combiner(resolve("combiner", chosen), {}), torch.ones(3, 5), torch.ones(3))
     assert "test_combiners" in str(caught.value) and "round 0" in str(caught.value)
+
+
+def test_a_combiner_that_changes_the_coefficients_has_them_anew_for_the_next_slice() -> None:
+    @combiner
+    def greedy(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+        found = coefficients @ updates
+        coefficients.zero_()
+        return found
+
+    @combiner
+    class Measuring:
+        def measure(self, updates: torch.Tensor) -> torch.Tensor:
+            return updates.double().sum(1)
+
+        def combine(self, updates: torch.Tensor, coefficients: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
+            total = float(measured.sum())
+            measured.zero_()
+            return torch.full(updates.shape[1:], total)
+
+    coefficients, measured = torch.tensor([0.25, 0.75]), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    for _ in range(2):
+        found = Combiner(resolve("combiner", greedy), {}).combine(torch.ones(2, 3), coefficients, None, 0)
+        assert found.tolist() == [1.0] * 3
+        found = Combiner(resolve("combiner", Measuring), {}).combine(torch.ones(2, 3), coefficients, measured, 0)
+        assert found.tolist() == [3.0] * 3

@@ -60,6 +60,20 @@ def test_built_in_weights_are_left_as_they_are(name: str) -> None:
     assert weighing(name).of(everyone(5), SIZES, 0).tolist() == part.object(everyone(5), SIZES).tolist()
 
 
+def test_weights_cannot_change_the_cohort_or_the_sizes() -> None:
+    @weights
+    def greedy(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+        for array in (sizes, cohort.clients, cohort.multiplicity, cohort.inclusion):
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+        return np.ones(len(cohort.clients))
+
+    cohort, sizes = Cohort(np.arange(5), np.full(5, 0.5), np.ones(5, np.int64)), SIZES.copy()
+    assert weighing(greedy).of(cohort, sizes, 0).tolist() == [1.0] * 5
+    for array in (cohort.clients, cohort.inclusion, cohort.multiplicity, sizes):
+        array += 1  # whose they are may
+
+
 def test_a_normalisation_may_depend_on_the_cohort() -> None:
     @weights(normalised=lambda cohort: cohort.draws > 3)
     def some(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmpi.clients.view import View
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
@@ -300,3 +301,14 @@ def test_the_parts_can_be_listed(here: Path) -> None:
     one = run_mpi(1, ["-m", "fedmpi", "parts", "mine:loudest"], cwd=here).stdout
     assert "mine:loudest  client sampler, chosen by participation.clients" in one
     assert "participation.keep (float, default: 0.5)" in one and str(here / "mine.py") in one
+
+
+def test_what_a_sampler_sees_cannot_be_changed() -> None:
+    sizes, present, counts = np.arange(4), np.array([0, 2]), np.ones((4, 2), np.int64)
+    measured = {"loss": np.full(4, 0.5)}
+    view = View(0, 1, sizes, present, Streams(0), measured=measured, counts=lambda: counts)
+    for array in (view.sizes, view.available, view.class_counts, view.fresh("loss")):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    for array in (sizes, present, counts, measured["loss"]):
+        array += 1  # whose they are may

@@ -204,6 +204,24 @@ def test_a_loss_may_compute_in_another_type(engine: str):
     assert found.dtype == torch.float32 and relative_error(found, expected) < 1e-5
 
 
+def wrecking(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = torch.nn.functional.cross_entropy(outputs, targets.clone(), reduction="none")
+    targets.zero_()
+    if not outputs.requires_grad:
+        outputs.zero_()
+    return losses
+
+
+def test_a_loss_that_changes_what_it_is_given_changes_neither_labels_nor_the_outputs_that_are_judged():
+    x, y = torch.randn(40, *SMALL_IMAGES.feature_shape), torch.arange(40) % SMALL_IMAGES.classes
+    module = build("mlp", {"hidden": [9]}, SMALL_IMAGES, seed=3)
+    found = evaluate(module, x, y, SMALL_IMAGES.classes, 7, task_loss(wrecking))
+    assert found == evaluate(module, x, y, SMALL_IMAGES.classes, 7, OWN)
+    model = FlatModel(module, loss=task_loss(wrecking))
+    model.loss_gradient(x, y)
+    assert y.tolist() == [i % SMALL_IMAGES.classes for i in range(40)]
+
+
 def test_global_generators_are_as_before_whatever_a_loss_draws():
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     with SQUARED.kept_generators():
