@@ -128,6 +128,7 @@ def test_the_same_clients_lie_in_every_round_and_are_recorded(tmp_path: Path) ->
     assert sum(record["attackers"] for record in done.records) > 0
 
 
+@pytest.mark.slow
 def test_robust_rules_learn_where_the_mean_is_led_astray() -> None:
     """Three of ten clients send what is eight times longer and the wrong way."""
     common = ["data.shards=digits:clients=10,partition=iid", "model.hidden=[16]", "rounds=8", "local.lr=0.1"]

@@ -58,7 +58,9 @@ def test_any_number_of_ranks_is_that_of_the_plain_loop(ranks: int, tmp_path: Pat
         assert_as_in_the_plain_loop(settings, one["model"])
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    "name", [name if name in ("median", "judged") else pytest.param(name, marks=pytest.mark.slow) for name in PARTS]
+)
 def test_a_resumed_run_repeats_the_bits(name: str, tmp_path: Path) -> None:
     whole = run(PARTS[name], str(tmp_path / "whole"))
     run(PARTS[name], str(tmp_path / "parts"), stop_after=2)

@@ -101,29 +101,11 @@ COMPOSITIONS |= {
 
 ALL = ["participation.clients=all"]
 SOME = ["participation.clients=uniform", "participation.count=9"]
-LIES = {
-    "sign-flip": ["attack.kind=sign-flip", "attack.scale=3"],
-    "noise": ["attack.kind=noise", "attack.scale=0.05"],
-    "label-flip": ["attack.kind=label-flip"],
-}
+LIES = {"sign-flip": ["attack.kind=sign-flip", "attack.scale=3"], "label-flip": ["attack.kind=label-flip"]}
 RULES = {
     "the median": ["aggregation.rule=median"],
-    "the trimmed mean": ["aggregation.rule=trimmed-mean", "aggregation.trim=0.25"],
-    "Krum": ["aggregation.rule=krum", "aggregation.byzantine=3"],
-    "Multi-Krum": ["aggregation.rule=krum", "aggregation.byzantine=2", "aggregation.keep=4"],
     "clipped norms": ["aggregation.rule=norm-clip", "aggregation.bound=0.15"],
 }
-COMPOSITIONS |= {
-    f"{rule} of clients some of whom lie: {kind}": [*UNEVEN_SMALL, *who, *LIES[kind], *RULES[rule]]
-    for rule, kind, who in (
-        ("the median", "sign-flip", ALL),
-        ("the trimmed mean", "noise", ALL),
-        ("Krum", "label-flip", ALL),
-        ("Multi-Krum", "sign-flip", SOME),
-        ("clipped norms", "noise", SOME),
-    )
-}
-COMPOSITIONS |= {f"the mean of clients some of whom lie: {kind}": [*UNEVEN_SMALL, *ALL, *LIES[kind]] for kind in LIES}
 COMPOSITIONS |= {
     "lies are compressed like updates, and clipped": [
         *(*UNEVEN_SMALL, *ALL, *LIES["sign-flip"], "transport.kind=int8", "privacy.clip_norm=0.2"),
@@ -136,12 +118,8 @@ COMPOSITIONS |= {
     ],
     "clipped norms of updates in eight bits": [*UNEVEN_SMALL, *SOME, *RULES["clipped norms"], "transport.kind=int8"],
     "the median of the opening step": [*UNEVEN_SMALL, *STRATA, *RULES["the median"], "participation.opening=true"],
-    "q-FFL with q = 1": [*UNEVEN_SMALL, *SOME, "aggregation.weights=q-ffl"],
     "q-FFL with q = 0.3 and a constant of its own": [
         *(*UNEVEN_SMALL, *BY_SIZE, "aggregation.weights=q-ffl", "aggregation.q=0.3", "aggregation.lipschitz=7.0"),
-    ],
-    "q-FFL of clients some of whom lie": [
-        *(*UNEVEN_SMALL, *ALL, *LIES["label-flip"], "aggregation.weights=q-ffl", "aggregation.q=2"),
     ],
 }
 
