@@ -139,7 +139,6 @@ class NormClip:
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor) -> Tensor:
         """The weighted sum of the clipped updates."""
         factors = (self.bound / measured.sqrt()).clamp_(max=1.0)
-        factors[measured == 0] = 1.0
         return ((coefficients.double() * factors) @ updates.double()).to(updates.dtype)
 
 

@@ -139,6 +139,12 @@ def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
     assert combined(built_in("trimmed-mean", trim=0.4), column[:1], torch.ones(1)).item() == 1.0
 
 
+def test_krum_scores_by_so_many_neighbours_as_its_paper_says() -> None:
+    """Of 0, 0, 2, 3, 4 with f = 1 the two nearest others count: scores of 4, 4, 5, 2 and 5."""
+    column = torch.tensor([[0.0], [0.0], [2.0], [3.0], [4.0]])
+    assert combined(built_in("krum", byzantine=1), column, torch.ones(5)).item() == 3.0
+
+
 @pytest.mark.parametrize(
     "participants, options, reason",
     [

@@ -7,7 +7,7 @@ import torch
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import parts, resolve
+from fedmpi.common.registry import parts, resolve, server_optimizer
 
 KINDS = [part.name for part in parts("server optimizer")]
 
@@ -95,3 +95,21 @@ def test_a_step_leaves_the_update_alone(kind: str):
 def test_settings_out_of_range_are_refused(kind: str, wrong: dict[str, float]):
     with pytest.raises(UserError, match="unknown|does not suit"):
         ServerOptimizer(resolve("server optimizer", kind), wrong)
+
+
+def test_numbers_among_what_is_remembered_come_back_as_numbers():
+    @server_optimizer
+    class Counting:
+        state = ("steps",)
+
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def step(self, w: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            return w + update / self.steps
+
+    first, second = (ServerOptimizer(resolve("server optimizer", Counting), {}) for _ in range(2))
+    run(first, torch.zeros(4), UPDATES[:2])
+    second.load(first.state(), 2)
+    assert type(second._chosen.steps) is int and second._chosen.steps == 2

@@ -54,6 +54,13 @@ def test_normalised_weights_add_up_to_the_same_bits_in_any_order() -> None:
     assert sum(np.sqrt(sizes).tolist()) != sum(np.sort(np.sqrt(sizes)).tolist())
 
 
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_the_total_weight_is_of_a_known_size(per_sample: bool) -> None:
+    chosen = weighing(weights(per_sample=per_sample)(lambda cohort, sizes: np.sqrt(sizes[cohort.clients]) / 7e5))
+    found = chosen.of(everyone(5), SIZES, 0)
+    assert 2**9 <= (found * (SIZES if per_sample else 1)).sum() < 2**10
+
+
 @pytest.mark.parametrize("name", ["samples", "uniform", "normalised"])
 def test_built_in_weights_are_left_as_they_are(name: str) -> None:
     part = resolve("weights", name)

@@ -36,6 +36,7 @@ PARTS = {
     "krum": [*EXACT, *LABELS, "aggregation.rule=krum", "aggregation.byzantine=1", "aggregation.optimizer=yogi"],
     "pooled": [*EXACT, f"samples.rule={OWN}every_other", "samples.step=3", f"aggregation.optimizer={OWN}capped"],
     "q-ffl": [*EXACT, "aggregation.weights=q-ffl", "aggregation.optimizer=momentum"],
+    "mediators": [*EXACT, *LABELS, *RARE, "topology.kind=mediators", "topology.placement=mediator"],
 }
 
 
