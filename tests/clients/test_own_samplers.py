@@ -65,6 +65,13 @@ def looks_at_all(view) -> Cohort:
     return Cohort(view.generator.choice(view.available, min(view.count, len(p)), replace=False, p=p))
 
 
+@client_sampler(needs=("strata",))
+def one_of_each(view) -> Cohort:
+    "One client of every stratum."
+    groups = [view.available[view.strata.labels[view.available] == h] for h in range(len(view.strata.sizes))]
+    return Cohort([int(view.generator.choice(group)) for group in groups], [1 / len(group) for group in groups])
+
+
 @client_sampler
 def fails(view, *, at: int = 2):
     if view.round == at:
@@ -205,6 +212,18 @@ def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None
     experiment.plan = planned  # type: ignore[method-assign]
     simulation.run()
     assert seen == [(6, True)] * 3
+    experiment.close()
+
+
+def test_a_sampler_of_ones_own_can_draw_from_strata(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(mine)
+    settings = ["participation.clients=mine:one_of_each", "participation.count=3", "participation.strata=3"]
+    settings += ["participation.features=label-histogram", "aggregation.weights=unbiased", "rounds=2"]
+    quiet = ["data.shards=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "logging.tensorboard=false"]
+    experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
+    records: list[dict[str, Any]] = []
+    assert Simulation(experiment, on_round=records.append).run() == "finished"
+    assert [record["participants"] for record in records] == [3, 3]
     experiment.close()
 
 
