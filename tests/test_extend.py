@@ -14,6 +14,9 @@ import pytest
 
 import fedmpi
 import fedmpi.testing
+from fedmpi.testing.check import Subject
+from fedmpi.testing.kit import part_of
+from fedmpi.testing.started import Starts, started_checks
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extend.md").read_text()
@@ -78,6 +81,16 @@ def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, e
 def test_a_part_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
     for check in fedmpi.testing.checks(name, PARTS[name][1], runs=False):
         check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_parts_of_the_page_give_the_same_on_1_2_and_3_ranks_and_resumed(examples: None) -> None:
+    subjects = [Subject(part_of(name), PARTS[name][1]) for name in PARTS if not name.startswith("model:")]
+    starts = Starts(subjects)
+    for subject in subjects:
+        for check in started_checks(subject, starts):
+            check()
 
 
 @pytest.mark.slow
