@@ -40,7 +40,7 @@ from fedmpi.rounds.run_facts import agree, data_digest
 from fedmpi.rounds.server import Planner
 from fedmpi.rounds.server_step import ServerStep
 from fedmpi.rounds.sum import Around, RoundTotals, own_updates
-from fedmpi.rounds.worker import Trainer
+from fedmpi.rounds.training import Trainer
 from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
@@ -224,7 +224,7 @@ class Experiment:
 
     def plan_ahead(self, t: int) -> None:
         """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it."""
-        idle = self.cluster.is_server and self.trainer.worker is None
+        idle = self.cluster.is_server and self.trainer.worker.index is None
         if idle and not self.inquiry.sampler.depends_on_rounds:
             self.planner.prepare(t)
             if self.planner.tells_coming:

@@ -155,7 +155,7 @@ def test_copies_weigh_or_not_as_configured(folders: tuple[Path, Path], plan_of_a
     sizes = open_folder(folders[0]).sizes
     for weights in ("augmented", "original"):
         one = experiment(folders[0], *sampling, f"rebalance.weights={weights}")
-        tasks = one.trainer.tasks(plan_of_all, np.arange(8))
+        tasks = one.trainer.worker.tasks(plan_of_all, np.arange(8))
         effective = one.data.sizes
         for task in tasks:
             rows = np.arange(effective[task.client]) if task.rows is None else task.rows

@@ -92,7 +92,7 @@ def test_the_planned_cost_of_an_evaluation_counts_the_parts_evaluated(shards: Pa
     costs, store = {}, open_store(shards)
     for on in ("test", "val", "both"):
         experiment = Experiment.connect(load_config(None, [*SETTINGS, f"data.shards={shards}", f"evaluation.on={on}"]))
-        costs[on] = experiment.trainer.evaluation_cost
+        costs[on] = experiment.trainer.worker.evaluation_cost
         experiment.close()
     assert costs["test"] == pytest.approx(store.part_samples("test") / 3)  # a gradient is as much as three forwards
     assert costs["test"] + costs["val"] == pytest.approx(costs["both"])

@@ -26,7 +26,7 @@ def main() -> int:
         train, expect = trainer.train, trainer.store.expect
 
         def noted_train(plan: Plan, *others: Any, go: Any = train, kept: Any = trained, own: Any = trainer) -> Any:
-            kept.extend((plan.round, client) for client in plan.clients[own.members(plan)].tolist())
+            kept.extend((plan.round, client) for client in plan.clients[own.worker.members(plan)].tolist())
             own.round = plan.round
             return go(plan, *others)
 

@@ -24,7 +24,7 @@ class Tracer:
     def __init__(self, experiment: Experiment):
         self.trainer = experiment.trainer
         self.sizes = experiment.data.sizes
-        self.tasks = self.trainer.tasks
+        self.tasks = self.trainer.worker.tasks
         self.train = self.trainer.train
         self.trainer.train = self.noted  # type: ignore[method-assign]
         self.cohorts: list[np.ndarray] = []
@@ -32,7 +32,7 @@ class Tracer:
         self.rows: list[list[tuple[int, int, int]]] = []
 
     def noted(self, plan: Plan, *others: Any) -> Any:
-        tasks = self.tasks(plan, self.trainer.members(plan))
+        tasks = self.tasks(plan, self.trainer.worker.members(plan))
         self.cohorts.append(np.concatenate([[plan.round], plan.clients]))
         self.facts.append([plan.round, plan.probability, plan.lr, plan.facts.get("size_estimate", 0.0)])
         for task in tasks:

@@ -31,7 +31,7 @@ from fedmpi.mediators import relay
 from fedmpi.process.guard import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
-from fedmpi.rounds.worker import Trainer
+from fedmpi.rounds.worker import Worker
 from fedmpi.rounds.workers import agree_on_work
 
 FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
@@ -117,16 +117,16 @@ def another_layout(rank: int, patch: Patch) -> dict[str, Any]:
 
 def swapped(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 takes the first participant in the place of its own first one, which nobody trains then."""
-    own = Trainer._assigned
+    own = Worker.assigned
 
-    def assigned(trainer: Trainer, plan: Plan) -> np.ndarray:
-        places = own(trainer, plan)
+    def assigned(worker: Worker, plan: Plan) -> np.ndarray:
+        places = own(worker, plan)
         if rank == 1 and plan.round == 1:
             others = np.setdiff1d(np.arange(len(plan.clients)), places)
             places = np.sort(np.append(places[1:], others[0]))
         return places
 
-    patch.setattr(Trainer, "_assigned", assigned)
+    patch.setattr(Worker, "assigned", assigned)
     return run(FEDAVG)
 
 
@@ -143,8 +143,8 @@ def left_out(rank: int, patch: Patch) -> dict[str, Any]:
 
 def no_samples(rank: int, patch: Patch) -> dict[str, Any]:
     """Rank 1 believes that a participant of its own has no samples."""
-    own = Trainer.tasks
-    patch.setattr(Trainer, "tasks", lambda *about: own(*about)[: -1 if rank == 1 else None])
+    own = Worker.tasks
+    patch.setattr(Worker, "tasks", lambda *about: own(*about)[: -1 if rank == 1 else None])
     return run(FEDAVG)
 
 

@@ -38,7 +38,7 @@ def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:
     def watched(plan: Plan, *others: Any) -> Any:
         cohorts.append(np.concatenate([[-1 - plan.round], plan.clients]))
         normalised.append(plan.normalise)
-        for task in trainer.tasks(plan, trainer.members(plan)):
+        for task in trainer.worker.tasks(plan, trainer.worker.members(plan)):
             own = np.arange(experiment.data.sizes[task.client]) if task.rows is None else task.rows
             rows.extend((plan.round, task.client, int(row)) for row in own)
             factors.append((plan.round, task.client, task.coefficient))

@@ -159,11 +159,11 @@ def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
     drawn = (rule, "samples.wanted=300") if rule.endswith("exact") else (rule, "samples.ratio=0.2088")
     shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=1")
     experiment = Experiment.connect(load_config(None, [*shards, *drawn, "model.hidden=[8]"]))
-    trainer, plan, rows = experiment.trainer, experiment.plan(1), []
-    sizes, trainer.evaluation_cost = experiment.data.sizes, 60.0
-    for worker in range(3):
-        trainer.layout, trainer.worker, trainer._members = Layout(np.arange(4) * 20, worker, True, True), worker, None
-        rows.append(300 * sizes[trainer.members(plan)].sum() / sizes.sum())
+    worker, plan, rows = experiment.trainer.worker, experiment.plan(1), []
+    sizes, worker.evaluation_cost = experiment.data.sizes, 60.0
+    for index in range(3):
+        worker.layout, worker.index = Layout(np.arange(4) * 20, index, True, True), index
+        rows.append(300 * sizes[worker.assigned(plan)].sum() / sizes.sum())
     experiment.close()
     assert sum(rows) == pytest.approx(300) and rows == pytest.approx([60, 120, 120], abs=5)
 
@@ -172,9 +172,9 @@ def test_only_in_rounds_that_begin_with_an_evaluation_does_its_worker_train_less
     """Every third round's model is evaluated in the round that follows: rounds 3 and 6, counted from 0."""
     shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=3")
     experiment = Experiment.connect(load_config(None, [*shards, "rounds=9", "model.hidden=[8]"]))
-    trainer, fewer = experiment.trainer, []
-    trainer.layout, trainer.worker, trainer.evaluation_cost = Layout(np.arange(3) * 30, 0, True, True), 0, 500.0
+    worker, fewer = experiment.trainer.worker, []
+    worker.layout, worker.index, worker.evaluation_cost = Layout(np.arange(3) * 30, 0, True, True), 0, 500.0
     for t in range(8):
-        fewer.append(len(trainer.members(experiment.plan(t))) < 28)
+        fewer.append(len(worker.members(experiment.plan(t))) < 28)
     experiment.close()
     assert np.flatnonzero(fewer).tolist() == [3, 6]
