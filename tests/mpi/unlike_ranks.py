@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import agreement, layout
 from fedmpi.aggregation import fused_metrics
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import RanksDisagree, UserError
@@ -29,6 +28,8 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
 from fedmpi.process.guard import run_guarded
+from fedmpi.rounds import agreement
+from fedmpi.rounds import workers as layout
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from fedmpi.rounds.worker import Worker
