@@ -295,22 +295,30 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
     path = folder / "metrics.jsonl"
     try:
         lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [_table(json.loads(line)) for line in lines if line.endswith(b"\n")]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
 
 
 def _read_summary(path: Path) -> Record:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return _table(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def _table(read: Any) -> Record:
+    if not isinstance(read, dict):
+        raise ValueError(f"there is {str(read)[:20]!r} where keys and values should be")
+    return read
 
 
 def _rebuilt(folder: Path, summary: Record) -> nn.Module:
     """The network of a finished run: built as its configuration says, with the values of model.safetensors."""
     if not summary:
         raise UserError(f"{folder} holds no finished run, so it has no final model: continue it with resume")
+    if "data" not in summary:
+        raise UserError(f"{folder / 'summary.json'} does not say what the data look like: it is damaged")
     config = Config.load(folder / "config.toml")
     module = build(config.model.name, config.model.options, DataDescription.of(summary["data"]), config.seed)
     load_model(module, folder / "model.safetensors")

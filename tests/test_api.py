@@ -340,6 +340,22 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         assert same_values(run.model, one.model)
 
 
+@pytest.mark.parametrize(
+    "name, text, what",
+    [
+        ("summary.json", "[1, 2]", "summary"),
+        ("summary.json", "null", "summary"),
+        ("summary.json", '{"final": {}}', "model"),
+        ("metrics.jsonl", "5\n", "records"),
+    ],
+)
+def test_a_damaged_folder_is_a_user_error(tmp_path: Path, name: str, text: str, what: str):
+    (tmp_path / "config.toml").write_text('preset = "fedavg"\n')
+    (tmp_path / name).write_text(text)
+    with pytest.raises(fedmpi.UserError, match=name):
+        getattr(fedmpi.load_run(tmp_path), what)
+
+
 def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path):
     small(out=tmp_path / "run", stop=lambda: True)
     run = fedmpi.load_run(tmp_path / "run")

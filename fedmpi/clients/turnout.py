@@ -91,7 +91,7 @@ class CohortDraw:
     ------
     UserError
         If the first to arrive are taken, who that is depends on the client, and unbiased weights would have to know how
-        likely each is to be among them.
+        likely each is to be among them; or if more clients are to be drawn than there are.
     """
 
     def __init__(
@@ -116,6 +116,8 @@ class CohortDraw:
         self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
         self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
         self.attendance = Attendance(config, streams)
+        if config.participation.clients != "all":
+            self._wanted_of(len(sizes))  # refused here, on all ranks alike, and not once the server plans
         if system.clock:
             sigma = system.bandwidth_sigma
             self._devices = draw_devices(

@@ -243,7 +243,10 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
 
 def _array(given: Any) -> AnyArray:
     """The values of an array, a list, or a tensor wherever it lies."""
-    return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
+    try:
+        return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
+    except ValueError as error:  # rows of several lengths
+        raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({error})") from None
 
 
 def _features(what: str, given: Any, task: Task | None) -> AnyArray:
@@ -317,7 +320,7 @@ def _by_owner(x: AnyArray, y: Int64Array, owner: Int64Array, clients: int) -> tu
 
 
 def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) -> tuple[AnyArray, Int64Array]:
-    if len(given) != 2:
+    if not hasattr(given, "__len__") or len(given) != 2:
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
     x, y = _features(f"{what}'s x", given[0], task), _labels(f"{what}'s y", given[1])
     _check_length(f"{what}'s y", y, f"{what}'s x", x)

@@ -106,6 +106,8 @@ def test_text_is_token_ids():
         ({"mean": [1, 2]}, "mean has 2 values for 3 channels"),
         ({"task": "sound"}, "task = 'sound' is unknown"),
         ({"x": X[:0], "y": Y[:0], "owner": OWNER[:0]}, "x holds no sample"),
+        ({"test": None}, "test must be a pair of features and labels"),
+        ({"x": [[1, 2], [3]]}, "no array can be made of a list given"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong: dict[str, Any], sentence: str):

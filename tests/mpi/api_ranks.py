@@ -102,6 +102,7 @@ def main() -> None:
         "stopped": told(fedmpi.run("fedavg", KEYS, stop=(lambda: True) if rank == 2 else None)),
         "failed": refusal("fedavg", KEYS, on_round=fails),
         "wrong": refusal("fedavg", {"local.lrr": 1}),
+        "too many": refusal("fedavg", {"participation.count": 99}, data=arrays()),
         "nowhere": refusal("fedavg", data="nowhere"),
         "arrays": told(fedmpi.run("fedavg", {**KEYS, "participation.count": 4}, data=arrays())),
         "unlike arrays": refusal("fedavg", KEYS, data=arrays(rank)),

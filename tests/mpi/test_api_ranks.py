@@ -74,6 +74,7 @@ def test_an_exception_of_on_round_ends_the_run_on_all_ranks_and_names_it(found: 
     "name, sentence",
     [
         ("wrong", "unknown key local.lrr"),
+        ("too many", "participation.count = 99, but the shards hold 7 clients"),
         ("nowhere", "the shard folder nowhere does not exist"),
         ("unlike arrays", "the ranks do not run the same: "),
         ("unlike networks", "the values of the model given (sha256)"),
