@@ -194,7 +194,7 @@ class Experiment:
                 ),
                 hooks,
             ),
-            around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device)),
+            around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
             evaluated=evaluated,
             liars=liars,
             reference=reference,

@@ -261,3 +261,22 @@ def test_attackers_are_the_same_on_three_ranks(tmp_path: Path) -> None:
         summary = json.loads((out / "summary.json").read_text())
         told.append((summary["attackers"], (out / "model.safetensors").read_bytes()))
     assert told[0] == told[1] and len(told[0][0]) == 4
+
+
+def test_weights_that_judge_are_told_the_losses_of_the_runs_own_loss() -> None:
+    """(1 − p)² · −log p is smaller than −log p, whatever p in (0, 1)."""
+    told: dict[str, dict[int, float]] = {"cross-entropy": {}, "focal": {}}
+    for name, losses in told.items():
+
+        class Listening:
+            def __call__(self, cohort: Any, sizes: np.ndarray) -> np.ndarray:
+                return np.ones(len(cohort.clients))
+
+            def after(self, work: Any, losses: dict[int, float] = losses) -> float:
+                losses[work.client] = work.loss
+                return 1.0
+
+        settings = {"aggregation.weights": fedmpi.weights(Listening), "participation.clients": "all", "rounds": 1}
+        fedmpi.run({**settings, "task.loss": name, "model.hidden": [8]}, data="digits:clients=5")
+    assert sorted(told["focal"]) == list(range(5))
+    assert all(0 < told["focal"][k] < 0.95 * told["cross-entropy"][k] for k in range(5))
