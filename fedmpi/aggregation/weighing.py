@@ -147,7 +147,8 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
 
 def _closed(cohort: Cohort) -> Cohort:
     """The same cohort, whose arrays cannot be changed."""
-    arrays = {name: read_only(value) for name, value in vars(cohort).items() if isinstance(value, np.ndarray)}
+    held = vars(cohort).items()
+    arrays: dict[str, Any] = {name: read_only(value) for name, value in held if isinstance(value, np.ndarray)}
     return replace(cohort, **arrays)
 
 
