@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedmpi
+from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import open_store
 from tests.end_to_end.runs import TIMINGS
 from tests.mpi.launch import REPOSITORY
@@ -148,6 +149,7 @@ def test_keys_over_a_complete_configuration_replace_its_own():
     config = fedmpi.Config(preset="fedavg", participation={"count": 5}, rounds=1)
     run = fedmpi.run(config, {"participation.clients": "all", "model.hidden": [4]})
     assert run.records[0]["participants"] == 20 and run.config.participation.count is None
+    assert len(run.records) == 1 and run.config.preset == "fedavg", "what it says otherwise stays"
 
 
 @pytest.mark.parametrize(
@@ -338,6 +340,7 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         one = made[run.folder.name]
         assert run.records == one.records and run.summary == one.summary and run.config == one.config
         assert same_values(run.model, one.model)
+        assert DataDescription.of(run.summary["data"]) == open_store("digits").description
 
 
 @pytest.mark.parametrize(
