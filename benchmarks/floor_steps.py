@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.floor_stacks import Stack
-from benchmarks.workloads import Ints, Workload, all_samples, client_tensors
+from benchmarks.workloads import Workload, all_samples, client_tensors
+from fedmpi.common.types import Ints
 from fedmpi.data.shards import ShardStore
 
 MERGED_ROWS = 256

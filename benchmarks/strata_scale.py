@@ -21,8 +21,8 @@ import torch
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
-from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
 from fedmpi.config import load_config
 from fedmpi.rounds.server import Planner
 

@@ -24,11 +24,10 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import MANIFEST
 from fedmpi.data.shards import ShardStore, open_store
 from fedmpi.models import build
-
-Ints = npt.NDArray[np.int64]
 
 PIXELS = (1, 28, 28)
 WORDS, VOCABULARY = 30, 5000

@@ -15,10 +15,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.partitions.common import Int64Array
-from data_prep.raw import AnyArray
 from data_prep.room import GrowingFile, SparedFile
 from fedmpi.common.files import sync_folder
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import PARTIAL, ShardFile
 
 _ALIGNMENT = 64  # every array starts at a multiple, so that it can be mapped as its dtype
@@ -106,7 +105,7 @@ def smallest_unsigned(largest: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(int(largest), 0))
 
 
-def shard_starts(sizes: Int64Array, shards: int) -> Int64Array:
+def shard_starts(sizes: Ints, shards: int) -> Ints:
     """First client of every shard, then N: shards of nearly equal samples, each with a client, at most one a client."""
     from fedmpi.data.ownership import ownership
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partitions.common import Int64Array
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 from fedmpi.data.assignment import offsets_of
 
 
 def hold_out(
-    rows: Int64Array, offsets: Int64Array, fraction: float, generator: np.random.Generator
-) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    rows: Ints, offsets: Ints, fraction: float, generator: np.random.Generator
+) -> tuple[Ints, Ints, Ints, Ints]:
     """Take a share of every client's samples for validation, chosen uniformly at random.
 
     Client k gives floor(f o_{k+1} + u) - floor(f o_k + u) samples, o the offsets and u ~ U(0, 1), which is f n_k on
@@ -44,7 +44,7 @@ def hold_out(
     return rows[~chosen], offsets_of(sizes - given), rows[chosen], offsets_of(given)
 
 
-def balanced_rows(labels: Int64Array, classes: int, total: int = 0) -> Int64Array:
+def balanced_rows(labels: Ints, classes: int, total: int = 0) -> Ints:
     """Rows (sorted) of a part with equal class totals: of every class the first m.
 
     Classes without any sample are not counted. m is the smallest class's size, or, with a total, its share of it.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
-AnyArray = npt.NDArray[Any]
+from fedmpi.common.types import AnyArray, Ints
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,12 @@ class RawDataset:
     dtype: Literal["uint8", "float32", "int32"]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    labels: Int64Array
-    users: Int64Array | None
+    labels: Ints
+    users: Ints | None
     user_names: tuple[str, ...] | None
-    read: Callable[[Int64Array], AnyArray]
+    read: Callable[[Ints], AnyArray]
     test_x: AnyArray
-    test_y: Int64Array
+    test_y: Ints
     skipped: int
     licence: str
     citation: str
@@ -83,4 +82,4 @@ class RawDataset:
     vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    refit: Callable[[Int64Array], RawDataset] | None = None
+    refit: Callable[[Ints], RawDataset] | None = None

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from data_prep.files import complete, growing_h5, reserve, shard_starts, smallest_unsigned, store
-from data_prep.partitions.common import Int64Array, Partition
-from data_prep.raw import AnyArray, RawDataset
+from data_prep.partitions.common import Partition
+from data_prep.raw import RawDataset
 from data_prep.room import GrowingFile
 from data_prep.statistics import class_count_blocks
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, ShardFile, shard_name
 
@@ -39,15 +40,15 @@ class Plan:
     """
 
     raw: RawDataset
-    rows: Int64Array
-    offsets: Int64Array
+    rows: Ints
+    offsets: Ints
     client_ids: AnyArray
-    starts: Int64Array
+    starts: Ints
     label_dtype: np.dtype[Any]
     count_dtype: np.dtype[Any]
 
 
-def make_plan(raw: RawDataset, partition: Partition, rows: Int64Array, offsets: Int64Array, shards: int) -> Plan:
+def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, shards: int) -> Plan:
     """The plan of a partition whose clients keep `rows` (n,) at `offsets` (N + 1,); at most one shard a client."""
     draft = Plan(
         raw,
@@ -93,9 +94,7 @@ def _fill_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
 
 
-def write_validation(
-    plan: Plan, path: Path, rows: Int64Array, offsets: Int64Array, tick: Callable[[int], None]
-) -> ShardFile:
+def write_validation(plan: Plan, path: Path, rows: Ints, offsets: Ints, tick: Callable[[int], None]) -> ShardFile:
     """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``."""
     with growing_h5(path) as h5:
         store(h5, OFFSETS, offsets)
@@ -105,7 +104,7 @@ def write_validation(
 
 
 def _stream(
-    h5: GrowingFile, raw: RawDataset, rows: Int64Array, label_dtype: np.dtype[Any], tick: Callable[[int], None]
+    h5: GrowingFile, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
 ) -> None:
     labels = reserve(h5, LABELS, (len(rows),), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
@@ -116,14 +115,14 @@ def _stream(
         tick(len(part) * row_bytes(raw))
 
 
-def chunks(raw: RawDataset, rows: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+def chunks(raw: RawDataset, rows: Ints) -> Iterator[tuple[int, Ints]]:
     """The rows in parts of at most `CHUNK_BYTES` of features, each with the place of its first row."""
     step = max(1, CHUNK_BYTES // row_bytes(raw))
     for low in range(0, len(rows), step):
         yield low, rows[low : low + step]
 
 
-def _read(raw: RawDataset, rows: Int64Array) -> AnyArray:
+def _read(raw: RawDataset, rows: Ints) -> AnyArray:
     """Features of rows in the order given; the source is read front to back."""
     order = np.argsort(rows, kind="stable")
     x = np.asarray(raw.read(rows[order]))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.assignment import even_sizes, level_down
-
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 SIZE_LAWS = ("even", "lognormal", "pareto", "zipf")
 
 
-def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> FloatArray:
+def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> Floats:
     """Positive relative sizes of the clients, float64 (N,).
 
     Parameters
@@ -36,7 +33,7 @@ def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Ge
     raise UserError(f"there is no size law {law!r}: choose one of {', '.join(SIZE_LAWS)}")
 
 
-def whole_sizes(relative: FloatArray, total: int) -> Int64Array:
+def whole_sizes(relative: Floats, total: int) -> Ints:
     """Whole sizes of at least one that sum to `total`, in proportion to `relative`, int64 (N,).
 
     Every client has one sample; the others are shared in proportion to what the client's exact size has above one,
@@ -55,14 +52,14 @@ def whole_sizes(relative: FloatArray, total: int) -> Int64Array:
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
     if above.sum() <= 0.0:
         return even_sizes(total, clients)
-    sizes: Int64Array = 1 + largest_remainders(above, total - clients)
+    sizes: Ints = 1 + largest_remainders(above, total - clients)
     return sizes
 
 
-def largest_remainders(weights: FloatArray, total: int) -> Int64Array:
+def largest_remainders(weights: Floats, total: int) -> Ints:
     """Whole numbers proportional to non-negative weights that sum to `total` (Hamilton's method), int64 (k,)."""
     exact = weights / weights.sum() * total
-    whole: Int64Array = np.floor(exact).astype(np.int64)
+    whole: Ints = np.floor(exact).astype(np.int64)
     missing = total - int(whole.sum())
     if missing > 0:
         whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
@@ -71,7 +68,7 @@ def largest_remainders(weights: FloatArray, total: int) -> Int64Array:
     return whole
 
 
-def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator: np.random.Generator) -> Int64Array:
+def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator: np.random.Generator) -> Ints:
     """Log-normal sizes of given mean, at least one sample each, int64 (N,).
 
     Parameters
@@ -88,13 +85,13 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
     """
     draws = generator.lognormal(0.0, sigma, clients)
     if law == "code":
-        sizes: FloatArray = np.ceil(mean * draws / np.ceil(draws).mean())
+        sizes: Floats = np.ceil(mean * draws / np.ceil(draws).mean())
     else:
         sizes = np.maximum(np.rint(mean * draws / np.exp(sigma**2 / 2)), 1)
     return np.asarray(sizes, np.int64)
 
 
-def capped_sizes(sizes: Int64Array, available: int) -> Int64Array:
+def capped_sizes(sizes: Ints, available: int) -> Ints:
     """The sizes, or, where they ask for more than is available, the sizes in proportion with that total."""
     total = int(sizes.sum())
     return sizes if total <= available else whole_sizes(sizes.astype(np.float64), available)

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.partitions.common import Int64Array, Partition
+from data_prep.partitions.common import Partition
+from fedmpi.common.types import Ints
 from fedmpi.inspect.report import Heterogeneity, measure
 
 _CELLS = 1 << 22
 
 
-def class_count_blocks(partition: Partition, labels: Int64Array, classes: int) -> Iterator[Int64Array]:
+def class_count_blocks(partition: Partition, labels: Ints, classes: int) -> Iterator[Ints]:
     """Class counts of the clients in blocks, int64 (m, C), of bounded size."""
     step = max(1, _CELLS // classes)
     for low in range(0, partition.clients, step):
@@ -23,7 +24,7 @@ def class_count_blocks(partition: Partition, labels: Int64Array, classes: int) -
         yield counts.reshape(held, classes)
 
 
-def describe(partition: Partition, labels: Int64Array, classes: int) -> Heterogeneity:
+def describe(partition: Partition, labels: Ints, classes: int) -> Heterogeneity:
     """Sizes, classes per client and heterogeneity of a partition.
 
     Parameters

@@ -17,7 +17,7 @@ import numpy as np
 from data_prep.files import complete, entry, growing_h5, reserve, store, whole_file, write_text
 from data_prep.folder import abandon, claim, release
 from data_prep.holdout import balanced_rows, hold_out
-from data_prep.partitions.common import Int64Array, Partition
+from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.room import SPARE, megabytes
 from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_training, write_validation
@@ -26,6 +26,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import (
     EXTRAS,
     FEATURES,
@@ -141,7 +142,7 @@ def _bytes_needed(raw: RawDataset, rows: int) -> int:
 
 
 def _write_samples(
-    plan: Plan, held: Int64Array, held_offsets: Int64Array, folder: Path, progress: Progress | None, team: Cluster
+    plan: Plan, held: Ints, held_offsets: Ints, folder: Path, progress: Progress | None, team: Cluster
 ) -> tuple[list[ShardFile], ShardFile | None]:
     """Every process writes its share of the training shards, rank 0 also the validation part; all listed on rank 0."""
     mine = range(team.rank, len(plan.starts) - 1, team.size)
@@ -158,7 +159,7 @@ def _write_samples(
 def _write_rest(
     plan: Plan,
     partition: Partition,
-    test: Int64Array,
+    test: Ints,
     train: list[ShardFile],
     val: ShardFile | None,
     folder: Path,
@@ -194,7 +195,7 @@ def _write_rest(
     write_text(folder / MANIFEST, manifest.to_json())
 
 
-def _write_test(raw: RawDataset, path: Path, rows: Int64Array) -> ShardFile:
+def _write_test(raw: RawDataset, path: Path, rows: Ints) -> ShardFile:
     with growing_h5(path) as h5:
         store(h5, LABELS, raw.test_y[rows].astype(np.int64))
         features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)

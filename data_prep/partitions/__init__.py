@@ -9,21 +9,22 @@ import difflib
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Int64Array, Law, Option, OptionValue, Partition, Request
+from data_prep.partitions.common import Draw, Law, Option, OptionValue, Partition, Request
 from data_prep.partitions.own import law_named
 from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 __all__ = ["PARTITIONS", "Draw", "Law", "Option", "Partition", "Request", "law_named", "partition"]
 
 
 def partition(
     name: str,
-    labels: Int64Array,
+    labels: Ints,
     classes: int,
     clients: int | None,
     generator: np.random.Generator,
-    users: Int64Array | None = None,
+    users: Ints | None = None,
     class_names: tuple[str, ...] = (),
     **options: OptionValue | None,
 ) -> Partition:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Int64Array, Law, Option, Request
-from data_prep.sizes import SIZE_LAWS, FloatArray, largest_remainders, relative_sizes, whole_sizes
+from data_prep.partitions.common import Draw, Law, Option, Request
+from data_prep.sizes import SIZE_LAWS, largest_remainders, relative_sizes, whole_sizes
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, offsets_of, take_counts
 
 # Letter frequencies of English text in per cent, A to Z: R. E. Lewand, Cryptological Mathematics (2000), p. 36.
@@ -48,7 +49,7 @@ VARIANTS = {
 }
 
 
-def class_shares(totals: str, classes: int, names: Sequence[str] = (), stock: Int64Array | None = None) -> FloatArray:
+def class_shares(totals: str, classes: int, names: Sequence[str] = (), stock: Ints | None = None) -> Floats:
     """Shares of the classes in the pooled data, float64 (C,), summing to one.
 
     Parameters
@@ -90,7 +91,7 @@ def letters_of(names: Sequence[str]) -> list[str] | None:
     return characters if known and set(characters) & set(LETTERS) else None
 
 
-def letter_shares(named: Sequence[str], stock: FloatArray) -> FloatArray:
+def letter_shares(named: Sequence[str], stock: Floats) -> Floats:
     """Relative shares of classes named after letters and digits, float64 (C,).
 
     A letter's frequency belongs to all classes named after it, in proportion to their stock: English text says how
@@ -115,7 +116,7 @@ def letter_shares(named: Sequence[str], stock: FloatArray) -> FloatArray:
     return shares
 
 
-def class_totals(stock: Int64Array, shares: FloatArray, total: int) -> Int64Array:
+def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
     """Samples of every class to use (C,), in the given shares, `total` in all (0: the most that the stock allows)."""
     allowed = np.where(shares > 0, stock / np.where(shares > 0, shares, 1.0), np.inf)
     most = int(np.floor(allowed.min() + 1e-9))
@@ -165,7 +166,7 @@ def draw_astraea(request: Request) -> Draw:
     return Draw(rows, offsets, balanced_test=True, test_total=request.integer("test_total"))
 
 
-def _deal_evenly(labels: Int64Array, used: Int64Array, sizes: Int64Array, generator: np.random.Generator) -> Rows:
+def _deal_evenly(labels: Ints, used: Ints, sizes: Ints, generator: np.random.Generator) -> Rows:
     """Rows sorted by class laid over a sequence in which every client recurs at even distances."""
     slots = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(slots)) - np.repeat(offsets_of(sizes)[:-1], sizes)

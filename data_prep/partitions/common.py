@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from fedmpi.common.types import Ints
+
 OptionValue = bool | int | float | str
 
 
@@ -36,11 +36,11 @@ class Partition:
         What the user ought to know about this draw, e.g. how many clients were filled up.
     """
 
-    rows: Int64Array
-    offsets: Int64Array
+    rows: Ints
+    offsets: Ints
     law: str
     options: dict[str, OptionValue]
-    users: Int64Array | None = None
+    users: Ints | None = None
     balanced_test: bool = False
     notes: tuple[str, ...] = ()
     test_total: int = 0
@@ -51,7 +51,7 @@ class Partition:
         return len(self.offsets) - 1
 
     @property
-    def sizes(self) -> Int64Array:
+    def sizes(self) -> Ints:
         """Samples of every client, int64 (N,)."""
         return np.diff(self.offsets)
 
@@ -106,11 +106,11 @@ class Request:
         Names of the classes, C of them; none where they are not known.
     """
 
-    labels: Int64Array
+    labels: Ints
     classes: int
     clients: int | None
     generator: np.random.Generator
-    users: Int64Array | None
+    users: Ints | None
     options: Mapping[str, OptionValue]
     class_names: tuple[str, ...] = ()
 
@@ -127,9 +127,9 @@ class Request:
 class Draw:
     """What a law gives back, before it becomes a `Partition`."""
 
-    rows: Int64Array
-    offsets: Int64Array
-    users: Int64Array | None = None
+    rows: Ints
+    offsets: Ints
+    users: Ints | None = None
     balanced_test: bool = False
     notes: tuple[str, ...] = ()
     test_total: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Int64Array, Law, Option, Request
+from data_prep.partitions.common import Draw, Law, Option, Request
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 from fedmpi.data.assignment import (
     REDRAWS,
     dirichlet_by_class,
@@ -87,7 +88,7 @@ def draw_label_shards(request: Request) -> Draw:
     return Draw(*take_counts(request.labels, counts, request.generator))
 
 
-def _shards_per_class(present: Int64Array, clients: int, per_client: int) -> tuple[Int64Array, int]:
+def _shards_per_class(present: Ints, clients: int, per_client: int) -> tuple[Ints, int]:
     """Shards of every class (C,) summing to N c, none above N, and their common size."""
     wanted = clients * per_client
     low, high = 0, int(present.max())
@@ -103,7 +104,7 @@ def _shards_per_class(present: Int64Array, clients: int, per_client: int) -> tup
     return slots - level_down(slots, int(slots.sum()) - wanted), low
 
 
-def _class_table(slots: Int64Array, clients: int, per_client: int, generator: np.random.Generator) -> Int64Array:
+def _class_table(slots: Ints, clients: int, per_client: int, generator: np.random.Generator) -> Ints:
     """Classes of every client (N, c), distinct within a client, class y `slots[y]` times in all."""
     dealt = np.repeat(np.arange(len(slots)), slots)  # sorted by class and dealt round: no client twice in a class
     table = dealt.reshape(per_client, clients).T[generator.permutation(clients)]
@@ -121,7 +122,7 @@ def _class_table(slots: Int64Array, clients: int, per_client: int, generator: np
     return table
 
 
-def _share_out(holds: Int64Array, present: Int64Array, slots: Int64Array, generator: np.random.Generator) -> Int64Array:
+def _share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Generator) -> Ints:
     """Class counts (N, C) that share all rows of a class evenly among its holders; who gets the odd ones is random."""
     counts = holds * (present // np.maximum(slots, 1))
     for label, odd in enumerate(present % np.maximum(slots, 1)):

@@ -21,8 +21,7 @@ from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.exact import Accumulator, Values
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
-
-Ints = NDArray[np.int64]
+from fedmpi.common.types import Ints
 
 BLOCK_VALUES = 1 << 22
 """Values of a block over all participants, 16 MiB as float32, where m and d allow."""

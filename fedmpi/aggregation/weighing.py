@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum, Values
@@ -20,9 +19,7 @@ from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Part
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
 
 GRID = 2.0**40
 """Weights that are multiples of 1/GRID add up to the same bits in any order."""

@@ -37,16 +37,15 @@ from numpy.typing import NDArray
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import weights
+from fedmpi.common.types import Floats, Ints
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 Population = Literal["samples", "clients"]
 
 GRID_BITS = 40
 
 
 @weights(name="samples", per_sample=True)
-def samples(cohort: Cohort, sizes: IntArray) -> FloatArray:
+def samples(cohort: Cohort, sizes: Ints) -> Floats:
     """In proportion to the samples used (McMahan et al. 2017, Algorithm 1).
 
     Parameters
@@ -65,13 +64,13 @@ def samples(cohort: Cohort, sizes: IntArray) -> FloatArray:
 
 
 @weights(name="uniform")
-def uniform(cohort: Cohort, sizes: IntArray) -> FloatArray:
+def uniform(cohort: Cohort, sizes: Ints) -> Floats:
     """The same for every participant (FedSampling §3.3; Li et al. 2020, Scheme I)."""
     return _sending(cohort, sizes) * _on_grid(np.full(cohort.clients.size, 1 / max(cohort.draws, 1)))
 
 
 @weights(name="gradient-sum", per_sample=True, normalised=False)
-def gradient_sum(cohort: Cohort, sizes: IntArray) -> FloatArray:
+def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
     """The samples used over the samples wanted, K (FedSampling, Algorithm 1, with one full-batch step).
 
     Returns
@@ -94,13 +93,13 @@ def _each_stratum_has_a_mean(cohort: Cohort) -> bool:
 
 
 @weights(name="stratified", normalised=_each_stratum_has_a_mean)
-def stratified(cohort: Cohort, sizes: IntArray) -> FloatArray:
+def stratified(cohort: Cohort, sizes: Ints) -> Floats:
     """The mean of the strata's means, N_h / (N m_h P_h) (FedSTaS, Algorithm 2; FedSTS)."""
     return _sending(cohort, sizes) * _on_grid(_stratum_weights(cohort))
 
 
 @weights(name="normalised")
-def normalised(cohort: Cohort, sizes: IntArray, *, population: Population = "samples") -> FloatArray:
+def normalised(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
     """ρ_k / π_k, normalised, strata in their shares (FedSSO, Eq 3 for unequal n_k: Hájek's ratio).
 
     Parameters
@@ -114,7 +113,7 @@ def normalised(cohort: Cohort, sizes: IntArray, *, population: Population = "sam
 
 
 @weights(name="unbiased", normalised=False)
-def unbiased(cohort: Cohort, sizes: IntArray, *, population: Population = "samples") -> FloatArray:
+def unbiased(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
     """ρ_k / π_k (Horvitz-Thompson; Hansen-Hurwitz for draws with replacement).
 
     Parameters
@@ -129,7 +128,7 @@ def unbiased(cohort: Cohort, sizes: IntArray, *, population: Population = "sampl
 
 
 @weights(name="literal", normalised=False, averages_models=True)
-def literal(cohort: Cohort, sizes: IntArray, *, population: Population = "samples") -> FloatArray:
+def literal(cohort: Cohort, sizes: Ints, *, population: Population = "samples") -> Floats:
     """The next model is (N/m) Σ ρ_k w_k (FedSSO, Eq 3 as printed).
 
     Parameters
@@ -142,13 +141,13 @@ def literal(cohort: Cohort, sizes: IntArray, *, population: Population = "sample
     return cohort.multiplicity * _on_grid(expansion * rho[cohort.clients])
 
 
-def _sending(cohort: Cohort, sizes: IntArray) -> IntArray:
+def _sending(cohort: Cohort, sizes: Ints) -> Ints:
     """How often each participant counts, (m,): not at all without samples."""
-    sending: IntArray = np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
+    sending: Ints = np.where(sizes[cohort.clients] > 0, cohort.multiplicity, 0)
     return sending
 
 
-def _inclusion(cohort: Cohort, name: str) -> FloatArray:
+def _inclusion(cohort: Cohort, name: str) -> Floats:
     if cohort.inclusion is None:
         raise UserError(
             f'aggregation.weights = "{name}" divides by inclusion probabilities, which the sampler of '
@@ -162,7 +161,7 @@ def _power_of_two_share(total: int) -> float:
     return 0.5 ** total.bit_length()
 
 
-def _on_grid(values: FloatArray) -> FloatArray:
+def _on_grid(values: Floats) -> Floats:
     """Multiples of 2**-40, whose float64 sum does not depend on the order in which ranks add them."""
     return np.rint(values * 2.0**GRID_BITS) / 2.0**GRID_BITS
 
@@ -175,22 +174,22 @@ def _kept(cohort: Cohort) -> NDArray[np.bool_] | None:
     return groups >= 0
 
 
-def _population(cohort: Cohort, sizes: IntArray) -> int:
+def _population(cohort: Cohort, sizes: Ints) -> int:
     """N, the clients that can take part at all."""
     kept = _kept(cohort)
     return sizes.size if kept is None else int(kept.sum())
 
 
-def _population_weights(cohort: Cohort, sizes: IntArray, population: Population) -> FloatArray:
+def _population_weights(cohort: Cohort, sizes: Ints, population: Population) -> Floats:
     """ρ_k of all clients, (N,): their share of all samples, or of all clients; 0 for those left out."""
     counted = sizes if population == "samples" else np.ones_like(sizes)
     kept = _kept(cohort)
     counted = counted if kept is None else np.where(kept, counted, 0)
-    share: FloatArray = counted / int(counted.sum())
+    share: Floats = counted / int(counted.sum())
     return share
 
 
-def _share_there(cohort: Cohort, rho: FloatArray) -> FloatArray | float:
+def _share_there(cohort: Cohort, rho: Floats) -> Floats | float:
     """Σ ρ_k over those of the participant's group who were there, over Σ ρ_k of the whole group; (m,), or 1."""
     presence = cohort.presence
     if presence is None or presence.groups is None or isinstance(presence.present, int):
@@ -202,7 +201,7 @@ def _share_there(cohort: Cohort, rho: FloatArray) -> FloatArray | float:
     return np.asarray(share[group[cohort.clients]])
 
 
-def _stratum_weights(cohort: Cohort) -> FloatArray:
+def _stratum_weights(cohort: Cohort) -> Floats:
     """N_h / (N m_h P_h) of each participant's stratum, m_h counted in the cohort itself."""
     if cohort.stratum is None or cohort.strata is None:
         raise UserError(
@@ -213,5 +212,5 @@ def _stratum_weights(cohort: Cohort) -> FloatArray:
     drawn = np.bincount(cohort.stratum, cohort.multiplicity, minlength=sizes.size)
     of_stratum = sizes / max(1, int(sizes[represented > 0].sum()))
     h = cohort.stratum
-    weights: FloatArray = of_stratum[h] / (drawn[h] * represented[h])
+    weights: Floats = of_stratum[h] / (drawn[h] * represented[h])
     return weights

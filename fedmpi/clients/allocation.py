@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
+
 Rule = Literal["proportional", "neyman", "equal"]
 Spread = Literal["std", "pairwise"]
 

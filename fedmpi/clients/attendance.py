@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedmpi.clients.availability import Floats, Ints
 from fedmpi.clients.view import View
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Law = Literal["always", "bernoulli", "time-of-day", "label-group"]
 
 PHASES = 1000  # sub-stream of Purpose.DEVICE that holds the clients' time zones

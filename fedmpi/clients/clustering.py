@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
-Labels = NDArray[np.int64]
 Matrix = NDArray[np.floating]
 Noise = Literal["singletons", "stratum", "drop"]
 
@@ -23,7 +23,7 @@ DROPPED = -1
 DISTANCES_UP_TO = 12_000  # clients whose distances to each other are computed at once (float32: 576 MB)
 
 
-def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: int = 1) -> Labels:
+def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: int = 1) -> Ints:
     """Strata by k-means whose first centres are randomly chosen clients (FedSTaS, Algorithm 1).
 
     A cluster that runs empty is given the client farthest from its centre (scikit-learn's rule). With fewer distinct
@@ -56,7 +56,7 @@ def kmeans(matrix: Matrix, strata: int, generator: np.random.Generator, starts: 
         return _numbered(model.fit_predict(matrix))
 
 
-def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise = "stratum") -> Labels:
+def optics(matrix: Matrix, min_samples: int = 2, xi: float = 0.25, noise: Noise = "stratum") -> Ints:
     """Strata by OPTICS with the ξ method on Euclidean distances (FedSSO, Algorithm 1, line 2; §4.1: 2 and 0.25).
 
     Noise here means "alone of its kind", not "malicious": with two classes per client it is the clients whose pair of
@@ -113,7 +113,7 @@ def _distances(matrix: Matrix) -> Matrix:
     return np.asarray(np.maximum(distances, distances.T))
 
 
-def _without_noise(found: NDArray[np.integer], noise: Noise) -> Labels:
+def _without_noise(found: NDArray[np.integer], noise: Noise) -> Ints:
     alone = found == DROPPED
     labels = np.asarray(found, np.int64).copy()
     if noise == "drop":
@@ -129,7 +129,7 @@ def _without_noise(found: NDArray[np.integer], noise: Noise) -> Labels:
     return _numbered(labels)
 
 
-def _numbered(labels: NDArray[np.integer]) -> Labels:
+def _numbered(labels: NDArray[np.integer]) -> Ints:
     """The same partition with its parts numbered 0, 1, … in order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse].astype(np.int64)

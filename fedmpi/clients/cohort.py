@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +35,10 @@ class StrataSummary:
         that not all of those asked drop out; 0 for a stratum of which nobody was there. None: all surely have one.
     """
 
-    sizes: IntArray
-    draws: IntArray
-    spread: FloatArray
-    represented: FloatArray | None = None
+    sizes: Ints
+    draws: Ints
+    spread: Floats
+    represented: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +55,9 @@ class Presence:
         Clients of a group are there equally likely, as far as the server can tell: the strata, −1 for clients in none.
     """
 
-    present: IntArray | int
-    chance: FloatArray | None = None
-    groups: IntArray | None = None
+    present: Ints | int
+    chance: Floats | None = None
+    groups: Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +84,10 @@ class Cohort:
         K, the samples wanted of all participants together, where weights are asked: samples.wanted, or all they have.
     """
 
-    clients: IntArray
-    inclusion: FloatArray | None = None
-    multiplicity: IntArray = cast(IntArray, None)
-    stratum: IntArray | None = None
+    clients: Ints
+    inclusion: Floats | None = None
+    multiplicity: Ints = cast(Ints, None)
+    stratum: Ints | None = None
     strata: StrataSummary | None = None
     presence: Presence | None = None
     wanted: int | None = None
@@ -134,7 +132,7 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
     return count
 
 
-def everyone(available: IntArray | int) -> Cohort:
+def everyone(available: Ints | int) -> Cohort:
     """Every available client, once.
 
     Parameters
@@ -146,7 +144,7 @@ def everyone(available: IntArray | int) -> Cohort:
     return Cohort(clients, np.broadcast_to(1.0, clients.shape))
 
 
-def uniform(generator: np.random.Generator, available: IntArray | int, count: int) -> Cohort:
+def uniform(generator: np.random.Generator, available: Ints | int, count: int) -> Cohort:
     """Simple random sampling without replacement: every available client has inclusion probability count / a.
 
     Parameters
@@ -170,8 +168,8 @@ def uniform(generator: np.random.Generator, available: IntArray | int, count: in
 
 def weighted(
     generator: np.random.Generator,
-    sizes: IntArray,
-    available: IntArray | None,
+    sizes: Ints,
+    available: Ints | None,
     count: int,
     replace: bool = True,
 ) -> Cohort:
@@ -219,7 +217,7 @@ def weighted(
     return Cohort(candidates[chosen], count * (weights[chosen] / total), multiplicity.astype(np.int64))
 
 
-def size_proportional_inclusion(sizes: IntArray, count: int) -> FloatArray:
+def size_proportional_inclusion(sizes: Ints, count: int) -> Floats:
     """Inclusion probabilities proportional to size that sum to `count`, none above 1.
 
     A client whose share exceeds 1 is certain to be drawn (probability exactly 1) and the rest of the draws is divided
@@ -241,7 +239,7 @@ def size_proportional_inclusion(sizes: IntArray, count: int) -> FloatArray:
     return np.where(certain, 1.0, rest * (sizes / total) if total else 0.0)
 
 
-def _certain(sizes: IntArray, count: int) -> tuple[NDArray[np.bool_], int, int]:
+def _certain(sizes: Ints, count: int) -> tuple[NDArray[np.bool_], int, int]:
     """Who is drawn for certain, the draws left for the others, and the others' total size."""
     if count >= np.count_nonzero(sizes):
         return sizes > 0, 0, 0
@@ -254,7 +252,7 @@ def _certain(sizes: IntArray, count: int) -> tuple[NDArray[np.bool_], int, int]:
         certain |= exceeding
 
 
-def _without_replacement(generator: np.random.Generator, sizes: IntArray, candidates: IntArray, count: int) -> Cohort:
+def _without_replacement(generator: np.random.Generator, sizes: Ints, candidates: Ints, count: int) -> Cohort:
     certain, rest, total = _certain(sizes, count)
     if rest * total >= 2**63:
         raise UserError("participation: count times the number of samples must stay below 2**63 when drawing by size")
@@ -268,5 +266,5 @@ def _without_replacement(generator: np.random.Generator, sizes: IntArray, candid
     return Cohort(candidates[chosen], inclusion[chosen])
 
 
-def _indices(available: IntArray | int) -> IntArray:
+def _indices(available: Ints | int) -> Ints:
     return np.arange(available, dtype=np.int64) if isinstance(available, int) else available

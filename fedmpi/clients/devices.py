@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Law = Literal["constant", "lognormal", "classes"]
 
 SPEED, UPLOAD, DOWNLOAD = 0, 1, 2  # sub-streams of Purpose.DEVICE

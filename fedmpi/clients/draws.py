@@ -7,13 +7,11 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Design = Literal["systematic", "sequential"]
 
 SEQUENTIAL_UP_TO = 1000  # clients of one population: the inclusion probabilities cost O(N²)

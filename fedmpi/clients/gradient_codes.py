@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from fedmpi.common.types import Floats, Ints
 
 CELLS = 128  # up to this many values the dynamic programme sees every value: the result is the global optimum
 MAX_ITERATIONS = 300

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Floats, Ints
+from fedmpi.common.types import Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor

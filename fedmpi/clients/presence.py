@@ -7,9 +7,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedmpi.clients.availability import Availability, Floats, Ints, dominant_label, probabilities
+from fedmpi.clients.availability import Availability, dominant_label, probabilities
 from fedmpi.clients.view import View
 from fedmpi.common.registry import register
+from fedmpi.common.types import Floats, Ints
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 

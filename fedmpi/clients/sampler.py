@@ -12,8 +12,8 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.common.plan import Ints
 from fedmpi.common.registry import NUMBERS, Part
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 

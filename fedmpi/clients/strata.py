@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.clients.allocation import Allocation, Rule, allocate
 from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.clients.draws import Design, draw_by_norm, draw_uniformly, inclusion_by_norm
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Draw = Literal["uniform", "importance"]
 
 

@@ -22,8 +22,8 @@ from fedmpi.clients.features import (
 )
 from fedmpi.clients.strata import Strata, make_strata
 from fedmpi.cluster import Cluster
-from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 

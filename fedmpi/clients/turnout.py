@@ -19,8 +19,8 @@ from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.view import View, asked
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.config.local_algorithm import further_vectors

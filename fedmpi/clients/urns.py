@@ -7,8 +7,8 @@ import numpy as np
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Ints
 from fedmpi.common.registry import client_sampler
+from fedmpi.common.types import Ints
 
 
 @client_sampler(name="clustered-md")

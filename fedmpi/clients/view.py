@@ -12,8 +12,9 @@ import numpy as np
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.strata import Strata
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Floats, Ints, read_only
+from fedmpi.common.plan import read_only
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

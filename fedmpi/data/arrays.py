@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmpi.common.calling import calling
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import statistics
 
-AnyArray = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 Task = Literal["image", "text", "vector"]
 
 NAME = "ClientArrays"
@@ -43,7 +41,7 @@ class ArrayShard(ShardData):
         Names of the clients; by default their indices.
     """
 
-    def __init__(self, x: AnyArray, y: AnyArray, offsets: Int64Array, classes: int, client_ids: AnyArray | None = None):
+    def __init__(self, x: AnyArray, y: AnyArray, offsets: Ints, classes: int, client_ids: AnyArray | None = None):
         super().__init__({}, offsets)
         clients = len(offsets) - 1
         owner = np.repeat(np.arange(clients), np.diff(offsets))
@@ -116,8 +114,8 @@ class ClientArrays:
         self.client_ids = np.arange(count) if names is None else names
         self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
         self.test = _pair("test", test, x, task)
-        self.val: tuple[AnyArray, Int64Array] | None = None
-        self.val_offsets: Int64Array | None = None
+        self.val: tuple[AnyArray, Ints] | None = None
+        self.val_offsets: Ints | None = None
         if val is not None:
             self._hold_out(val, task)
         self.classes = self._classes(classes)
@@ -270,7 +268,7 @@ def _features(what: str, given: Any, task: Task | None) -> AnyArray:
     return x
 
 
-def _labels(what: str, given: Any) -> Int64Array:
+def _labels(what: str, given: Any) -> Ints:
     y = _array(given)
     if y.ndim != 1 or (y.dtype.kind not in "bui" and len(y)):
         raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on")
@@ -279,7 +277,7 @@ def _labels(what: str, given: Any) -> Int64Array:
     return y.astype(np.int64)
 
 
-def _owners(given: Any, known: AnyArray | None = None) -> tuple[Int64Array, AnyArray | None]:
+def _owners(given: Any, known: AnyArray | None = None) -> tuple[Ints, AnyArray | None]:
     """The client of every sample, and the clients' names in order where the owners are names."""
     owner = _array(given)
     if owner.ndim != 1:
@@ -300,7 +298,7 @@ def _owners(given: Any, known: AnyArray | None = None) -> tuple[Int64Array, AnyA
     return np.searchsorted(known, written).astype(np.int64), known
 
 
-def _count(clients: int | None, names: AnyArray | None, owner: Int64Array) -> int:
+def _count(clients: int | None, names: AnyArray | None, owner: Ints) -> int:
     found = len(names) if names is not None else int(owner.max(initial=-1)) + 1
     if clients is not None and clients < found:
         raise UserError(f"{NAME}: there are {clients} clients, but a sample of client {found - 1}: clients start at 0")
@@ -309,7 +307,7 @@ def _count(clients: int | None, names: AnyArray | None, owner: Int64Array) -> in
     return found if clients is None else clients
 
 
-def _by_owner(x: AnyArray, y: Int64Array, owner: Int64Array, clients: int) -> tuple[AnyArray, Int64Array, Int64Array]:
+def _by_owner(x: AnyArray, y: Ints, owner: Ints, clients: int) -> tuple[AnyArray, Ints, Ints]:
     """Read-only samples client after client, those of one client in the order given; where each client begins."""
     if (np.diff(owner) < 0).any():
         order = np.argsort(owner, kind="stable")
@@ -319,7 +317,7 @@ def _by_owner(x: AnyArray, y: Int64Array, owner: Int64Array, clients: int) -> tu
     return x, y, np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=clients)))).astype(np.int64)
 
 
-def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) -> tuple[AnyArray, Int64Array]:
+def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) -> tuple[AnyArray, Ints]:
     if not hasattr(given, "__len__") or len(given) != 2:
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
     x, y = _features(f"{what}'s x", given[0], task), _labels(f"{what}'s y", given[1])

@@ -11,28 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
 
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-Rows = tuple[Int64Array, Int64Array]
+Rows = tuple[Ints, Ints]
 
 REDRAWS = 10
 _NEGLIGIBLE = 1e-12
 
 
-def even_sizes(total: int, clients: int) -> Int64Array:
+def even_sizes(total: int, clients: int) -> Ints:
     """Sizes that differ by at most one and sum to `total`, int64 (N,); the first clients get the odd samples."""
     sizes = np.full(clients, total // clients, np.int64)
     sizes[: total % clients] += 1
     return sizes
 
 
-def offsets_of(sizes: Int64Array) -> Int64Array:
+def offsets_of(sizes: Ints) -> Ints:
     """Running totals of sizes, int64 (N + 1,)."""
     return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
 
 
-def inverse_of(permutation: Int64Array) -> Int64Array:
+def inverse_of(permutation: Ints) -> Ints:
     """The inverse of a permutation, int64 (n,)."""
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
@@ -47,13 +46,13 @@ def group_by_owner(owner: npt.NDArray[np.integer], clients: int, generator: np.r
     return rows.astype(np.int64, copy=False), offsets_of(np.bincount(owner[rows], minlength=clients))
 
 
-def iid(rows: int, sizes: Int64Array, generator: np.random.Generator) -> Rows:
+def iid(rows: int, sizes: Ints, generator: np.random.Generator) -> Rows:
     """A uniformly random choice of sum(sizes) of the rows, cut into clients of the given sizes."""
     offsets = offsets_of(sizes)
     return generator.permutation(rows)[: offsets[-1]].astype(np.int64, copy=False), offsets
 
 
-def level_down(values: Int64Array, removed: int, floor: int = 0) -> Int64Array:
+def level_down(values: Ints, removed: int, floor: int = 0) -> Ints:
     """Take `removed` units from the largest values, levelling them, none below `floor`.
 
     Parameters
@@ -100,14 +99,14 @@ def fill_empty(owner: npt.NDArray[np.int32], clients: int, generator: np.random.
 
 
 def dirichlet_by_class(
-    labels: Int64Array,
+    labels: Ints,
     classes: int,
     clients: int,
     alpha: float,
     generator: np.random.Generator,
     fill: bool = True,
     redraws: int = REDRAWS,
-) -> tuple[Int64Array, Int64Array, int]:
+) -> tuple[Ints, Ints, int]:
     """For every class, the shares of the clients ~ Dir(alpha, ..., alpha), independently (Yurochkin et al. 2019).
 
     Shares become whole samples by `systematic_counts`: each client's expected count is exactly its share. A draw that
@@ -140,7 +139,7 @@ def dirichlet_by_class(
 
 
 def _dirichlet_owner(
-    labels: Int64Array,
+    labels: Ints,
     classes: int,
     clients: int,
     alpha: float,
@@ -163,7 +162,7 @@ def _rounding_stream(generator: np.random.Generator) -> np.random.Generator:
     return np.random.Generator(bits.jumped())
 
 
-def systematic_counts(shares: FloatArray, total: int, generator: np.random.Generator) -> Int64Array:
+def systematic_counts(shares: Floats, total: int, generator: np.random.Generator) -> Ints:
     """Whole counts that sum to `total`, each within one of shares * total and equal to it on average.
 
     Systematic rounding (Madow 1949): the shares are laid end to end on a line of length `total` in random order, and a
@@ -188,18 +187,14 @@ def systematic_counts(shares: FloatArray, total: int, generator: np.random.Gener
     return counts
 
 
-def dirichlet_by_client(
-    labels: Int64Array, classes: int, sizes: Int64Array, alpha: float, generator: np.random.Generator
-) -> Rows:
+def dirichlet_by_client(labels: Ints, classes: int, sizes: Ints, alpha: float, generator: np.random.Generator) -> Rows:
     """Every client's class mix ~ Dir(alpha, ..., alpha), sizes as given; `fill_by_mix` says what if classes run out."""
     mixes = generator.dirichlet(np.full(classes, alpha), size=len(sizes))
     counts = fill_by_mix(sizes, np.bincount(labels, minlength=classes), mixes, generator)
     return take_counts(labels, counts, generator)
 
 
-def fill_by_mix(
-    sizes: Int64Array, stock: Int64Array, mixes: FloatArray, generator: np.random.Generator
-) -> npt.NDArray[np.int64]:
+def fill_by_mix(sizes: Ints, stock: Ints, mixes: Floats, generator: np.random.Generator) -> npt.NDArray[np.int64]:
     """Class counts of clients that draw their samples from their own class mixes, out of a finite stock.
 
     All clients ask at once: client k asks for ``sizes[k]`` samples, multinomial from ``mixes[k]``. A class asked for
@@ -236,7 +231,7 @@ def fill_by_mix(
     return counts
 
 
-def take_counts(labels: Int64Array, counts: Int64Array, generator: np.random.Generator) -> Rows:
+def take_counts(labels: Ints, counts: Ints, generator: np.random.Generator) -> Rows:
     """Random rows for every client with the class counts (N, C) asked for; rows of the surplus stock are left out."""
     clients, classes = counts.shape
     owner = np.full(len(labels), -1, np.int64)

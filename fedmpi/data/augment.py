@@ -16,14 +16,12 @@ from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.rebalancing import Rebalancing, source_rows
 from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, Tensors
-
-Int64Array = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 IMAGES_AT_ONCE = 4096  # bounds the sampling grid: 8 bytes a pixel
 _PARAMETERS = 6
@@ -167,14 +165,14 @@ class AugmentedRows:
     ):
         check_images(store.description)
         self.store = store
-        self.sizes: Int64Array = rebalancing.sizes
-        self.offsets: Int64Array = np.concatenate(([0], np.cumsum(self.sizes)))
+        self.sizes: Ints = rebalancing.sizes
+        self.offsets: Ints = np.concatenate(([0], np.cumsum(self.sizes)))
         self._copies = rebalancing.copies
         self._streams = streams
         self._ranges = ranges or WarpRanges()
         self._device = torch.device(device)
 
-    def read(self, positions: Int64Array) -> tuple[npt.NDArray[np.generic], Int64Array]:
+    def read(self, positions: Ints) -> tuple[npt.NDArray[np.generic], Ints]:
         """Features and labels at effective global positions (r,), in that order, copied."""
         clients = np.searchsorted(self.offsets, positions, side="right") - 1
         rows = positions - self.offsets[clients]
@@ -186,12 +184,12 @@ class AugmentedRows:
             x[copied] = warp(originals, torch.from_numpy(maps)).cpu().numpy()
         return x, y
 
-    def labels(self, client: int) -> Int64Array:
+    def labels(self, client: int) -> Ints:
         """The labels of one client's samples and then of its copies, int64 (n,)."""
         own = self.store.client(client)[1].astype(np.int64)
         return np.concatenate([own, own[source_rows(own, self._copies, self._streams, client)]])
 
-    def _originals(self, clients: Int64Array, rows: Int64Array) -> tuple[Int64Array, Floats]:
+    def _originals(self, clients: Ints, rows: Ints) -> tuple[Ints, Floats]:
         """Stored row and warp of each of these copies, (r,) and (r, 2, 3)."""
         _, height, width = self.store.description.feature_shape
         sources, maps = np.empty(len(rows), np.int64), np.empty((len(rows), 2, 3))
@@ -203,7 +201,7 @@ class AugmentedRows:
             maps[mine] = warps_of(len(all_sources), height, width, self._ranges, self._streams, client)[copy]
         return sources, maps
 
-    def _stored(self, positions: Int64Array) -> tuple[npt.NDArray[np.generic], Int64Array]:
+    def _stored(self, positions: Ints) -> tuple[npt.NDArray[np.generic], Ints]:
         order = np.argsort(positions, kind="stable")  # files are read front to back
         inverse = np.empty_like(order)
         inverse[order] = np.arange(len(order))
@@ -254,7 +252,7 @@ class AugmentedData:
         self._kept: dict[int, Tensors] = {}
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
-    def load(self, client: int, rows: Int64Array | None = None) -> Tensors:
+    def load(self, client: int, rows: Ints | None = None) -> Tensors:
         """Samples of one client, x (r, \\*feature_shape) and y int64 (r,), by effective local rows; None for all."""
         client = int(client)
         if client not in self._kept:
@@ -269,11 +267,11 @@ class AugmentedData:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return x.index_select(0, index), y.index_select(0, index)
 
-    def labels(self, client: int) -> Int64Array:
+    def labels(self, client: int) -> Ints:
         """The labels of one client's samples and then of its copies, int64 (n,), a copy."""
         return self._rows.labels(client)
 
-    def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
+    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
         """Samples of several clients, concatenated client after client, read and warped together."""
         positions = [
             self._rows.offsets[client] + (np.arange(self.sizes[client]) if rows is None else rows)
@@ -281,7 +279,7 @@ class AugmentedData:
         ]
         return self.load_positions(np.concatenate(positions) if positions else np.empty(0, np.int64))
 
-    def load_positions(self, positions: Int64Array) -> Tensors:
+    def load_positions(self, positions: Ints) -> Tensors:
         """Samples at effective global positions: client k's row i lies at sizes[:k].sum() + i."""
         x, y = self._rows.read(positions)
         return self.data.normalise(x), torch.from_numpy(y).to(self.device)

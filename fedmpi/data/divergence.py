@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fedmpi.common.types import Floats
 
 
 def target_distribution(classes: int, counts: NDArray[Any] | None = None) -> Floats:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from fedmpi.common.types import Ints
 
 
-def ownership(sizes: Int64Array, shard_starts: Int64Array, workers: int) -> Int64Array:
+def ownership(sizes: Ints, shard_starts: Ints, workers: int) -> Ints:
     """Boundaries of the workers' client ranges.
 
     With at least as many shards as workers a worker owns whole shards, else whole clients. Each boundary is the one
@@ -46,7 +45,7 @@ def ownership(sizes: Int64Array, shard_starts: Int64Array, workers: int) -> Int6
     return boundaries
 
 
-def _nearest(ascending: Int64Array, target: float) -> int:
+def _nearest(ascending: Ints, target: float) -> int:
     right = int(np.searchsorted(ascending, target))
     if right == 0 or (right < len(ascending) and ascending[right] - target < target - ascending[right - 1]):
         return right

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
+from fedmpi.common.types import Ints
 
 NEIGHBOURS = 64 << 10
 """Ranges closer than this, in bytes, are asked for as one: a request costs more than so much more data."""
@@ -32,8 +31,8 @@ class Request:
     """
 
     mapping: mmap.mmap
-    starts: Int64Array
-    stops: Int64Array
+    starts: Ints
+    stops: Ints
 
     def joined(self) -> Request:
         """Neighbouring ranges made one, beginning on pages."""

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.server_parts import RebalancePart
 from fedmpi.data.augment import AugmentedData, WarpRanges, check_images

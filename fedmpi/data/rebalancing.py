@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
 
 ORIGINAL_COUNTS = "original_class_counts"
 """Array beside augmented shards: int (N, C), the clients' class counts without the copies."""

@@ -16,14 +16,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.read_ahead import Request
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, REPREPARE, ShardFile
-
-AnyArray = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Section:
             return np.empty(self.shape, self.dtype)
         return np.frombuffer(self._mapping, self.dtype, math.prod(self.shape), self._lead).reshape(self.shape)
 
-    def request(self, first: Int64Array, last: Int64Array) -> Request:
+    def request(self, first: Ints, last: Ints) -> Request:
         """The bytes of the rows first[i] … last[i] − 1 of the dataset, which must not be empty."""
         row = self.dtype.itemsize * math.prod(self.shape[1:])
         return Request(self._mapping, self._lead + first * row, self._lead + last * row)
@@ -76,7 +73,7 @@ class ShardData:
         Client k of the shard holds rows ``offsets[k] : offsets[k + 1]``.
     """
 
-    def __init__(self, sections: dict[str, Section], offsets: Int64Array):
+    def __init__(self, sections: dict[str, Section], offsets: Ints):
         self._sections = sections
         self.offsets = offsets
 
@@ -90,7 +87,7 @@ class ShardData:
         """Labels (n,) as stored."""
         return self._sections[LABELS].map()
 
-    def requests(self, clients: Int64Array) -> list[Request]:
+    def requests(self, clients: Ints) -> list[Request]:
         """Where the samples of these clients of the shard lie, those without any left out; none in memory."""
         full = clients[self.offsets[clients] < self.offsets[clients + 1]]
         if not len(full) or not self._sections:
@@ -144,7 +141,7 @@ def open_part(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtype
     return sections[FEATURES], sections[LABELS]
 
 
-def part_offsets(path: Path, file: ShardFile, clients: int) -> Int64Array | None:
+def part_offsets(path: Path, file: ShardFile, clients: int) -> Ints | None:
     """Where the samples of every client begin in val.h5, int64 (clients + 1,); None where the file does not say.
 
     Raises
@@ -156,7 +153,7 @@ def part_offsets(path: Path, file: ShardFile, clients: int) -> Int64Array | None
     with _opened(path) as h5:
         if OFFSETS not in h5:
             return None
-        offsets: Int64Array = h5[OFFSETS][:].astype(np.int64)
+        offsets: Ints = h5[OFFSETS][:].astype(np.int64)
     whole = len(offsets) == clients + 1 and offsets[0] == 0 and offsets[-1] == file.samples
     if not whole or (np.diff(offsets) < 0).any():
         raise UserError(

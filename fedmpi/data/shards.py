@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.read_ahead import physical_memory, read_ahead
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
@@ -26,8 +26,6 @@ from fedmpi.data.shardfile import (
     read_arrays,
 )
 
-AnyArray = npt.NDArray[Any]
-Int64Array = npt.NDArray[np.int64]
 Samples = tuple[AnyArray, AnyArray]
 
 _CELLS_AT_ONCE = 1 << 22  # bounds the memory of whole-population passes
@@ -65,15 +63,15 @@ class ShardStore:
         shards: Sequence[ShardData],
         parts: Mapping[str, tuple[Section | AnyArray, Section | AnyArray]],
         folder: Path | None = None,
-        validation_offsets: Int64Array | None = None,
+        validation_offsets: Ints | None = None,
     ):
         self.manifest = manifest
         self.folder = folder
         self.name = manifest.dataset
         self.description: DataDescription = manifest.description
-        self.sizes: Int64Array = np.concatenate([np.diff(shard.offsets) for shard in shards])
-        self.offsets: Int64Array = np.concatenate(([0], np.cumsum(self.sizes)))
-        self.shard_starts: Int64Array = np.cumsum([0] + [len(shard.offsets) - 1 for shard in shards])
+        self.sizes: Ints = np.concatenate([np.diff(shard.offsets) for shard in shards])
+        self.offsets: Ints = np.concatenate(([0], np.cumsum(self.sizes)))
+        self.shard_starts: Ints = np.cumsum([0] + [len(shard.offsets) - 1 for shard in shards])
         self._shards = shards
         self._parts = dict(parts)
         self._validation_offsets = validation_offsets
@@ -111,7 +109,7 @@ class ShardStore:
             return {}
         return read_arrays(self.folder / self.manifest.extras.name, self.manifest.extras)
 
-    def class_counts(self, clients: Int64Array | None = None) -> Int64Array:
+    def class_counts(self, clients: Ints | None = None) -> Ints:
         """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
         if clients is None:
             return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
@@ -138,7 +136,7 @@ class ShardStore:
         rows = slice(data.offsets[local], data.offsets[local + 1])
         return data.x[rows], data.y[rows]
 
-    def unannounced(self, clients: Int64Array) -> Int64Array:
+    def unannounced(self, clients: Ints) -> Ints:
         """Those of the clients (m,) that were not asked for here lately; they count as announced from now on.
 
         All are forgotten once so much else was announced that the system may have dropped what it read.
@@ -151,7 +149,7 @@ class ShardStore:
             self._announced_samples = 0
         return fresh
 
-    def expect(self, clients: Int64Array) -> None:
+    def expect(self, clients: Ints) -> None:
         """Have the system begin to read the samples of these clients (m,), sorted, which are needed soon."""
         requests = []
         cuts = np.searchsorted(clients, self.shard_starts)
@@ -160,7 +158,7 @@ class ShardStore:
             requests += self._shards[shard].requests(local)
         read_ahead(requests)
 
-    def rows(self, positions: Int64Array) -> Samples:
+    def rows(self, positions: Ints) -> Samples:
         """Features and labels at global sample positions (r,), copied, in the stored dtypes.
 
         Parameters
@@ -206,7 +204,7 @@ class ShardStore:
         return self._part("val") if "val" in self._parts else None
 
     @cached_property
-    def validation_offsets(self) -> Int64Array | None:
+    def validation_offsets(self) -> Ints | None:
         """Client k's validation samples are rows ``[k] ... [k + 1] - 1`` of `validation`, int64 (N + 1,).
 
         None without a validation part, and for folders written before it knew its clients.
@@ -233,7 +231,7 @@ class ShardStore:
         return x, y
 
 
-def _take(shard: ShardData, rows: Int64Array) -> Samples:
+def _take(shard: ShardData, rows: Ints) -> Samples:
     return shard.x.take(rows, axis=0), shard.y.take(rows)
 
 

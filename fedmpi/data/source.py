@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedmpi.common.types import Ints
 from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 
-Int64Array = npt.NDArray[np.int64]
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
@@ -92,12 +92,12 @@ class ClientData:
         self.store = store
         self.device = torch.device(device)
         self.description = store.description if standardise else replace(store.description, mean=(), std=())
-        self.sizes: Int64Array = store.sizes
+        self.sizes: Ints = store.sizes
         self.normalise = Normaliser(self.description, self.device)
         self._kept: dict[int, Tensors] = {}
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
-    def load(self, client: int, rows: Int64Array | None = None) -> Tensors:
+    def load(self, client: int, rows: Ints | None = None) -> Tensors:
         """Samples of one client.
 
         Parameters
@@ -123,7 +123,7 @@ class ClientData:
         self._keep(client, tensors)
         return tensors
 
-    def load_many(self, clients: Sequence[int] | Int64Array, rows_of: Sequence[Int64Array | None]) -> Tensors:
+    def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
         """Samples of several clients, concatenated client after client, in one gather.
 
         Parameters
@@ -140,11 +140,11 @@ class ClientData:
         """
         return self._tensors(*self.store.rows(self.positions(np.asarray(clients, np.int64), rows_of)))
 
-    def labels(self, client: int) -> Int64Array:
+    def labels(self, client: int) -> Ints:
         """The labels of one client, int64 (n,), a copy."""
         return self.store.client(client)[1].astype(np.int64)
 
-    def positions(self, clients: Int64Array, rows_of: Sequence[Int64Array | None]) -> Int64Array:
+    def positions(self, clients: Ints, rows_of: Sequence[Ints | None]) -> Ints:
         """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
         given = [rows for rows in rows_of if rows is not None]
         counts = self.store.sizes[clients].copy()
@@ -156,7 +156,7 @@ class ClientData:
             local[np.repeat(partial, counts)] = np.concatenate(given)
         return local + np.repeat(self.store.offsets[clients], counts)
 
-    def load_positions(self, positions: Int64Array) -> Tensors:
+    def load_positions(self, positions: Ints) -> Tensors:
         """Samples at global positions: client k's row i lies at sizes[:k].sum() + i."""
         return self._tensors(*self.store.rows(positions))
 
@@ -173,7 +173,7 @@ class ClientData:
     def _tensors(self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> Tensors:
         return self.normalise(x), torch.from_numpy(y.astype(np.int64)).to(self.device)
 
-    def _pick(self, kept: Tensors, rows: Int64Array) -> Tensors:
+    def _pick(self, kept: Tensors, rows: Ints) -> Tensors:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
 

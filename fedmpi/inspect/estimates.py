@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
 from fedmpi.inspect.plot import check_picture
 from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 SMALLEST_DRAWN = 1e-6
 """Smallest relative error on the axis of a plot: a total known better than that is known."""
@@ -70,7 +67,7 @@ class Assessment:
 
 
 def assess(
-    sizes: IntArray, epsilon: float, threshold: int, wanted: int, participants: int | None = None
+    sizes: Ints, epsilon: float, threshold: int, wanted: int, participants: int | None = None
 ) -> list[Assessment]:
     """Every private mechanism on given clients.
 
@@ -111,7 +108,7 @@ def assess(
 
 
 def _assess_one(
-    mechanism: str, distinct: IntArray, counts: FloatArray, epsilon: float, threshold: int, wanted: int
+    mechanism: str, distinct: Ints, counts: Floats, epsilon: float, threshold: int, wanted: int
 ) -> Assessment:
     told = clip_sizes(distinct, threshold)
     clients, samples = round(float(counts.sum())), float(counts @ distinct)
@@ -193,9 +190,7 @@ def advice(assessments: list[Assessment]) -> str:
     return f'Set samples.size_estimate = "{best.mechanism}": the total is then known to ±{best.relative_error:.1%}.'
 
 
-def plot(
-    sizes: IntArray, epsilon: float, threshold: int, wanted: int, path: Path, participants: int | None = None
-) -> None:
+def plot(sizes: Ints, epsilon: float, threshold: int, wanted: int, path: Path, participants: int | None = None) -> None:
     """Draw the relative error of every mechanism against M and against ε, around the given values.
 
     Parameters

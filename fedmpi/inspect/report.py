@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmpi.common.evenness import gini
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.shards import ShardStore, open_store
 
-Int64Array = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.integer]
 
 
@@ -57,28 +56,28 @@ class Heterogeneity:
     kl_to_global: float
     kl_to_uniform: float
     label_emd: float
-    class_totals: Int64Array
+    class_totals: Ints
 
 
-def divergences(counts: Counts, reference: FloatArray) -> FloatArray:
+def divergences(counts: Counts, reference: Floats) -> Floats:
     """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
     client, label, held, size = _entries(counts)
     with np.errstate(divide="ignore"):
         terms = held * (np.log(held) - np.log(reference)[label])
-        divergence: FloatArray = np.bincount(client, terms, len(counts)) / size - np.log(size)
+        divergence: Floats = np.bincount(client, terms, len(counts)) / size - np.log(size)
     return divergence
 
 
-def label_distances(counts: Counts, reference: FloatArray) -> FloatArray:
+def label_distances(counts: Counts, reference: Floats) -> Floats:
     """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
     client, label, held, size = _entries(counts)
     expected = reference[label]
     surplus = np.abs(held / size[client] - expected) - expected
-    distance: FloatArray = reference.sum() + np.bincount(client, surplus, len(counts))
+    distance: Floats = reference.sum() + np.bincount(client, surplus, len(counts))
     return distance
 
 
-def _entries(counts: Counts) -> tuple[Int64Array, Int64Array, FloatArray, FloatArray]:
+def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
     """Client, class and value of the counts above zero, and the clients' sizes: of many small clients most are zero."""
     flat = np.flatnonzero(np.ascontiguousarray(counts).reshape(-1) != 0)
     client, label = np.divmod(flat, counts.shape[1])
@@ -87,7 +86,7 @@ def _entries(counts: Counts) -> tuple[Int64Array, Int64Array, FloatArray, FloatA
     return client, label, held, size
 
 
-def measure(sizes: Int64Array, count_blocks: Callable[[], Iterable[Counts]]) -> Heterogeneity:
+def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]]) -> Heterogeneity:
     """All measures of a partition.
 
     Parameters

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, PartFailure
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched_stack import BoundNet, Stack
@@ -25,7 +26,7 @@ from fedmpi.local.failures import check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import DataSource, Ints, LocalRule, Observer, Task, WorkReport, task_size
+from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmpi.common.types import Ints
 from fedmpi.local.batched_stack import BoundNet
-from fedmpi.local.work import Ints
 from fedmpi.models.dropout import draw_mask
 
 JOIN_BELOW = 1024

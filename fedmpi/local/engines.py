@@ -12,6 +12,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
 from fedmpi.config.choices import chosen
 from fedmpi.local.batched import BatchedEngine, why_not_side_by_side
 from fedmpi.local.hooks import Hooks
@@ -21,7 +22,7 @@ from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.trial import Observed, time_engines
-from fedmpi.local.work import DataSource, Engine, Ints, LocalRule, Observer, Task, WorkReport
+from fedmpi.local.work import DataSource, Engine, LocalRule, Observer, Task, WorkReport
 from fedmpi.models.flat import FlatModel
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.plan import Floats, Ints
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.local.failures import named_client
 from fedmpi.local.probes import client_gradients

@@ -18,10 +18,11 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.local.failures import LARGEST_LOSS, check_loss, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import DataSource, Ints, LocalRule, Task, WorkReport, task_size
+from fedmpi.local.work import DataSource, LocalRule, Task, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.tasks.losses import why_loss_alone

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.local.failures import named_client
 from fedmpi.local.probes_batched import SMALL, BatchedProbe
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
-from fedmpi.local.work import DataSource, Ints
+from fedmpi.local.work import DataSource
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel, add_gradients
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.common.types import Ints
 from fedmpi.local.batched import chunk_size
 from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched_stack import Stack
 from fedmpi.local.failures import named_client
-from fedmpi.local.work import DataSource, Ints, LocalRule
+from fedmpi.local.work import DataSource, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.base import Step
 from fedmpi.models.stacked.net import translate

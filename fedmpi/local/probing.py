@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedmpi.clients.stratifier import Probe
 from fedmpi.clients.turnout import opens_with_a_step
-from fedmpi.common.plan import Ints
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.local.batched import why_not_side_by_side
 from fedmpi.local.probes import gradient_blocks

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedmpi.local.work import Ints, LocalRule
+from fedmpi.common.types import Ints
+from fedmpi.local.work import LocalRule
 
 STEPS_DRAWN_TOGETHER = 32
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.types import Ints
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count
-from fedmpi.local.work import Engine, Ints, LocalRule, Observer, Task, task_size
+from fedmpi.local.work import Engine, LocalRule, Observer, Task, task_size
 
 MOST_CLIENTS = 8
 MOST_STEPS = 20

@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.registry import Part
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 
-Ints = NDArray[np.int64]
 Observer = Callable[[int, Tensor], Tensor | None]
 """observe(client, Δ) sees a client's update before it is summed and may return another one in its place."""
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.plan import Ints
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, made
 from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution

@@ -17,10 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
 
 
 @dataclass(frozen=True)

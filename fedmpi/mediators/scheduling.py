@@ -6,13 +6,11 @@ Duan et al. 2019 (Astraea), Algorithm 3. Pure functions: class counts in, the me
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register, resolve
-from fedmpi.data.divergence import Floats, pooled_counts, target_distribution
-
-Ints = NDArray[np.int64]
+from fedmpi.common.types import Floats, Ints
+from fedmpi.data.divergence import pooled_counts, target_distribution
 
 TIE = 1e-12  # divergences closer than this are equal up to rounding: the lower client wins
 MOST_SWEEPS = 10

@@ -11,10 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class PrivacyLedger:
         self._answers = np.zeros(clients, np.int64)
         self._exposed = np.zeros(clients, bool)
 
-    def record(self, asked: IntArray | None, exposed: IntArray | None = None) -> LedgerEntry:
+    def record(self, asked: Ints | None, exposed: Ints | None = None) -> LedgerEntry:
         """Enter one query.
 
         Parameters
@@ -81,17 +79,17 @@ class PrivacyLedger:
         so_far = (float(self.epsilon * largest), float(self.epsilon * mean)) if largest else (0.0, 0.0)
         return LedgerEntry(spent, *so_far)
 
-    def spent(self) -> FloatArray:
+    def spent(self) -> Floats:
         """ε spent so far by every client, float64 (N,)."""
         if math.isinf(self.epsilon):
             return np.where((self._answers > 0) | self._exposed, math.inf, 0.0)
         return np.where(self._exposed, math.inf, self._answers * self.epsilon)
 
-    def state(self) -> dict[str, IntArray]:
+    def state(self) -> dict[str, Ints]:
         """The ledger as arrays, for a checkpoint."""
         return {"answers": self._answers.copy(), "exposed": np.flatnonzero(self._exposed)}
 
-    def load(self, state: dict[str, IntArray]) -> None:
+    def load(self, state: dict[str, Ints]) -> None:
         """Take over the ledger of a checkpoint."""
         self._answers = state["answers"].copy()
         self._exposed[:] = False

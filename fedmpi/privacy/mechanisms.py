@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
 
 
 class Mechanism(Protocol):
@@ -28,16 +25,16 @@ class Mechanism(Protocol):
     def epsilon(self) -> float:
         """ε of one answer; infinite for the exact answer."""
 
-    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+    def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         """Every client's answer, float64 (N,), drawn in client order."""
 
-    def total(self, answers: FloatArray) -> float:
+    def total(self, answers: Floats) -> float:
         """The unbiased estimate of Σ sizes from the answers."""
 
-    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
         """Probability (or density) of every answer given every size, float64 (sizes, answers)."""
 
-    def variance(self, sizes: IntArray) -> FloatArray:
+    def variance(self, sizes: Ints) -> Floats:
         """What each client contributes to the variance of `total`, float64 (N,)."""
 
 
@@ -49,17 +46,17 @@ class Exact:
     def epsilon(self) -> float:
         return math.inf
 
-    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+    def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         return sizes.astype(np.float64)
 
-    def total(self, answers: FloatArray) -> float:
+    def total(self, answers: Floats) -> float:
         return float(answers.sum())
 
-    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
-        equal: FloatArray = (sizes[:, None] == answers).astype(np.float64)
+    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
+        equal: Floats = (sizes[:, None] == answers).astype(np.float64)
         return equal
 
-    def variance(self, sizes: IntArray) -> FloatArray:
+    def variance(self, sizes: Ints) -> Floats:
         return np.zeros(sizes.size)
 
 
@@ -83,11 +80,11 @@ class PrivateAnswer:
 class RescaledAnswer(PrivateAnswer):
     """An unbiased answer to the size rescaled from [1, M − 1] to [−1, 1]."""
 
-    def total(self, answers: FloatArray) -> float:
+    def total(self, answers: Floats) -> float:
         """Σ of the answers, back in samples: N·M/2 + (M/2 − 1)·Σ answers."""
         return answers.size * self.threshold / 2 + (self.threshold / 2 - 1) * float(answers.sum())
 
-    def rescaled(self, sizes: IntArray) -> FloatArray:
+    def rescaled(self, sizes: Ints) -> Floats:
         """Sizes 1 … M − 1 on [−1, 1]."""
         return (sizes.astype(np.float64) - self.threshold / 2) / (self.threshold / 2 - 1)
 
@@ -106,24 +103,24 @@ class RandomisedResponse(PrivateAnswer):
         """1 − α = (M − 1) / (e^ε + M − 2), positive also where α rounds to 1."""
         return (self.threshold - 1) * math.exp(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
 
-    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+    def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         truthful = generator.random(sizes.size) < self.truth_probability
         fake = generator.integers(1, self.threshold, sizes.size)
         return np.where(truthful, sizes, fake).astype(np.float64)
 
-    def total(self, answers: FloatArray) -> float:
+    def total(self, answers: Floats) -> float:
         """Ñ = (R − (1 − α) M N / 2) / α (Eq 2), R the sum of the N answers."""
         alpha = self.truth_probability
         return (float(answers.sum()) - (1 - alpha) * self.threshold * answers.size / 2) / alpha
 
-    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
         """Eq 17 and 18: α + (1 − α)/(M − 1) for the true size, (1 − α)/(M − 1) for every other."""
         alpha, others = self.truth_probability, self.threshold - 1
         possible = (answers >= 1) & (answers <= others) & (answers == np.floor(answers))
-        likelihood: FloatArray = (alpha * (sizes[:, None] == answers) + (1 - alpha) / others) * possible
+        likelihood: Floats = (alpha * (sizes[:, None] == answers) + (1 - alpha) / others) * possible
         return likelihood
 
-    def variance(self, sizes: IntArray) -> FloatArray:
+    def variance(self, sizes: Ints) -> Floats:
         """Var(r)/α², r a mixture of n and of a uniform u on 1 … M − 1 with mean M/2 (Eq 5) and variance M(M − 2)/12:
         Var(r) = α(1 − α)(n − M/2)² + (1 − α)M(M − 2)/12, a sum without cancellation."""
         truth, lie, m, n = self.truth_probability, self.lie_probability, self.threshold, sizes.astype(np.float64)
@@ -139,21 +136,21 @@ class Duchi(RescaledAnswer):
         """(e^ε + 1)/(e^ε − 1) = 1/tanh(ε/2)."""
         return 1 / math.tanh(self.epsilon / 2)
 
-    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+    def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         upper = generator.random(sizes.size) < self._upper_probability(sizes)
         return np.where(upper, self.magnitude, -self.magnitude)
 
-    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
         upper = self._upper_probability(sizes)[:, None]
         return np.where(answers == self.magnitude, upper, np.where(answers == -self.magnitude, 1 - upper, 0.0))
 
-    def variance(self, sizes: IntArray) -> FloatArray:
+    def variance(self, sizes: Ints) -> Floats:
         """((e^ε + 1)/(e^ε − 1))² − t² on [−1, 1], in squared samples (Wang et al. 2019, Eq 4), with
         ((e^ε + 1)/(e^ε − 1))² = 1 + 1/sinh²(ε/2)."""
         t = self.rescaled(sizes)
         return (1 / math.sinh(self.epsilon / 2) ** 2 + (1 - t) * (1 + t)) * (self.threshold / 2 - 1) ** 2
 
-    def _upper_probability(self, sizes: IntArray) -> FloatArray:
+    def _upper_probability(self, sizes: Ints) -> Floats:
         return 0.5 + self.rescaled(sizes) / (2 * self.magnitude)
 
 
@@ -171,13 +168,13 @@ class Piecewise(RescaledAnswer):
         """The chance to answer inside the window, e^{ε/2}/(e^{ε/2} + 1)."""
         return 1 / (1 + math.exp(-self.epsilon / 2))
 
-    def window(self, sizes: IntArray) -> tuple[FloatArray, FloatArray]:
+    def window(self, sizes: Ints) -> tuple[Floats, Floats]:
         """Ends l and r = l + C − 1 of each size's window."""
         c = self.bound
         left = (c + 1) / 2 * self.rescaled(sizes) - (c - 1) / 2
         return left, left + c - 1
 
-    def answer(self, sizes: IntArray, generator: np.random.Generator) -> FloatArray:
+    def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
         left, right = self.window(sizes)
         inside = generator.random(sizes.size) < self.window_probability
         place = generator.random(sizes.size)
@@ -185,14 +182,14 @@ class Piecewise(RescaledAnswer):
         outside = np.where(outside < left, outside, outside + (right - left))
         return np.where(inside, left + place * (right - left), outside)
 
-    def likelihood(self, sizes: IntArray, answers: FloatArray) -> FloatArray:
+    def likelihood(self, sizes: Ints, answers: Floats) -> Floats:
         """Density p = (e^ε − e^{ε/2})/(2e^{ε/2} + 2) inside the window, p/e^ε outside."""
         left, right = self.window(sizes)
         inside = (answers >= left[:, None]) & (answers <= right[:, None])
         density = math.exp(self.epsilon / 2) * math.tanh(self.epsilon / 4) / 2
         return density * np.where(inside, 1.0, math.exp(-self.epsilon)) * (np.abs(answers) <= self.bound)
 
-    def variance(self, sizes: IntArray) -> FloatArray:
+    def variance(self, sizes: Ints) -> Floats:
         """t²/(e^{ε/2} − 1) + (e^{ε/2} + 3)/(3(e^{ε/2} − 1)²) on [−1, 1] (their Lemma 1), in squared samples."""
         s = math.exp(self.epsilon / 2)
         t = self.rescaled(sizes)
@@ -239,6 +236,6 @@ def build(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     return MECHANISMS[mechanism](epsilon, threshold)
 
 
-def clip_sizes(sizes: IntArray, threshold: int) -> IntArray:
+def clip_sizes(sizes: Ints, threshold: int) -> Ints:
     """Sizes moved into 1 … M − 1, as the query asks (FedSampling §3.3: min(n, M − 1)); an empty client answers 1."""
     return np.clip(sizes, 1, threshold - 1)

@@ -10,13 +10,11 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.privacy.mechanisms import Exact, Mechanism, build, clip_sizes
-
-IntArray = NDArray[np.int64]
 
 CLIPPING_WORTH_A_WARNING = 0.05
 EMPTY_WORTH_A_WARNING = 0.05
@@ -63,7 +61,7 @@ class SizeEstimate:
     epsilon: float
     unprotected: int
     law: Mechanism = field(repr=False)
-    told: IntArray = field(repr=False)
+    told: Ints = field(repr=False)
 
     @property
     def standard_deviation(self) -> float:
@@ -94,12 +92,12 @@ def answer_stream(streams: Streams, round: int, memoise: bool) -> np.random.Gene
 
 def estimate(
     mechanism: str,
-    sizes: IntArray,
+    sizes: Ints,
     epsilon: float,
     threshold: int,
     generator: np.random.Generator,
     clip: bool = True,
-    asked: IntArray | None = None,
+    asked: Ints | None = None,
 ) -> SizeEstimate:
     """Ask the clients for their sizes and estimate the total.
 

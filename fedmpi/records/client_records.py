@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, whole_file
+from fedmpi.common.types import Ints
 from fedmpi.local.client_state import ClientState
 
 PIECE_BYTES = 64 << 20
 """Of records that rank 0 holds at once."""
 TYPES = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 LENGTH_BYTES = 8
-
-Ints = NDArray[np.int64]
 
 
 def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str:

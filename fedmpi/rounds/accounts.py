@@ -12,7 +12,7 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.evenness import Usage, evenness
-from fedmpi.common.plan import Ints
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.privacy.exposure import exposure

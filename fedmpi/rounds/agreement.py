@@ -18,7 +18,8 @@ from torch import Tensor
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import RanksDisagree, UserError
-from fedmpi.common.plan import Ints, Plan
+from fedmpi.common.plan import Plan
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.traits import ForwardTraits, adopt_traits, forward_traits
 from fedmpi.models.flat import FlatModel

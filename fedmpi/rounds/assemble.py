@@ -16,8 +16,9 @@ from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
-from fedmpi.common.plan import Ints, Plan
+from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.plan import Floats
+from fedmpi.common.types import Floats
 from fedmpi.rounds.placement import STEP_ROWS
 
 MEMORY = 0.95

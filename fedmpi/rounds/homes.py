@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.cluster import Cluster
-from fedmpi.common.plan import Ints
+from fedmpi.common.types import Ints
 from fedmpi.local.client_state import ClientState
 
 MOVED_BYTES = 64 << 20

@@ -10,8 +10,9 @@ from torch import Tensor
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.cluster import Cluster
-from fedmpi.common.plan import Floats, Ints, Plan
+from fedmpi.common.plan import Plan
 from fedmpi.common.registry import MEASURABLE
+from fedmpi.common.types import Floats, Ints
 from fedmpi.local.observer import UpdateObserver
 
 Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]

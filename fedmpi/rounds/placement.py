@@ -10,11 +10,9 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmpi.local.work import Ints, LocalRule
-
-Floats = NDArray[np.float64]
+from fedmpi.common.types import Floats, Ints
+from fedmpi.local.work import LocalRule
 
 STEP_ROWS = 8.0
 """A step costs as much as this many more rows in its batch (measured: 6 to 12 for small dense and convolutional

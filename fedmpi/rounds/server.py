@@ -17,9 +17,10 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.devices import round_seconds
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.turnout import CohortDraw, Turnout
-from fedmpi.common.plan import Floats, Ints, Plan, learning_rate
+from fedmpi.common.plan import Plan, learning_rate
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.mediators.groups import MediatorGroups

@@ -11,7 +11,7 @@ import torch
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.arithmetic import repeat_results
-from fedmpi.common.plan import Ints
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.samples.sampled_rows import SampledRows
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

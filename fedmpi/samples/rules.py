@@ -9,33 +9,31 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.common.registry import row_rule
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.samples.row_rule import Pool
-
-IntArray = NDArray[np.int64]
 
 BERNOULLI_BLOCK = 2**16
 RATIO_BLOCK = 2**10
 
 
 @row_rule(name="all", pooled=True)
-def all_rows(pool: Pool) -> IntArray:
+def all_rows(pool: Pool) -> Ints:
     """All samples of every participant."""
     return np.arange(pool.start, pool.stop)
 
 
 @row_rule(name="bernoulli", pooled=True)
-def bernoulli(pool: Pool) -> IntArray:
+def bernoulli(pool: Pool) -> Ints:
     """Each sample with the same probability K/Ñ (FedSampling, Algorithm 1)."""
     return bernoulli_rows(pool.streams, pool.round, pool.sizes, pool.probability, pool.start, pool.stop)
 
 
 @row_rule(name="ratio", pooled=True)
-def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> IntArray:
+def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> Ints:
     """A fixed share of every participant's samples (FedSampling §3.3, the naive method).
 
     Parameters
@@ -47,13 +45,13 @@ def ratio(pool: Pool, *, ratio: Annotated[float, Field(gt=0, le=1)]) -> IntArray
 
 
 @row_rule(name="exact", pooled=True)
-def exact(pool: Pool) -> IntArray:
+def exact(pool: Pool) -> Ints:
     """Exactly K of the pooled samples: the batch of centralised training."""
     assert pool.wanted is not None
     return exact_rows(pool.streams, pool.round, pool.sizes, pool.wanted, pool.start, pool.stop)
 
 
-def offsets_of(sizes: IntArray) -> IntArray:
+def offsets_of(sizes: Ints) -> Ints:
     """Where each participant's samples begin on the cohort's axis.
 
     Parameters
@@ -72,8 +70,8 @@ def offsets_of(sizes: IntArray) -> IntArray:
 
 
 def bernoulli_rows(
-    streams: Streams, round: int, sizes: IntArray, probability: float, start: int = 0, stop: int | None = None
-) -> IntArray:
+    streams: Streams, round: int, sizes: Ints, probability: float, start: int = 0, stop: int | None = None
+) -> Ints:
     """Every sample independently with the same probability (FedSampling, Algorithm 1, z_i ~ Bernoulli(K/Ñ)).
 
     The gaps between sampled positions are geometric, drawn block by block from the stream (SAMPLES, round, block):
@@ -113,8 +111,8 @@ def bernoulli_rows(
 
 
 def ratio_rows(
-    streams: Streams, round: int, sizes: IntArray, ratio: float, start: int = 0, stop: int | None = None
-) -> IntArray:
+    streams: Streams, round: int, sizes: Ints, ratio: float, start: int = 0, stop: int | None = None
+) -> Ints:
     """A fixed share of every participant's samples (FedSampling §3.3, the naive method).
 
     A client of n samples keeps r·n distinct ones, chosen uniformly; r·n is rounded down or up at random so that its
@@ -148,9 +146,7 @@ def ratio_rows(
     return _restrict(np.concatenate(drawn), start, stop)
 
 
-def exact_rows(
-    streams: Streams, round: int, sizes: IntArray, count: int, start: int = 0, stop: int | None = None
-) -> IntArray:
+def exact_rows(streams: Streams, round: int, sizes: Ints, count: int, start: int = 0, stop: int | None = None) -> Ints:
     """Exactly `count` distinct samples, uniformly from the pool: the batch of centralised training.
 
     Parameters
@@ -174,13 +170,13 @@ def exact_rows(
     return _restrict(drawn, start, stop)
 
 
-def used_counts(positions: IntArray, offsets: IntArray) -> IntArray:
+def used_counts(positions: Ints, offsets: Ints) -> Ints:
     """How many of each participant's rows are used, int64 (m,): sorted `positions` between successive `offsets`."""
-    counts: IntArray = np.diff(np.searchsorted(positions, offsets))
+    counts: Ints = np.diff(np.searchsorted(positions, offsets))
     return counts
 
 
-def holders(positions: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
+def holders(positions: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     """Who has any of the sorted `positions`, at the cost of the positions however many participants there are.
 
     Returns
@@ -195,7 +191,7 @@ def holders(positions: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]
     return places[starts], np.diff(starts, append=len(places))
 
 
-def split(positions: IntArray, offsets: IntArray) -> tuple[IntArray, list[IntArray]]:
+def split(positions: Ints, offsets: Ints) -> tuple[Ints, list[Ints]]:
     """Positions on the cohort's axis as local rows of the participants that have any.
 
     Parameters
@@ -218,7 +214,7 @@ def split(positions: IntArray, offsets: IntArray) -> tuple[IntArray, list[IntArr
     return members, [local[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _kept(generator: np.random.Generator, probability: float, length: int) -> IntArray:
+def _kept(generator: np.random.Generator, probability: float, length: int) -> Ints:
     """Sorted positions of 0 … length − 1, each kept independently."""
     expected = probability * length
     draws = int(expected + 4 * np.sqrt(expected)) + 8
@@ -231,7 +227,7 @@ def _kept(generator: np.random.Generator, probability: float, length: int) -> In
     return kept[: np.searchsorted(kept, length)]
 
 
-def _distinct(generator: np.random.Generator, sizes: IntArray, counts: IntArray) -> IntArray:
+def _distinct(generator: np.random.Generator, sizes: Ints, counts: Ints) -> Ints:
     """Simple random samples without replacement of many clients at once, as sorted positions on their common axis.
 
     Draws with replacement, drops repeats and tops up: by symmetry every set of the right size is equally likely. Where
@@ -254,15 +250,15 @@ def _distinct(generator: np.random.Generator, sizes: IntArray, counts: IntArray)
     return np.sort(np.concatenate([drawn[~from_inverted], kept]))
 
 
-def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
+def _ranges(starts: Ints, lengths: Ints) -> Ints:
     """The concatenation of start, start + 1, …, start + length − 1 of every pair."""
     return np.arange(lengths.sum()) + np.repeat(starts - offsets_of(lengths)[:-1], lengths)
 
 
-def _round_at_random(generator: np.random.Generator, sizes: IntArray, ratio: float) -> IntArray:
+def _round_at_random(generator: np.random.Generator, sizes: Ints, ratio: float) -> Ints:
     """ratio · sizes, each rounded down or up with the probability that keeps its mean."""
     wanted = ratio * sizes
-    counts: IntArray = np.floor(wanted).astype(np.int64)
+    counts: Ints = np.floor(wanted).astype(np.int64)
     counts += generator.random(sizes.size) < wanted - counts
     return counts
 
@@ -274,7 +270,7 @@ def _part(total: int, start: int, stop: int | None) -> tuple[int, int]:
     return start, stop
 
 
-def _restrict(positions: IntArray, start: int, stop: int) -> IntArray:
+def _restrict(positions: Ints, start: int, stop: int) -> Ints:
     a, b = np.searchsorted(positions, [start, stop])
     return positions[a:b]
 

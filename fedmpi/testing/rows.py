@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.samples.row_rule import Pool, RowClient
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import CLIENTS, cost
 
-Ints = NDArray[np.int64]
 SIZES = np.array([5, 1, 40, 12, 300, 2, 17])
 CLASSES, STREAMS = 4, Streams(13)
 

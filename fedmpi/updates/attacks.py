@@ -11,15 +11,13 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Tensors
-
-Ints = NDArray[np.int64]
 
 
 class FlippableSource(Protocol):

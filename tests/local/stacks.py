@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.work import Ints, LocalRule, Task, WorkReport
+from fedmpi.local.work import LocalRule, Task, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 
