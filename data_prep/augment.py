@@ -25,8 +25,8 @@ from data_prep.writer import write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.data.augment import AugmentedRows, WarpRanges
-from fedmpi.data.rebalancing import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
+from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
+from fedmpi.data.copies.warps import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.process.guard import run_guarded
 
@@ -54,7 +54,7 @@ def write_augmented(
     alpha : float
         α >= 0.
     copies : {"ratio", "ratio-minus-one"}
-        See `fedmpi.data.rebalancing.copies_per_sample`.
+        See `fedmpi.data.copies.class_copies.copies_per_sample`.
     seed : int
         The seed of the runs whose copies these are.
     ranges : WarpRanges

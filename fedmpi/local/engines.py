@@ -14,14 +14,14 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config.choices import chosen
-from fedmpi.local.batched import BatchedEngine, why_not_side_by_side
+from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.timing import Observed, time_engines
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.trial import Observed, time_engines
 from fedmpi.local.work import DataSource, Engine, LocalRule, Observer, Task, WorkReport
 from fedmpi.models.flat import FlatModel
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.failures import named_client
-from fedmpi.local.probes_batched import SMALL, BatchedProbe
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource
 from fedmpi.models.dropout import NoMasks

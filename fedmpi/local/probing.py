@@ -11,9 +11,9 @@ from fedmpi.clients.turnout import opens_with_a_step
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.local.batched import why_not_side_by_side
+from fedmpi.local.batched.engine import why_not_side_by_side
+from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.probes import gradient_blocks
-from fedmpi.local.probes_batched import BatchedProbe
 from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
 

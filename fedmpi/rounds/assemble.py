@@ -21,12 +21,12 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
-from fedmpi.data.rebalanced import Samples, client_samples, rebalancing_facts
+from fedmpi.data.copies.client_samples import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
+from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
 from fedmpi.local.measures import LocalLosses, Reference
-from fedmpi.local.measuring import ClientMeasures
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.probing import make_probe
 from fedmpi.mediators.groups import mediator_groups

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
-from fedmpi.data.rebalanced import Samples
+from fedmpi.data.copies.client_samples import Samples
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
 from fedmpi.models.flat import FlatModel

@@ -17,7 +17,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
 from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
-from fedmpi.local.measuring import ClientMeasures
+from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from tests.mpi.launch import run_alone, run_mpi

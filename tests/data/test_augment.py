@@ -15,8 +15,8 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.data.augment import AugmentedData, WarpRanges, warp, warps_of
-from fedmpi.data.rebalancing import rebalance, source_rows
+from fedmpi.data.copies.class_copies import rebalance, source_rows
+from fedmpi.data.copies.warps import AugmentedData, WarpRanges, warp, warps_of
 from fedmpi.data.shards import ShardStore, open_folder, open_store
 from fedmpi.data.source import ClientData
 
@@ -90,7 +90,7 @@ def test_each_image_has_its_own_warp_whatever_the_batch(monkeypatch: pytest.Monk
     images = torch.rand(30, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     maps = torch.from_numpy(warps_of(30, 28, 28, WarpRanges(), STREAMS, 3))
     together = warp(images, maps)
-    monkeypatch.setattr("fedmpi.data.augment.IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr("fedmpi.data.copies.warps.IMAGES_AT_ONCE", 7)
     assert torch.equal(together, warp(images, maps))
     assert torch.equal(together[11:12], warp(images[11:12], maps[11:12]))
     assert not torch.equal(together, images)
@@ -214,7 +214,7 @@ def test_the_command_ends_with_two_on_a_folder_that_is_not_there(
 
 
 def test_text_is_refused() -> None:
-    from fedmpi.data.augment import check_images
+    from fedmpi.data.copies.warps import check_images
     from fedmpi.data.schema import DataDescription
 
     with pytest.raises(UserError, match="copies of images.*'text'"):

@@ -16,7 +16,7 @@ from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.data.augment import WarpRanges
+from fedmpi.data.copies.warps import WarpRanges
 from fedmpi.data.divergence import kl_divergence
 from fedmpi.data.shards import open_folder
 from fedmpi.rounds.assemble import Experiment

@@ -16,10 +16,10 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.algorithm import Totals
 from fedmpi.local.algorithms import effective_steps
-from fedmpi.local.batched import BatchedEngine
+from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.trial import time_engines
+from fedmpi.local.timing import time_engines
 from fedmpi.local.work import LocalRule, Task
 from fedmpi.models.flat import FlatModel
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference

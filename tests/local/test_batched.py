@@ -11,7 +11,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched import BatchedEngine, chunk_size, why_not_batched
+from fedmpi.local.batched.engine import BatchedEngine, chunk_size, why_not_batched
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, Task
 from fedmpi.models import build
@@ -114,7 +114,7 @@ def test_large_samples_and_small_ones_are_gathered_alike(monkeypatch: pytest.Mon
     start, tasks = batched.model.initial, tasks_for(sizes)
     results = []
     for limit in (0, 10**9):
-        monkeypatch.setattr("fedmpi.local.batched_feed.JOIN_BELOW", limit)
+        monkeypatch.setattr("fedmpi.local.batched.feed.JOIN_BELOW", limit)
         results.append(train(batched, tasks, start, EPOCHS)[0])
     assert torch.equal(*results)
 

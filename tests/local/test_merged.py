@@ -11,7 +11,7 @@ from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import merged as merged_module
-from fedmpi.local.batched import BatchedEngine
+from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, Task

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedmpi.common.errors import ClientFailure
+from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.probes import Probe, client_gradients, gradient_blocks
-from fedmpi.local.probes_batched import SMALL, BatchedProbe
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, flat_model
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
-from fedmpi.local import trial
+from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
-from fedmpi.local.trial import time_engines
+from fedmpi.local.timing import time_engines
 from fedmpi.local.work import LocalRule, Task, WorkReport
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, relative_error, summed, tasks_of
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.local.batched import BatchedEngine, why_not_side_by_side
+from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients, gradient_blocks
-from fedmpi.local.probes_batched import BatchedProbe
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule

@@ -19,9 +19,9 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.server_parts import RebalancePart
-from fedmpi.data.augment import AugmentedData, WarpRanges, check_images
+from fedmpi.data.copies.class_copies import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
+from fedmpi.data.copies.warps import AugmentedData, WarpRanges, check_images
 from fedmpi.data.divergence import kl_divergence, summarise
-from fedmpi.data.rebalancing import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
 

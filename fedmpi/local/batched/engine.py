@@ -18,9 +18,9 @@ from fedmpi.common.errors import ClientFailure, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
-from fedmpi.local.batched_stack import BoundNet, Stack
-from fedmpi.local.batched_update import StackSGD, stack_optimizer
+from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
+from fedmpi.local.batched.stack import BoundNet, Stack
+from fedmpi.local.batched.update import StackSGD, stack_optimizer
 from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.types import Ints
-from fedmpi.local.batched import chunk_size
-from fedmpi.local.batched_feed import Feed, MaskFeed, Timetable, Weights
-from fedmpi.local.batched_stack import Stack
+from fedmpi.local.batched.engine import chunk_size
+from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
+from fedmpi.local.batched.stack import Stack
 from fedmpi.local.failures import named_client
 from fedmpi.local.work import DataSource, LocalRule
 from fedmpi.models.flat import FlatModel

@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.rebalancing import Rebalancing, source_rows
+from fedmpi.data.copies.class_copies import Rebalancing, source_rows
 from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore

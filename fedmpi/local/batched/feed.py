@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.common.types import Ints
-from fedmpi.local.batched_stack import BoundNet
+from fedmpi.local.batched.stack import BoundNet
 from fedmpi.models.dropout import draw_mask
 
 JOIN_BELOW = 1024

@@ -1,7 +1,7 @@
 """Rebalancing by augmentation: how many warped copies every sample of a scarce class gets.
 
 Duan et al. 2019 (Astraea), Algorithm 2. Pure functions: class counts in, copies out. The copies themselves are made by
-`fedmpi.data.augment`.
+`fedmpi.data.copies.warps`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched_update import Block, StackOptimizer
+from fedmpi.local.batched.update import Block, StackOptimizer
 from fedmpi.models.stacked.base import Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.dense import DropoutOp
 from fedmpi.models.stacked.losses import stacked_loss
