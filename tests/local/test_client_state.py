@@ -147,6 +147,7 @@ def test_records_of_ten_thousand_of_a_million_clients_take_a_file(tmp_path: Path
     assert homes.moved == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_clients_gives_way_to_the_checkpoint_before(tmp_path: Path) -> None:
     settings = [
         *("preset=scaffold", "logging.tensorboard=false", "cluster.threads=1", "evaluation.every=9", "rounds=5"),
