@@ -22,7 +22,6 @@ ELSEWHERE: Choices = {
     "participation": {"noise": ["singletons", "stratum", "drop"], "min_samples": [2, 3], "xi": [0.05, 0.25]},
     "samples": {"wanted": [60, 400], "threshold": [40, 121, 200]},
     "local": {
-        "algorithm": ["plain", "plain", "scaffold", "feddyn", "fednova"],
         "optimizer": ["sgd", "sgd", "sgd", "adam"],
         "lr": [0.02],
         "lr_every": [1, 2],
@@ -59,17 +58,20 @@ FIXED = {
 }
 
 
-def drawn_stars(count: int, seed: int) -> list[Config]:
-    """`count` different stars that fedmpi accepts."""
+ALGORITHMS = ("scaffold", "feddyn", "fednova")
+
+
+def drawn_stars(count: int, seed: int, with_state: bool = False) -> list[Config]:
+    """`count` different stars that fedmpi accepts; `with_state`: their local algorithms are not the plain one."""
     generator, found = np.random.Generator(np.random.Philox(seed)), {}
     while len(found) < count:
-        config = _drawn(generator, len(found))
+        config = _drawn(generator, len(found), ALGORITHMS[len(found) % 3] if with_state else "plain")
         if config is not None:
             found[str(config_table(config))] = config
     return list(found.values())
 
 
-def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
+def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config | None:
     table: dict[str, Any] = {"seed": seed, "rounds": 3}
     for part in sorted(CHOICES.keys() | ELSEWHERE.keys()):
         keys = CHOICES.get(part, {}) | ELSEWHERE.get(part, {})
@@ -90,6 +92,13 @@ def _drawn(generator: np.random.Generator, seed: int) -> Config | None:
         table["data"] = {"shards": "digits:clients=9,partition=iid"}
         table["samples"], table["local"]["batch_size"] = {"rule": "all"}, "all"
         table["participation"]["probe"] = "full"
+    if algorithm != "plain":
+        table["local"] |= {"algorithm": algorithm, "optimizer": "sgd"}
+        table["transport"], table["privacy"], table["logging"] = {"kind": "float32"}, {}, {}
+        if algorithm != "fednova":
+            table["local"]["proximal_mu"] = 0.0
+        if algorithm == "feddyn":
+            table["aggregation"] |= {"optimizer": "sgd", "lr": 1.0, "weights": "uniform"}
     if "clip_norm" in table["privacy"]:
         table["aggregation"]["weights"] = "uniform"
     for key, value in FIXED.items():

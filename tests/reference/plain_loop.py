@@ -1043,8 +1043,10 @@ class PlainLoop:
         mean = self._mean(t, [part[3] for part in parts], [factors[k] for k in rows], total, divisor)
         if config.aggregation.weights == "literal" and not opening and cohort.clients:
             mean = mean + (sum(factors.values()) - 1) * w  # Eq 3: Σ c_k w_k, those without rows with w_k = w
-        mean = self.algorithm.update(self._with_noise(t, mean), divisor)
-        self.w = self.server.step(w, mean)
+        mean = self._with_noise(t, mean)
+        update = self.algorithm.update(mean, divisor)
+        update[self.network.trainable :] = mean[self.network.trainable :]  # statistics of batch norm: plain means
+        self.w = self.server.step(w, update)
         record = {"round": t, "lr": local_rate(config, t), **self._counts(rows, parts), **facts}
         record |= self._facts(t, turnout, opening) | self._links(t, turnout, facts)
         record |= self._spent(t, turnout) | self._diagnosed(turnout, rows, parts, factors, total, divisor)

@@ -66,6 +66,18 @@ def test_random_stars_agree_with_the_plain_loop(tmp_path: Path) -> None:
     assert sum(ran) > FEW / 2
 
 
+def test_random_stars_with_state_agree_with_the_plain_loop(tmp_path: Path) -> None:
+    ran = [compare(config, tmp_path / str(i)) for i, config in enumerate(drawn_stars(3, seed=3, with_state=True))]
+    assert sum(ran) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_many_random_stars_with_state_agree_with_the_plain_loop(tmp_path: Path) -> None:
+    ran = [compare(config, tmp_path / str(i)) for i, config in enumerate(drawn_stars(30, seed=4, with_state=True))]
+    assert sum(ran) > 15
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_many_random_stars_agree_with_the_plain_loop(tmp_path: Path) -> None:
