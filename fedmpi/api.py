@@ -14,6 +14,7 @@ import glob
 import importlib
 import json
 import threading
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
@@ -266,8 +267,17 @@ def load_run(folder: str | Path) -> Run:
         records=lambda: read_records(folder),
         model=lambda: _rebuilt(folder, summary),
         folder=folder,
-        ending="finished" if summary else "stopped",
+        ending=_ending(summary, path) if summary else "stopped",
     )
+
+
+def _ending(summary: Record, path: Path) -> Ending:
+    """How a run with a summary ended: with all rounds of its configuration, or before them as `on_round` wished."""
+    try:
+        rounds = tomllib.loads(path.read_text(encoding="utf-8")).get("rounds", 0)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    return "ended" if summary.get("final", {}).get("round", rounds) + 1 < rounds else "finished"
 
 
 def load_runs(pattern: str | Path) -> list[Run]:
