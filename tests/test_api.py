@@ -322,10 +322,11 @@ def test_an_exception_of_on_round_names_function_line_and_round():
 
 
 def test_told_to_stop_a_run_saves_and_goes_on_later(plain: fedmpi.Run, tmp_path: Path):
-    run = small(out=tmp_path / "run", stop=lambda: True)
+    run = small(out=tmp_path / "run", stop=iter([False, True]).__next__)
     assert run.ending == "stopped" and not (tmp_path / "run" / "summary.json").exists()
     more = small(out=tmp_path / "run", resume=True)
     assert more.ending == "finished" and untimed(more.records) == untimed(plain.records)
+    assert untimed(run.records) == untimed(plain.records)[:1]  # first asked for when the folder holds more
     assert same_values(more.model, plain.model)
 
 

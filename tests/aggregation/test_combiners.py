@@ -137,6 +137,8 @@ def test_the_trimmed_mean_cuts_at_either_end_and_leaves_a_value() -> None:
     for trim, expected in cuts.items():
         assert combined(built_in("trimmed-mean", trim=trim), column, torch.ones(4)).item() == expected
     assert combined(built_in("trimmed-mean", trim=0.4), column[:1], torch.ones(1)).item() == 1.0
+    squares = torch.arange(25.0)[:, None] ** 2  # 0.28 · 25 is more than 7 in floats
+    assert combined(built_in("trimmed-mean", trim=0.28), squares, torch.ones(25)).item() == squares[7:18].mean()
 
 
 def test_krum_scores_by_so_many_neighbours_as_its_paper_says() -> None:

@@ -144,6 +144,20 @@ def test_measures_are_those_of_plain_loops_in_float64() -> None:
         np.testing.assert_allclose(row, expected, rtol=1e-5)
 
 
+def test_measures_are_those_of_a_model_that_is_not_in_training() -> None:
+    model = "tests.end_to_end.user_models:unhurried_mlp"  # with dropout
+    config = load_config(None, ["data.shards=digits:clients=6", "participation.count=2", f"model.name={model}"])
+    data = ClientData(open_store(config.data.shards), torch.device("cpu"), standardise=True)
+    measures = ClientMeasures(config, data, Streams(0), torch.device("cpu"), 0)
+    found = measures(3, measures.model.initial, np.array([1, 4], np.int64), ("loss", "accuracy"))
+    for row, k in zip(found, (1, 4), strict=True):
+        x, y = data.load(k)
+        with torch.no_grad():
+            outputs = measures.model.module.eval()(x)
+        expected = [float(functional.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).double().mean())]
+        np.testing.assert_allclose(row, expected, rtol=1e-5)
+
+
 def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

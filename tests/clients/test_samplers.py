@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
@@ -15,10 +16,13 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.urns import clustered_by_size
-from fedmpi.clients.view import View
+from fedmpi.clients.view import View, asked
+from fedmpi.cluster import Cluster
 from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.plan import Plan
 from fedmpi.common.registry import client_sampler, parts, resolve
 from fedmpi.common.streams import Streams
+from fedmpi.rounds.inquiry import Inquiry
 
 SIZES = np.array([40, 3, 0, 17, 8, 8, 60, 1, 25, 9], np.int64)
 FALSE_ALARM = 1e-4
@@ -141,6 +145,14 @@ def test_exploitation_is_in_proportion_to_utility() -> None:
     assert chisquare(list(times.values()), 10_000 * expected / expected.sum()).pvalue > FALSE_ALARM
 
 
+def test_exploration_decays_from_round_to_round_down_to_its_least() -> None:
+    sampler = Oort(explore=1.0, explore_decay=0.5, explore_least=0.25)
+    for round, explored in ((1, 2), (2, 1), (9, 1)):  # 4 · max(0.25, 0.5^round)
+        numbers = remembered(dict.fromkeys(range(7), 1), dict.fromkeys(range(7), 1.0), round)
+        drawn = sampler.draw(view_of(round, 4, numbers=numbers)).clients
+        assert len(drawn) == 4 and (drawn > 6).sum() == explored
+
+
 def test_where_nobody_is_known_all_are_explored_and_where_all_are_known_none_is() -> None:
     nobody = ClientNumbers(("loss",), 10)
     assert len(Oort().draw(view_of(0, 4, numbers=nobody)).clients) == 4
@@ -230,6 +242,7 @@ def sampler_of(draw: Any) -> ClientSampler:
         ([1, 2], "returned a list: return a fedmpi.Cohort"),
         (Cohort(np.array([0.5, 1.0])), "a cohort of type float64"),
         (Cohort(np.array([3, 99])), "returned client 99, who is not among view.available"),
+        (Cohort(np.array([3, 10])), "returned client 10, who is not among"),
         (Cohort(np.array([-1])), "returned client -1"),
         (Cohort(np.array([1, 2]), np.array([0.5])), r"inclusion of shape \(1,\) for 2 clients"),
         (Cohort(np.array([1, 2]), np.array([0.5, 0.0])), "inclusion probability 0 for client 2"),
@@ -261,6 +274,19 @@ def test_a_cohort_is_sorted_and_a_client_listed_twice_was_drawn_twice() -> None:
     cohort = sampler_of(mine).draw(view_of())
     assert cohort.clients.tolist() == [1, 3, 7] and cohort.multiplicity.tolist() == [1, 1, 2]
     assert cohort.inclusion is not None and cohort.inclusion.tolist() == [0.1, 0.3, 0.7]
+
+
+def test_draws_that_a_sampler_counts_itself_are_added_up() -> None:
+    def mine(view: View) -> Cohort:
+        return Cohort(np.array([7, 1, 7]), None, np.array([2, 4, 1]))
+
+    cohort = sampler_of(mine).draw(view_of())
+    assert cohort.clients.tolist() == [1, 7] and cohort.multiplicity.tolist() == [4, 3]
+
+
+def test_as_many_are_asked_as_over_selection_says_and_no_more_than_there_are() -> None:
+    assert asked(3, 1.5, 99) == 5 and asked(10, 1.0, 99) == 10 and asked(10, 2.0, 15) == 15
+    assert asked(50, 1.1, 99) == 55 < 50 * 1.1  # in floats
 
 
 def test_a_sampler_sees_only_what_it_has_asked_for_and_cannot_change_sizes() -> None:
@@ -315,6 +341,20 @@ def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> Non
     np.testing.assert_array_equal(again.last("loss"), [1.5, np.nan, 2.5, np.nan])
     with pytest.raises(UserError, match=r"lacks numbers\.accuracy"):
         ClientNumbers(("accuracy",), 4).load(numbers.state())
+
+
+def test_clients_of_whom_nothing_can_be_measured_stay_unknown() -> None:
+    @client_sampler(needs=("loss",))
+    def mine(view: View) -> Cohort:
+        return Cohort(view.available)
+
+    def measure(t: int, model: Any, clients: np.ndarray, names: Any) -> np.ndarray:
+        return np.where(clients == 2, np.nan, 0.5)[:, None]  # 2 holds no samples
+
+    numbers = ClientNumbers(("loss",), 4)
+    inquiry = Inquiry(Cluster(None, "none"), sampler_of(mine), numbers, (0, 4), measure, None)
+    inquiry.participants(Plan(3, 0.1, np.array([1, 2]), np.ones(2), False, True), torch.zeros(1), None)
+    assert numbers.age("loss", 5).tolist() == [-1, 2, -1, -1]
 
 
 def test_the_built_in_samplers_are_parts_like_others() -> None:

@@ -117,7 +117,17 @@ def test_a_foreign_module_is_found_in_the_working_directory(tmp_path: Path, monk
         resolve("client sampler", "open_house_one:mime")
 
 
+def test_the_working_directory_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, size in (("installed", 1), ("here", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "open_house_two.py").write_text(f"def mine(view, *, size: int = {size}): ...\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*(entry for entry in sys.path if entry), str(tmp_path / "installed")])
+    assert resolve("client sampler", "open_house_two:mine").options[0].default == 1
+
+
 def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts("combiner")  # the built-in ones register before the table is replaced
     monkeypatch.setitem(registry._BUILT_IN, "combiner", {})
     register("combiner", "median")(lambda updates, coefficients: updates)
     with pytest.raises(UserError, match=r"aggregation\.rule = 'mediam' is unknown: did you mean 'median'\?"):
@@ -131,6 +141,7 @@ def test_names_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts("combiner")
     monkeypatch.setitem(registry._BUILT_IN, "combiner", {})
 
     @combiner(name="halves")

@@ -65,6 +65,19 @@ def test_tensors_lists_and_arrays_say_the_same():
     assert tensors.digest == made().digest != made(y=Y[::-1].copy()).digest
 
 
+def test_the_same_samples_of_other_clients_are_other_data():
+    owner, other = np.sort(OWNER), np.sort(OWNER)
+    other[np.searchsorted(owner, 1)] = 0  # all samples stay in their order
+    assert made(owner=owner).digest != made(owner=other).digest
+
+
+def test_a_label_that_only_held_out_samples_have_is_a_class():
+    val = X[:3], np.array([0, 6, 1])
+    assert made(val=val).description.classes == 7
+    with pytest.raises(UserError, match="classes = 6, but there is a label 6"):
+        made(val=val, classes=6)
+
+
 def test_bytes_are_standardised_by_what_is_measured_and_floats_stay_as_given():
     scaled = X / 255.0
     description = made().description

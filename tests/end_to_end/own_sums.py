@@ -49,6 +49,12 @@ def median(updates, coefficients) -> torch.Tensor:
 
 
 @combiner
+def told(updates, coefficients, **options) -> torch.Tensor:
+    "Whatever it is told, the plain mean."
+    return updates.mean(0)
+
+
+@combiner
 class Nearest:
     "The mean of the updates that are shorter than the middle one."
 
@@ -77,3 +83,14 @@ class Nesterov:
         self.steps += 1
         self.m = self.beta * self.m + update
         w.add_(self.beta * self.m + update, alpha=1 / self.steps)
+
+
+BROKEN: list[str] = []
+"""Anything in it breaks `fragile`."""
+
+
+@server_optimizer
+def fragile(w, update):
+    if BROKEN:
+        raise ArithmeticError("out of order")
+    return w + update

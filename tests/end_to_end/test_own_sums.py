@@ -16,7 +16,12 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
-from tests.end_to_end.in_process import run
+from fedmpi.config.choices import options
+from fedmpi.data.shards import open_store
+from fedmpi.data.source import ClientData
+from fedmpi.updates.attacks import FlippedLabels
+from tests.end_to_end import own_sums
+from tests.end_to_end.in_process import run, run_into
 from tests.end_to_end.own_sums import rare_first
 from tests.mpi.launch import run_mpi
 from tests.reference.program import traced
@@ -100,9 +105,24 @@ def test_a_part_of_ones_own_keeps_its_defaults_where_a_built_in_one_has_the_same
     assert float((moved.model - moved.start).abs().max()) == pytest.approx(0.5 * 0.01, rel=1e-4)
 
 
-def test_objects_take_the_place_of_names() -> None:
-    from tests.end_to_end import own_sums
+def test_a_part_that_takes_any_option_is_given_none_of_another_part() -> None:
+    settings = [f"aggregation.rule={OWN}told", f"aggregation.optimizer={OWN}capped", "aggregation.largest=0.02"]
+    config = load_config(None, [*ALL, *settings, "aggregation.sharpness=3"])
+    assert options(config, "combiner") == {"sharpness": 3}
+    assert options(config, "server optimizer")["largest"] == 0.02
 
+
+def test_a_server_step_that_fails_after_a_resume_names_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*ALL, "rounds=3", f"aggregation.optimizer={OWN}fragile"]
+    run_into(tmp_path / "run", *settings, stop_after=2)
+    monkeypatch.setattr(own_sums, "BROKEN", ["yes"])
+    with pytest.raises(fedmpi.PartFailure, match="fragile .*failed in round 2: ArithmeticError"):
+        run_into(tmp_path / "run", *settings, resume=True)
+
+
+def test_objects_take_the_place_of_names() -> None:
     given = {"samples.rule": own_sums.rare_first, "samples.share": 0.3, "aggregation.weights": own_sums.root}
     given |= {"aggregation.rule": own_sums.median, "aggregation.optimizer": own_sums.Nesterov}
     names = {key: f"{OWN}{value.__name__}" if callable(value) else value for key, value in given.items()}
@@ -126,6 +146,19 @@ def test_the_same_clients_lie_in_every_round_and_are_recorded(tmp_path: Path) ->
     assert liars == sorted(drawn.tolist())
     assert [0 <= record["attackers"] <= 3 for record in done.records] == [True] * 6
     assert sum(record["attackers"] for record in done.records) > 0
+
+
+def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
+    data = ClientData(open_store("digits:clients=5"), torch.device("cpu"), standardise=True)
+    flipped, liars = FlippedLabels(data, np.array([0, 3])), (0, 3)
+    rows = [np.arange(k, data.sizes[k], 2) for k in range(5)]
+    alone = [flipped.load(k)[1] for k in range(5)]
+    for k in range(5):
+        own = data.load(k)[1]
+        assert alone[k].tolist() == (9 - own if k in liars else own).tolist()
+    together = flipped.load_many(range(5), [None, *rows[1:]])[1].tolist()
+    assert together == [label for k in range(5) for label in alone[k][rows[k] if k else slice(None)].tolist()]
+    assert flipped.load_positions(np.arange(data.sizes.sum()))[1].tolist() == torch.cat(alone).tolist()
 
 
 @pytest.mark.slow
