@@ -145,6 +145,12 @@ def preset_table(name: str) -> dict[str, Any]:
     return next(preset.table for preset in fedmpi.presets() if preset.name == name)
 
 
+def test_what_is_given_as_data_takes_the_place_of_the_key():
+    keys = {"data.shards": "digits:clients=9", "rounds": 1, "participation.count": 2}
+    run = small(more=keys, data="digits:clients=7")
+    assert run.config.data.shards == "digits:clients=7" and run.summary["clients"] == 7
+
+
 def test_keys_over_a_complete_configuration_replace_its_own():
     config = fedmpi.Config(preset="fedavg", participation={"count": 5}, rounds=1)
     run = fedmpi.run(config, {"participation.clients": "all", "model.hidden": [4]})

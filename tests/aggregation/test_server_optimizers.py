@@ -113,3 +113,14 @@ def test_numbers_among_what_is_remembered_come_back_as_numbers():
     run(first, torch.zeros(4), UPDATES[:2])
     second.load(first.state(), 2)
     assert type(second._chosen.steps) is int and second._chosen.steps == 2
+
+
+def test_an_optimizer_of_ones_own_cannot_change_the_update():
+    @server_optimizer
+    def greedy(w: torch.Tensor, update: torch.Tensor) -> None:
+        w.add_(update)
+        update.zero_()
+
+    update = torch.tensor(UPDATES[1])
+    ServerOptimizer(resolve("server optimizer", greedy), {}).step(torch.zeros(4), update)
+    assert update.tolist() == torch.tensor(UPDATES[1]).tolist()

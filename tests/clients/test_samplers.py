@@ -284,6 +284,16 @@ def test_draws_that_a_sampler_counts_itself_are_added_up() -> None:
     assert cohort.clients.tolist() == [1, 7] and cohort.multiplicity.tolist() == [4, 3]
 
 
+def test_what_a_sampler_says_of_its_clients_stays_theirs() -> None:
+    def mine(view: View) -> Cohort:
+        return Cohort(np.array([7, 1, 3]), np.array([1.6, 0.1, 0.3]), np.array([2, 1, 1]), np.array([0, 2, 1]))
+
+    cohort = sampler_of(mine).draw(view_of())
+    assert cohort.clients.tolist() == [1, 3, 7] and cohort.multiplicity.tolist() == [1, 1, 2]
+    assert cohort.inclusion is not None and cohort.inclusion.tolist() == [0.1, 0.3, 1.6]  # expected draws
+    assert cohort.stratum is not None and cohort.stratum.tolist() == [2, 1, 0]
+
+
 def test_as_many_are_asked_as_over_selection_says_and_no_more_than_there_are() -> None:
     assert asked(3, 1.5, 99) == 5 and asked(10, 1.0, 99) == 10 and asked(10, 2.0, 15) == 15
     assert asked(50, 1.1, 99) == 55 < 50 * 1.1  # in floats
@@ -355,6 +365,25 @@ def test_clients_of_whom_nothing_can_be_measured_stay_unknown() -> None:
     inquiry = Inquiry(Cluster(None, "none"), sampler_of(mine), numbers, (0, 4), measure, None)
     inquiry.participants(Plan(3, 0.1, np.array([1, 2]), np.ones(2), False, True), torch.zeros(1), None)
     assert numbers.age("loss", 5).tolist() == [-1, 2, -1, -1]
+
+
+def test_every_number_of_a_candidate_is_found_under_its_name() -> None:
+    @client_sampler(measures=("loss", "accuracy"))
+    class Mine:
+        def candidates(self, view: View) -> list[int]:
+            return [3, 1]
+
+        def draw(self, view: View) -> Cohort:
+            return Cohort(view.available)
+
+    def measure(t: int, model: Any, clients: np.ndarray, names: Any) -> np.ndarray:
+        return np.stack([clients + 0.5, clients / 10], axis=1)
+
+    sampler = sampler_of(Mine)
+    inquiry = Inquiry(Cluster(None, "none"), sampler, ClientNumbers((), 4), (0, 4), measure, None)
+    found = inquiry.candidates(0, torch.zeros(1), sampler.candidates(view_of()))
+    np.testing.assert_array_equal(found["loss"], [np.nan, 1.5, np.nan, 3.5])
+    np.testing.assert_array_equal(found["accuracy"], [np.nan, 0.1, np.nan, 0.3])
 
 
 def test_the_built_in_samplers_are_parts_like_others() -> None:

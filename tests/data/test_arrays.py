@@ -65,6 +65,11 @@ def test_tensors_lists_and_arrays_say_the_same():
     assert tensors.digest == made().digest != made(y=Y[::-1].copy()).digest
 
 
+def test_there_are_two_classes_at_least():
+    nothing = np.zeros(60, np.int64)
+    assert made(y=nothing, test=(X[:10], nothing[:10])).description.classes == 2
+
+
 def test_the_same_samples_of_other_clients_are_other_data():
     owner, other = np.sort(OWNER), np.sort(OWNER)
     other[np.searchsorted(owner, 1)] = 0  # all samples stay in their order
@@ -95,7 +100,9 @@ def test_text_is_token_ids():
     arrays = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", classes=9)
     assert arrays.description.dtype == "int32" and arrays.description.classes == 9
     assert arrays.description.vocabulary == tokens.max() + 1
-    assert made(x=tokens, test=(tokens[:5], Y[:5]), task="text", vocabulary=99).description.vocabulary == 99
+    for given, expected in ((99, 99), (5, tokens.max() + 1)):
+        again = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", vocabulary=given)
+        assert again.description.vocabulary == expected
 
 
 @pytest.mark.parametrize(
