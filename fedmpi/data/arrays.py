@@ -174,7 +174,8 @@ class ClientArrays:
         if task is None:
             task = "image" if len(shape) == 3 else "vector"
         if dtype == "int32":
-            largest = max(int(part.max(initial=0)) for part in (self.x, self.test[0])) + 1
+            parts = (self.x, self.test[0], *(self.val or ())[:1])
+            largest = max(int(part.max(initial=0)) for part in parts) + 1
             return DataDescription(shape, dtype, self.classes, "text", max(largest, vocabulary or 0), (), ())
         channels = shape[0] if len(shape) == 3 else 1
         if mean is not None or std is not None:

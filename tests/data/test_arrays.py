@@ -100,6 +100,8 @@ def test_text_is_token_ids():
     arrays = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", classes=9)
     assert arrays.description.dtype == "int32" and arrays.description.classes == 9
     assert arrays.description.vocabulary == tokens.max() + 1
+    rare = made(x=tokens, test=(tokens[:5], Y[:5]), val=(tokens[:5] + 40, Y[:5]), task="text")
+    assert rare.description.vocabulary == tokens[:5].max() + 41
     for given, expected in ((99, 99), (5, tokens.max() + 1)):
         again = made(x=tokens, test=(tokens[:5], Y[:5]), task="text", vocabulary=given)
         assert again.description.vocabulary == expected
