@@ -131,3 +131,10 @@ def test_a_failing_hook_ends_the_run_with_its_line() -> None:
 def test_the_configuration_names_the_algorithm() -> None:
     text = config_toml(load_config(None, ["preset=fedavg", f"local.algorithm={OWN}:Scaffold"]))
     assert f'algorithm = "{OWN}:Scaffold"' in text
+
+
+def test_fednova_is_the_plain_sum_in_a_run_whose_weights_do_not_add_up_to_one() -> None:
+    """All take three steps, and Σ n_k / (n π_k) is not 1: what is divided by, and what the weights are, differ."""
+    settings = ["local.steps=3", "local.lr=0.05", "local.engine=sequential", "aggregation.weights=unbiased"]
+    plain, nova = (run(*SMALL, *settings, f"local.algorithm={name}") for name in ("plain", "fednova"))
+    assert float((nova.model - plain.model).norm()) < 1e-5 * float((plain.model - plain.start).norm())
