@@ -206,6 +206,22 @@ def test_coefficients_that_are_not_to_be_normalised_reach_the_combiner_as_they_a
         assert kept.to_update(cluster.reduce_tensor()).tolist() == [expected] * 4
 
 
+def test_updates_and_coefficients_come_in_the_order_of_their_clients() -> None:
+    @combiner
+    def outer(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+        return 100 * updates[0] + 10 * updates[-1] + coefficients[0] - coefficients[-1]
+
+    cluster = Cluster.connect()
+    inner = FloatSum(cluster.sum_tensor(4, np.float32, torch.device("cpu")))
+    kept = CombinedSum(inner, Combiner(resolve("combiner", outer), {}), cluster, torch.zeros(4))
+    kept.reset()
+    kept.begin(plan(normalise=False), torch.zeros(4))
+    for client in (4, 0, 7):
+        kept.add(torch.full((4,), float(client)), 0.5 + client, client)
+    kept.flush()
+    assert kept.to_update(cluster.reduce_tensor()).tolist() == [63.0] * 4
+
+
 def test_a_round_without_updates_leaves_a_sum_of_zeros() -> None:
     cluster = Cluster.connect()
     kept = CombinedSum(
