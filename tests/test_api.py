@@ -267,6 +267,7 @@ def test_handlers_threads_generators_and_logging_are_as_before(tmp_path: Path, c
 def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ):
+    caplog.set_level(logging.WARNING, "fedmpi")  # whatever other tests have left
     saturating = {"rounds": 1, "samples.wanted": 100_000, "samples.threshold": 5, "model.hidden": [4]}
     fedmpi.run("fedsampling", saturating)
     assert caplog.messages and capfd.readouterr() == ("", "")
