@@ -116,6 +116,7 @@ def test_without_pandas_a_table_is_refused_with_what_to_install(plain: fedmpi.Ru
 # What is run
 
 
+@pytest.mark.slow
 def test_a_preset_a_file_keys_and_a_configuration_say_the_same(plain: fedmpi.Run, tmp_path: Path):
     (tmp_path / "run.toml").write_text(
         'preset = "fedavg"\nrounds = 2\n[model]\nhidden = [8]\n[participation]\ncount = 5\n'

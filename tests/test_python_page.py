@@ -11,6 +11,7 @@ import fedmpi
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
 
 
+@pytest.mark.slow
 def test_every_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from tests.end_to_end.combinations import valid_configurations
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "combinations.py"
-PARTS = [(0, 75), pytest.param((75, 230), marks=pytest.mark.slow)]
+PARTS = [(0, 75), (75, 230)]
 WANTED = 0.82
 """Share of the drawn ones that run at least: some name an engine that the drawn model or data cannot use."""
 DEPEND_ON_THE_RANKS = {"busy_seconds", "idle_seconds", "hops", "step_rows", "worker_speeds"}
@@ -25,7 +25,7 @@ OF_LOSSES = 5e-7
 """Γ is the small difference of two losses of about 2 and has their rounding."""
 Traces = dict[str, np.ndarray]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", params=PARTS, ids=["first", "others"])

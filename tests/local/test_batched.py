@@ -63,7 +63,9 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "cifar-cnn" else name for name in MODELS]
+)
 def test_fifty_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(50, 40))
 
