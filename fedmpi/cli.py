@@ -37,9 +37,14 @@ ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=VALUE", help="Override one key.")]
 
 
-def main() -> None:
-    """Entry point of the console script: run a command; any failure ends all ranks of the job."""
-    interrupt = Interrupt() if sys.argv[1:2] == ["train"] else None  # at once: MPI may take long to start
+def run_command(interrupt: Interrupt | None = None) -> None:
+    """Run the command that the arguments name; any failure ends all ranks of the job.
+
+    Parameters
+    ----------
+    interrupt : Interrupt, optional
+        Hears of signals, where the command can save and stop.
+    """
     run_guarded(partial(_run, interrupt))
 
 
@@ -215,7 +220,3 @@ def _load(config: Path | None, settings: list[str] | None) -> Config:
 
 def _run_name(path: Path | None, config: Config) -> str:
     return path.stem if path is not None else config.preset or "run"
-
-
-if __name__ == "__main__":
-    main()

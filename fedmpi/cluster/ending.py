@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from types import ModuleType
@@ -14,6 +16,7 @@ from fedmpi.cluster.waiting import wait_until
 
 # An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
 SECONDS_FOR_LAST_WORDS = 0.3
+SECONDS_FOR_ABORT = 2.0
 
 
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:
@@ -55,6 +58,19 @@ def abort_job(code: int) -> NoReturn:
         time.sleep(SECONDS_FOR_LAST_WORDS)
         mpi.COMM_WORLD.Abort(code)
     sys.exit(code)
+
+
+def abort_anyway(code: int) -> NoReturn:
+    """`abort_job` from any thread, also where the main one hangs within MPI: then this process leaves as it is.
+
+    The launcher ends the others when one leaves with a code other than 0 (srun with `--kill-on-bad-exit`).
+    """
+    with suppress(Exception):
+        sys.stdout.flush()
+    if running_mpi() is not None:
+        threading.Thread(target=abort_job, args=(code,), daemon=True).start()
+        time.sleep(SECONDS_FOR_ABORT)
+    os._exit(code)
 
 
 def world_rank() -> int | None:

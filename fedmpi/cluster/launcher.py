@@ -7,13 +7,18 @@ or an abort inside MPI's start; both become one clear sentence here.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
 from fedmpi.common.errors import UserError
 
 MISSING_MPI = "install an MPI with `pip install 'fedmpi[mpi]'` and launch with the mpiexec of the same environment"
+
+KEPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class LauncherMismatch(UserError):
@@ -88,9 +93,30 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
         return None
     if not mpi.Is_initialized():
         check_process_manager(environ, mpi.Get_library_version())
-        mpi.Init_thread()
+        with kept_handlers():
+            mpi.Init_thread()
     check_world_size(launches, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
     return mpi
+
+
+@contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Afterwards Python's own signal handlers are in force again: MPICH takes SIGUSR1 as it starts.
+
+    A SIGUSR1 that arrives meanwhile waits until then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    handlers = {number: signal.getsignal(number) for number in KEPT_SIGNALS}
+    own = {number: handler for number, handler in handlers.items() if callable(handler)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, own.keys() & {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        for number, handler in own.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def check_process_manager(environ: Mapping[str, str], library: str) -> None:

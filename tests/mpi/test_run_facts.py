@@ -142,7 +142,7 @@ def test_data_that_one_rank_does_not_find_are_named(shards: Path, tmp_path: Path
 
 
 def in_folder(folder: Path) -> str:
-    return f"import os; os.chdir({str(folder)!r}); from fedmpi.cli import main; main()"
+    return f"import os; os.chdir({str(folder)!r}); from fedmpi.__main__ import main; main()"
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_another_version_of_fedmpi_on_one_rank_is_named(tmp_path: Path):
     shutil.copytree(REPOSITORY / "fedmpi", copy / "fedmpi")
     (copy / "fedmpi" / "metrics.py").open("a").write("\n# changed\n")
     words = [*TRAIN, *choices(*COMMON), "--out", tmp_path / "RUN"]
-    first = f"import sys; sys.path.insert(0, {str(copy)!r}); from fedmpi.cli import main; main()"
+    first = f"import sys; sys.path.insert(0, {str(copy)!r}); from fedmpi.__main__ import main; main()"
     job = run_components(words, ["-c", first, *words[2:]])
     assert job.returncode == 2, job.stderr
     assert "fedmpi's own sources (sha256) is " in job.stderr

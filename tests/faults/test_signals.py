@@ -1,0 +1,63 @@
+"""Signals: the first one is never lost, however early it comes; a second one ends the job whatever it hangs in."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fedmpi.process.signals import SECONDS_OF_COPIES
+from tests.end_to_end.runs import SECONDS, TRAIN, choices, rank_of_job, wait_for_rounds
+from tests.mpi.launch import finish_job, run_mpi, start_mpi_job
+
+pytestmark = pytest.mark.timeout(600)
+
+STARTING = """
+import os, signal, sys
+from fedmpi.process.signals import Interrupt
+
+heard = []
+for when in ("before", "while", "after"):
+    interrupt = Interrupt()
+    if when == "before":  # even before anything of fedmpi's is imported
+        assert not [name for name in sys.modules if name.startswith(("fedmpi.cluster", "numpy", "torch"))]
+        os.kill(os.getpid(), signal.SIGUSR1)
+    else:
+        from fedmpi.cluster import launcher, start_mpi
+        if when == "while":
+            with launcher.kept_handlers():
+                os.kill(os.getpid(), signal.SIGUSR1)
+                signal.signal(signal.SIGUSR1, lambda *_: heard.append("lost"))  # as a library does that starts
+        else:
+            start_mpi()
+            os.kill(os.getpid(), signal.SIGUSR1)
+    heard.append((when, interrupt.asked()))
+    interrupt.restore()
+assert heard == [("before", True), ("while", True), ("after", True)], heard
+assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+print("heard")
+"""
+
+
+def test_a_warning_while_the_program_and_mpi_start_is_remembered():
+    job = run_mpi(2, ["-c", STARTING])
+    assert (job.returncode, job.stdout) == (0, "heard\n" * 2), job.stderr
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_job_whose_rank_hangs_and_the_copies_of_the_first_do_not(tmp_path: Path):
+    asked = choices("preset=fedavg", "rounds=1000000", "logging.tensorboard=false")
+    job = start_mpi_job(3, [*TRAIN, *asked, "--out", tmp_path / "RUN"])
+    wait_for_rounds(job, tmp_path / "RUN", 2)
+    rank_of_job(job, 2).suspend()
+    for _ in range(2):  # as a launcher does that sends one signal by two ways
+        job.send_signal(signal.SIGTERM)
+        time.sleep(SECONDS_OF_COPIES / 10)
+    time.sleep(SECONDS_OF_COPIES)
+    assert job.poll() is None
+    job.send_signal(signal.SIGTERM)
+    ended = finish_job(job, SECONDS)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stderr.count("error: ended by a second SIGTERM: nothing was saved after the last checkpoint") == 1
