@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum, Values
 from fedmpi.aggregation.fair_weights import ClientWork
+from fedmpi.aggregation.fused_metrics import LARGEST
 from fedmpi.clients.cohort import Cohort
 from fedmpi.cluster import Cluster
 from fedmpi.common.calling import calling, refuse_result
@@ -25,6 +26,8 @@ GRID = 2.0**40
 """Weights that are multiples of 1/GRID add up to the same bits in any order."""
 LEAST_EXACT = 2.0**-12
 """Least sum of judged weights that exact sums, in steps of 1/GRID, still hold to about 1e-8 of it."""
+LARGEST_TOTAL = 1e200
+"""Weights that are normalised may add up to this before they are scaled."""
 MOST_AT_ONCE = 120
 """Power of two that float32 still holds: what would need more is nothing beside the rest."""
 TOTAL_BITS = 9
@@ -69,10 +72,38 @@ class Weighing:
         with calling(self.part, round):
             found = self._chosen(_closed(cohort), read_only(sizes))
         coefficients = self._checked(found, cohort, round)
-        if not self.normalises(cohort):
-            return coefficients
         counts = sizes[cohort.clients] if self.per_sample else 1
-        return on_grid(coefficients, float((coefficients * counts).sum()))
+        normalises, total = self.normalises(cohort), float((np.abs(coefficients) * counts).sum())
+        if not total < (LARGEST_TOTAL if normalises else LARGEST):
+            problem = f"gave coefficients that add up to {total:.3g}, more than a sum can hold: make them smaller"
+            raise refuse_result(self.part, problem, round)
+        return on_grid(coefficients, total) if normalises else coefficients
+
+    @property
+    def _divides(self) -> bool:
+        """Whether sums are always divided by the total weight."""
+        return self._normalised is True
+
+    def check_total(self, total: float, participants: int, round: int) -> None:
+        """Refuse judged weights by whose sum nothing can be divided.
+
+        Parameters
+        ----------
+        total : float
+            The shares of all participants, added up.
+        participants, round : int
+
+        Raises
+        ------
+        PartFailure
+            They add up to nothing.
+        """
+        if participants and not total > 0:
+            problem = (
+                f"the shares that after() returned for {participants} clients add up to {total:g}: the sum of updates "
+                "is divided by them, so that some must be above 0"
+            )
+            raise refuse_result(self.part, problem, round)
 
     def surplus(self, coefficients: Floats) -> float:
         """Σ c_k − 1 where the next model is Σ c_k w_k and not w + Σ c_k Δ_k; 0 of all other weights.
@@ -95,8 +126,11 @@ class Weighing:
             factor, share = (float(value) for value in pair)
         except (TypeError, ValueError):
             factor = share = math.nan
-        if not (math.isfinite(factor) and math.isfinite(share)):
-            problem = f"after() returned {found!r}: return two finite numbers, or one that is both"
+        if not (math.isfinite(factor) and math.isfinite(share)) or (self._divides and share < 0):
+            problem = (
+                f"after() returned {found!r}: return two finite numbers, or one that is both, the second of them (a "
+                "share of what the sum is divided by) not below 0"
+            )
             raise refuse_result(self.part, problem, work.round, work.client)
         return factor, share
 
@@ -175,12 +209,14 @@ class JudgedSum:
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
         self.weight = 0.0
         self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
+        self._normalise = True
         self._shares: list[float] = []
         self._power: int | None = None
 
     def begin(self, plan: Plan, start: Tensor) -> None:
         """Learn the round, its local learning rate and the global model (d,)."""
         self._round, self._lr, self._start = plan.round, plan.lr, start
+        self._normalise = plan.normalise
 
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add a client's update (d,) times what the weights make of it."""
@@ -210,10 +246,15 @@ class JudgedSum:
         ------
         UserError
             Sums are exact, and their steps are too coarse for shares as small as these.
+        PartFailure
+            There is nothing to divide by.
         """
         gathered = self.cluster.gather(np.array(self._shares, np.float64))
-        whole = None if gathered is None else np.array([math.fsum(np.concatenate(gathered))])
-        total = float(self.cluster.broadcast(None if whole is None else [whole])[0][0])
+        shares = None if gathered is None else np.concatenate(gathered)
+        whole = None if shares is None else [np.array([math.fsum(shares), len(shares)])]
+        total, participants = self.cluster.broadcast(whole)[0].tolist()
+        if self._normalise:
+            self.weighing.check_total(total, int(participants), self._round)
         if isinstance(self.inner, FloatSum):
             power = -math.frexp(total)[1]
             self._scale(self.inner, power)

@@ -70,10 +70,11 @@ class Cohort:
         Indices of the participants, sorted and unique.
     inclusion : float64 (m,), optional
         First-order inclusion probability of each participant under the design that drew it, given who was there (what
-        `presence` adds to); for draws with replacement the expected number of draws, which may exceed 1. None where
-        nobody knows: weights that divide by it are then refused.
-    multiplicity : int64 (m,)
-        How often each was drawn; once each by default.
+        `presence` adds to). In a cohort with a `multiplicity` it is the expected number of draws, which may exceed 1.
+        None where nobody knows: weights that divide by it are then refused.
+    multiplicity : int64 (m,), optional
+        How often each was drawn, from a design that can draw a client more than once: given in every round then, also
+        where all draws differ. By default once each.
     stratum : int64 (m,), optional
         Stratum of each participant, an index into `strata`.
     strata : StrataSummary, optional
@@ -98,6 +99,11 @@ class Cohort:
             object.__setattr__(self, "clients", np.asarray(given.clients, np.int64))
         if given.multiplicity is None:
             object.__setattr__(self, "multiplicity", np.broadcast_to(np.int64(1), np.shape(self.clients)))
+
+    @property
+    def counts_draws(self) -> bool:
+        """Whether multiplicities were given: `inclusion` then holds expected numbers of draws, else probabilities."""
+        return np.asarray(self.multiplicity).strides != (0,)
 
     @property
     def draws(self) -> int:

@@ -112,13 +112,14 @@ class ClientSampler:
         if (times < 1).any() or (times != np.rint(times)).any():
             raise self._refused(view, "returned a multiplicity that is no count of draws: give whole numbers from 1")
         if inclusion is not None:
-            impossible = ~(inclusion > 0) | ((inclusion > 1 + 1e-9) & (times == 1) & (cohort.draws == len(clients)))
+            impossible = ~(inclusion > 0) | ((inclusion > 1 + 1e-9) & (not cohort.counts_draws))
             if impossible.any():
                 worst = int(np.flatnonzero(impossible)[0])
                 raise self._refused(
                     view,
                     f"returned the inclusion probability {inclusion[worst]:g} for client {clients[worst]}: it lies in "
-                    "(0, 1], or is the expected number of draws where clients can be drawn more than once",
+                    "(0, 1]; expected numbers of draws, which may be more, need a multiplicity beside them in every "
+                    "round, also where all draws differ",
                 )
         found, first, back = np.unique(clients, return_index=True, return_inverse=True)
         return Cohort(

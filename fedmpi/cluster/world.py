@@ -19,6 +19,7 @@ from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arra
 from fedmpi.cluster.choice import build_sum
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
+from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.launcher import short_version, start_mpi
@@ -62,6 +63,7 @@ class Cluster:
         self._moved = BytesMoved()
         self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
         self._current: Sum | None = None
+        self._dealt: DealtRows | None = None
         self._groups = Groups(None if comms is None else comms.world, self._moved)
         self.mpi = mpi
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
@@ -157,6 +159,12 @@ class Cluster:
         self.barrier()
         exchange_parts(self._comms.world, outgoing, sent, incoming, received)
         self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
+
+    def dealt_rows(self) -> DealtRows:
+        """What deals rows of values out to the ranks by columns, until `close`; the first call is collective."""
+        if self._dealt is None:
+            self._dealt = DealtRows(None if self._comms is None else self._comms.world, self._moved)
+        return self._dealt
 
     def maximum(self, value: int) -> int:
         """The largest of the ranks' integers, on all ranks."""
@@ -269,6 +277,9 @@ class Cluster:
         What `sum_buffer`, `reduce` and `groups` gave is of no more use. Arrays still on their way through a group are
         safe only if the sender closes (or reduces) before it ends.
         """
+        if self._dealt is not None:
+            self._dealt.close()
+            self._dealt = None
         self._groups.close()
         for summed in self._sums.values():
             summed.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.aggregation.fused_metrics import LARGEST
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
@@ -166,8 +168,20 @@ class Hooks:
                 raise self.refusal(str(error), client) from error
             self._accumulators[name].add(vector, 1.0)
         for name in self.numbers:
-            number = float(found[name])
+            number = self._number(name, found[name], client)
             self.totals[name] += float(np.rint(number * NUMBER_GRID)) / NUMBER_GRID if self.exact else number
+
+    def _number(self, name: str, given: Any, client: int) -> float:
+        """A number to be summed, refused where the sum could not hold it."""
+        try:
+            number = float(given)
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+        if not abs(self.totals[name]) + abs(number) < LARGEST:
+            shown = type(given).__name__ if math.isnan(number) else f"{number:g}"
+            problem = f"finish returned {shown} as {name!r}: return a finite number; sums hold less than 2**50"
+            raise self.refusal(problem, client)
+        return number
 
     def keep(self, client: int, vectors: dict[str, Tensor]) -> None:
         """Keep a client's state."""

@@ -261,6 +261,24 @@ def test_what_is_no_update_is_refused_with_the_combiner_named(chosen: Any, reaso
     assert "test_combiners" in str(caught.value) and "round 0" in str(caught.value)
 
 
+def test_measurements_of_unlike_shapes_are_refused_with_the_combiner_named() -> None:
+    @combiner
+    class Uneven:
+        def measure(self, updates: torch.Tensor) -> torch.Tensor:
+            return updates.sum(0)
+
+        def combine(self, updates: torch.Tensor, coefficients: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
+            return updates[0]
+
+    cluster = Cluster.connect()
+    inner = FloatSum(cluster.sum_tensor(700, np.float32, torch.device("cpu")))
+    kept = CombinedSum(inner, Combiner(resolve("combiner", Uneven), {}), cluster, torch.zeros(700))
+    kept.begin(plan(3), torch.zeros(700))
+    kept.add(torch.ones(700), 1.0, 0)
+    with pytest.raises(PartFailure, match=r"Uneven.*round 3.*shape \(188,\) for one slice and \(256,\) for another"):
+        kept.flush()
+
+
 def test_a_combiner_that_changes_the_coefficients_has_them_anew_for_the_next_slice() -> None:
     @combiner
     def greedy(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:

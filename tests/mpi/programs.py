@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -167,6 +167,7 @@ def combined_updates(folder: str) -> None:
     from fedmpi.aggregation.combiners import Combiner
     from fedmpi.aggregation.dealt import CombinedSum
     from fedmpi.aggregation.exact import FloatSum
+    from fedmpi.cluster import dealt_rows
     from fedmpi.common.plan import Plan
     from fedmpi.common.registry import resolve
 
@@ -177,24 +178,65 @@ def combined_updates(folder: str) -> None:
         "norm-clip": {"bound": 3.0},
         "tests.mpi.combiners:spread": {"power": 1.5},
     }
-    cluster, values, results = Cluster.connect(), 20_003, {}
-    for number, (name, options) in enumerate(rules.items()):
+    cluster, results = Cluster.connect(), {}
+    for number, ((name, options), values) in enumerate(product(rules.items(), (20_003, 300))):  # 300: no block for each
         total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
         kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
         for t in range(2):
+            dealt_rows.calls_from_threads = lambda threads=t == 0: threads  # received beside the work, and without
             kept.reset()
-            kept.begin(Plan(t, 0.1, np.arange(0), np.zeros(0), False, True), torch.zeros(values))
+            kept.begin(Plan(t, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(values))
             for client in range(11):
                 if client * client % cluster.size == cluster.rank:  # of three ranks the last one has none
                     drawn = np.random.default_rng((number, t, client)).standard_normal(values)
                     kept.add(torch.from_numpy(drawn).float(), 1.0 + client, client)
             kept.flush()
-            results[f"{name} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
+            assert kept.combined == 11
+            results[f"{name} {values} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
     moved = cluster.share_bytes()
     assert (moved.exchange > 0) == (cluster.size > 1)
     if cluster.is_server:
         np.savez(Path(folder) / f"combined{cluster.size}.npz", **results)
     cluster.close()
+
+
+def combined_memory() -> None:
+    """All updates of a round come from rank 1: every rank's memory grows by its share of them, and by few vectors."""
+    import torch
+
+    from fedmpi.aggregation.combiners import Combiner
+    from fedmpi.aggregation.dealt import CombinedSum
+    from fedmpi.aggregation.exact import FloatSum
+    from fedmpi.common.plan import Plan
+    from fedmpi.common.registry import resolve
+
+    cluster, values, clients = Cluster.connect(), 1 << 20, 90
+    total = FloatSum(cluster.sum_tensor(values, "float32", torch.device("cpu")))
+    base = torch.randn(values, generator=torch.Generator().manual_seed(5))
+    before = 0
+    for name, options in {"krum": {"byzantine": 2}, "norm-clip": {"bound": 3.0}}.items():
+        kept = CombinedSum(total, Combiner(resolve("combiner", name), options), cluster, torch.zeros(values))
+        for taking_part in (7, clients):  # the small round touches what a round needs whatever its size
+            Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts again
+            kept.reset()
+            kept.begin(Plan(0, 0.1, np.arange(taking_part), np.zeros(taking_part), False, True), torch.zeros(values))
+            for client in range(taking_part if cluster.rank == 1 else 0):
+                kept.add(base * (1 + client / 100), 1.0, client)
+            kept.flush()
+            cluster.reduce_tensor()
+            before = before or _resident("VmRSS")
+        grown, vector = _resident("VmHWM") - before, 4 * values
+        share, block = clients * vector / cluster.size, clients * vector / 64
+        told = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
+        print(told)
+        assert 0.9 * share < grown < share + 4 * vector + 16 * block, told
+    cluster.close()
+
+
+def _resident(name: str) -> int:
+    """Bytes of this process's memory, as the system counts it under this name."""
+    told = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in told.splitlines() if line.startswith(name))
 
 
 def gpus_without_cuda_aware_mpi() -> None:

@@ -91,6 +91,12 @@ def test_a_combiner_makes_the_same_bits_of_updates_however_they_are_dealt_to_ran
         assert len({result[name].tobytes() for result in results}) == 1, name
 
 
+@pytest.mark.slow
+def test_a_combiner_needs_no_more_memory_on_any_rank_than_its_share_whoever_made_the_updates():
+    told = run_mpi(3, [*PROGRAMS, "combined_memory"])
+    assert told.returncode == 0, told.stderr
+
+
 def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so(passed):
     job = passed(3, "gpus_without_cuda_aware_mpi")
     if "cuda-aware" in job.stdout:
