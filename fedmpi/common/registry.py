@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -245,7 +245,7 @@ def resolve(kind: str, choice: Any) -> Part:
     if isinstance(choice, str):
         built_in = _built_in(kind)
         if choice in built_in:
-            return _part(kind, choice, built_in[choice])
+            return _own_part(kind, choice, built_in[choice])
         if ":" not in choice:
             raise UserError(_unknown_name(kind, choice, list(built_in)))
         return _part(kind, choice, load(choice, KINDS[kind].key))
@@ -296,7 +296,7 @@ def _called_with(found: Any) -> list[str]:
 
 def parts(kind: str | None = None) -> list[Part]:
     """The built-in parts of a kind, or of all kinds."""
-    return [_part(k, name, found) for k in ([kind] if kind else KINDS) for name, found in _built_in(k).items()]
+    return [_own_part(k, name, found) for k in ([kind] if kind else KINDS) for name, found in _built_in(k).items()]
 
 
 def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]:
@@ -474,6 +474,12 @@ def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
         importlib.import_module(module)
     found = _BUILT_IN[kind].items()
     return dict(sorted(found, key=lambda item: (*modules, item[1].__module__).index(item[1].__module__)))
+
+
+@cache
+def _own_part(kind: str, name: str, found: Any) -> Part:
+    """A built-in part: a configuration asks for each of them hundreds of times."""
+    return _part(kind, name, found)
 
 
 def _part(kind: str, name: str, found: Any) -> Part:
