@@ -1,0 +1,667 @@
+"""What every key of the configuration does to a run: two values, the first link that they change, what they promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from tests.keys.watched import Seen, Watcher
+
+Promise = Callable[[Seen, Seen], bool]
+
+
+@dataclass(frozen=True)
+class Key:
+    """Two runs that differ in one key.
+
+    Attributes
+    ----------
+    base : str
+        Settings under which the key matters.
+    values : (str, str)
+    first : str
+        The first link of a run (`watched.LINKS`) that they change; those before it stay the same.
+    promise : callable or None
+        Whether the two runs are what the key says, where more can be said than that they differ.
+    """
+
+    base: str
+    values: tuple[str, str]
+    first: str
+    promise: Promise | None = None
+
+
+def near(one: object, other: object, tolerance: float = 1e-9) -> bool:
+    """Whether numbers are the same to rounding."""
+    return bool(np.allclose(one, other, rtol=tolerance, atol=0))
+
+
+def half_as_far(one: Seen, other: Seen) -> bool:
+    """Whether the first round of one run went twice as far as that of the other, in the same direction."""
+    return bool(np.linalg.norm(one.moved(0) - 2 * other.moved(0)) < 1e-4 * np.linalg.norm(one.moved(0)))
+
+
+def lengths(seen: Seen) -> list[int]:
+    """Participants of every round."""
+    return [len(clients) for clients, _ in seen.cohort]
+
+
+def values_up(seen: Seen) -> float:
+    """Float32 values that every participant sends in the first round."""
+    return float(seen.record[0]["bytes_client_up"] / 4 / seen.record[0]["participants"])
+
+
+def slowest(seen: Seen, rate: float) -> float:
+    """Seconds that the participant with most samples needs for an epoch at so many samples a second."""
+    return float(max(seen.sizes[seen.cohort[0][0]]) / rate)
+
+
+def of_labels(seen: Seen, labels: range) -> int:
+    """Clients whose most frequent class is among these."""
+    return int(np.isin(seen.class_counts.argmax(1), list(labels)).sum())
+
+
+S = "model.hidden=[6]"
+SOME = f"{S} participation.clients=uniform participation.count=4"
+ALL = f"{S} participation.clients=all"
+STEP = "local.steps=1 local.batch_size=all rounds=1"
+DRAWN = f"{S} participation.clients=stratified participation.count=4 aggregation.weights=stratified"
+STRATA = f"{DRAWN} participation.strata=3 participation.features=full-gradient"
+UNIFORM = "participation.draw=uniform"
+SQUEEZED = f"{DRAWN} participation.strata=3 participation.features=compressed-gradient"
+OPTICS = (
+    f"{DRAWN} {UNIFORM} participation.features=label-histogram participation.clustering=optics "
+    "participation.allocation=proportional"
+)
+ASKED = f"{SOME} samples.rule=bernoulli samples.wanted=200 aggregation.weights=uniform"
+PRIVATE = f"{ASKED} samples.size_estimate=randomised-response samples.threshold=200"
+ADAM = f"{SOME} local.optimizer=adam local.lr=0.01"
+MEDIATED = f"{S} topology.kind=mediators participation.clients=uniform participation.count=6"
+COPIES = f"{SOME} data.shards=digits:clients=6,alpha=0.3 rebalance.enabled=true"
+STILL = "rebalance.rotation=0 rebalance.shear=0 rebalance.shift=0 rebalance.zoom=0"
+SERVER_ADAM = f"{SOME} aggregation.optimizer=adam aggregation.lr=0.02"
+AWAY = f"{ALL} system.availability=bernoulli"
+DAYS = f"{ALL} system.availability=time-of-day rounds=4"
+CLOCK = f"{SOME} system.clock=true rounds=1"
+FREE = "system.upload=1e30 system.download=1e30"
+FAST = "system.speed_median=1e30"
+CLASSES = f"{CLOCK} {FREE} system.speed=classes"
+CLIPPED = f"{ALL} aggregation.weights=uniform"
+NOISED = f"{CLIPPED} privacy.clip_norm=0.1"
+
+KEYS: dict[str, Key] = {
+    "preset": Key("participation.count=4 model.hidden=[6]", ("fedavg", "fedprox"), "model"),
+    "seed": Key(SOME, ("0", "1"), "cohort", lambda a, b: not np.array_equal(a.start, b.start)),
+    "rounds": Key(
+        SOME, ("2", "3"), "strata", lambda a, b: (len(a.record), len(b.record)) == (2, 3) and a.record == b.record[:2]
+    ),
+    "data.shards": Key(
+        SOME,
+        ("digits:clients=12,alpha=0.5", "digits:clients=7"),
+        "cohort",
+        lambda a, b: (len(a.sizes), len(b.sizes), a.summary["clients"], b.summary["clients"]) == (12, 7, 12, 7),
+    ),
+    "data.verify": Key(
+        f"{SOME} data.shards={{damaged}}", ("false", "true"), "refusal", lambda a, b: "checksum" in b.refusal
+    ),
+    "data.normalise": Key(SOME, ("true", "false"), "model", lambda a, b: a.told("samples") == b.told("samples")),
+    "model.name": Key(
+        "participation.clients=all rounds=1 data.shards=digits:clients=9,partition=iid local.batch_size=all",
+        ("mlp", "tests.reference.batch_norm:batch_norm_mlp"),
+        "model",
+        lambda a, b: (a.summary["parameters"], b.summary["parameters"]) == (55_210, 780),
+    ),
+    "task.loss": Key(
+        f"{SOME} rounds=1",
+        ("cross-entropy", "focal"),
+        "model",
+        lambda a, b: a.told("train_loss") > b.told("train_loss") and a.told("test_loss") > b.told("test_loss"),
+    ),
+    "participation.clients": Key(f"{S} participation.count=4", ("uniform", "weighted"), "cohort"),
+    "participation.count": Key(
+        f"{S} participation.clients=uniform",
+        ("3", "5"),
+        "cohort",
+        lambda a, b: lengths(a) == [3, 3] == a.told("participants") and lengths(b) == [5, 5] == b.told("participants"),
+    ),
+    "participation.fraction": Key(
+        f"{S} participation.clients=uniform",
+        ("0.25", "0.5"),
+        "cohort",
+        lambda a, b: lengths(a) + lengths(b) == [3, 3, 6, 6],
+    ),
+    "participation.replace": Key(
+        f"{S} participation.clients=weighted participation.count=9",
+        ("true", "false"),
+        "cohort",
+        lambda a, b: max(lengths(a)) < 9 and lengths(b) == [9, 9],
+    ),
+    "participation.features": Key(
+        f"{DRAWN} participation.strata=3",
+        ("full-gradient", "compressed-gradient"),
+        "strata",
+        lambda a, b: a.told("bytes_client_up")[0] > 2 * b.told("bytes_client_up")[0],
+    ),
+    "participation.levels": Key(
+        SQUEEZED, ("2", "9"), "strata", lambda a, b: a.told("bytes_client_up")[0] < b.told("bytes_client_up")[0]
+    ),
+    "participation.restore": Key(SQUEEZED, ("true", "false"), "strata"),
+    "participation.probe": Key(STRATA, ("full", "sample"), "strata"),
+    "participation.refresh": Key(
+        STRATA,
+        ("0", "1"),
+        "strata",
+        lambda a, b: (
+            np.array_equal(a.strata[0][2], a.strata[1][2]) and not np.array_equal(b.strata[0][2], b.strata[1][2])
+        ),
+    ),
+    "participation.refresh_who": Key(
+        STRATA,
+        ("all", "participants"),
+        "strata",
+        lambda a, b: (
+            int((a.strata[1][2] != b.strata[1][2]).sum()) == 8
+            and np.array_equal(b.strata[0][2] != b.strata[1][2], np.isin(np.arange(12), b.cohort[0][0]))
+        ),
+    ),
+    "participation.opening": Key(
+        f"{STRATA} {UNIFORM} participation.refresh=0",
+        ("false", "true"),
+        "cohort",
+        lambda a, b: lengths(a) == [4, 4] and lengths(b) == [12, 4] and b.told("opening") == [True, None],
+    ),
+    "participation.clustering": Key(
+        f"{DRAWN} participation.features=full-gradient",
+        ("kmeans", "optics"),
+        "strata",
+    ),
+    "participation.strata": Key(
+        STRATA.replace("participation.strata=3 ", ""),
+        ("2", "4"),
+        "strata",
+        lambda a, b: a.told("strata") == [2, 2] and b.told("strata") == [4, 4],
+    ),
+    "participation.min_samples": Key(OPTICS, ("2", "5"), "strata"),
+    "participation.xi": Key(OPTICS, ("0.05", "0.5"), "strata"),
+    "participation.noise": Key(
+        OPTICS,
+        ("singletons", "drop"),
+        "strata",
+        lambda a, b: min(a.strata[0][0]) >= 0 > min(b.strata[0][0]) and sum(b.told("stratum_sizes")[0]) < 12,
+    ),
+    "participation.projection_above": Key(
+        STRATA, ("20000000", "1"), "strata", lambda a, b: near(a.strata[0][2], b.strata[0][2])
+    ),
+    "participation.allocation": Key(
+        STRATA,
+        ("equal", "proportional"),
+        "strata",
+        lambda a, b: all(max(draws) - min(draws) <= 1 for draws in a.told("allocation")),
+    ),
+    "participation.spread": Key(STRATA, ("std", "pairwise"), "strata"),
+    "participation.draw": Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
+    "participation.design": Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
+    "samples.rule": Key(
+        f"{SOME} samples.wanted=100", ("bernoulli", "exact"), "rows", lambda a, b: b.told("samples") == [100, 100]
+    ),
+    "samples.wanted": Key(
+        f"{SOME} samples.rule=exact",
+        ("50", "100"),
+        "rows",
+        lambda a, b: a.told("samples") == [50, 50] and b.told("samples") == [100, 100],
+    ),
+    "samples.ratio": Key(
+        f"{SOME} samples.rule=ratio",
+        ("0.25", "0.5"),
+        "rows",
+        lambda a, b: a.told("sampling_probability") == [0.25, 0.25] and b.told("sampling_probability") == [0.5, 0.5],
+    ),
+    "samples.size_estimate": Key(
+        ASKED,
+        ("exact", "duchi"),
+        "rows",
+        lambda a, b: (
+            a.told("size_estimate") == a.told("size_true") == [1442, 1442] and "size_epsilon_max" in b.record[0]
+        ),
+    ),
+    "samples.epsilon": Key(
+        PRIVATE,
+        ("0.5", "4"),
+        "rows",
+        lambda a, b: a.told("size_epsilon_max") == [0.5, 1.0] and b.told("size_epsilon_max") == [4, 8],
+    ),
+    "samples.threshold": Key(
+        PRIVATE,
+        ("100", "160"),
+        "rows",
+        lambda a, b: (
+            a.told("clipped_fraction") == [(a.sizes >= 100).mean()] * 2
+            and b.told("clipped_fraction") == [(b.sizes >= 160).mean()] * 2
+        ),
+    ),
+    "samples.clip": Key(
+        f"{PRIVATE} samples.threshold=100",
+        ("true", "false"),
+        "rows",
+        lambda a, b: (
+            a.told("size_unprotected") == [0, 0] and b.told("size_unprotected") == [(b.sizes >= 100).sum()] * 2
+        ),
+    ),
+    "samples.asked": Key(
+        ASKED,
+        ("all", "participants"),
+        "rows",
+        lambda a, b: a.told("size_asked") == [12, 12] and b.told("size_asked") == [4, 4],
+    ),
+    "samples.memoise": Key(
+        PRIVATE,
+        ("false", "true"),
+        "rows",
+        lambda a, b: a.told("size_epsilon_max") == [3, 6] and b.told("size_epsilon_max") == [3, 3],
+    ),
+    "local.algorithm": Key(
+        SOME, ("plain", "scaffold"), "state", lambda a, b: values_up(a) == 460 and values_up(b) == 920
+    ),
+    "local.optimizer": Key(f"{SOME} local.lr=0.01", ("sgd", "adam"), "model"),
+    "local.lr": Key(f"{SOME} {STEP}", ("0.2", "0.1"), "model", half_as_far),
+    "local.lr_schedule": Key(
+        SOME,
+        ("constant", "inverse"),
+        "model",
+        lambda a, b: a.told("lr") == [0.05, 0.05] and b.told("lr") == [0.05, 0.025],
+    ),
+    "local.lr_every": Key(
+        f"{SOME} local.lr_schedule=step rounds=3",
+        ("1", "2"),
+        "model",
+        lambda a, b: near(a.told("lr"), [0.05, 0.005, 0.0005]) and near(b.told("lr"), [0.05, 0.05, 0.005]),
+    ),
+    "local.lr_factor": Key(
+        f"{SOME} local.lr_schedule=step local.lr_every=1",
+        ("0.1", "0.5"),
+        "model",
+        lambda a, b: near(a.told("lr"), [0.05, 0.005]) and near(b.told("lr"), [0.05, 0.025]),
+    ),
+    "local.epochs": Key(
+        SOME, ("1", "2"), "model", lambda a, b: [2 * steps for steps in a.told("steps")] == b.told("steps")
+    ),
+    "local.steps": Key(
+        SOME, ("2", "5"), "model", lambda a, b: a.told("steps") == [8, 8] and b.told("steps") == [20, 20]
+    ),
+    "local.batch_size": Key(
+        SOME,
+        ("20", "all"),
+        "model",
+        lambda a, b: (
+            a.told("steps")[0] == sum(ceil(n / 20) for n in a.sizes[a.cohort[0][0]]) and b.told("steps") == [4, 4]
+        ),
+    ),
+    "local.proximal_mu": Key(
+        f"{SOME} rounds=1",
+        ("0", "2"),
+        "model",
+        lambda a, b: np.linalg.norm(a.moved(0)) > 1.1 * np.linalg.norm(b.moved(0)),
+    ),
+    "local.beta1": Key(ADAM, ("0.9", "0.5"), "model"),
+    "local.beta2": Key(ADAM, ("0.999", "0.9"), "model"),
+    "local.epsilon": Key(
+        f"{ADAM} {STEP}",
+        ("1e-8", "1e3"),
+        "model",
+        lambda a, b: 0.0099 < abs(a.moved(0)).max() < 0.0101 and abs(b.moved(0)).max() < 1e-4,
+    ),
+    "local.engine": Key(
+        f"{ALL} local.steps=1 local.batch_size=all",
+        ("sequential", "merged"),
+        "model",
+        lambda a, b: a.summary["engine"].startswith("sequential") and b.summary["engine"].startswith("merged"),
+    ),
+    "local.precision": Key(
+        f"{SOME} {STEP}",
+        ("float32", "bfloat16"),
+        "model",
+        lambda a, b: 1e-5 < np.linalg.norm(a.moved(0) - b.moved(0)) / np.linalg.norm(a.moved(0)) < 0.1,
+    ),
+    "topology.kind": Key(
+        SOME,
+        ("star", "mediators"),
+        "mediators",
+        lambda a, b: a.told("visits") == [None] * 2 and b.told("visits") == [4, 4],
+    ),
+    "topology.clients_per_mediator": Key(
+        MEDIATED,
+        ("2", "3"),
+        "mediators",
+        lambda a, b: (
+            np.bincount(a.mediators[0]).tolist() == [2, 2, 2] and np.bincount(b.mediators[0]).tolist() == [3, 3]
+        ),
+    ),
+    "topology.mediator_epochs": Key(
+        MEDIATED,
+        ("1", "3"),
+        "model",
+        lambda a, b: (
+            a.told("visits") == [6, 6] and b.told("visits") == [18, 18] and a.told("samples") == b.told("samples")
+        ),
+    ),
+    "topology.reschedule": Key(
+        f"{ALL} topology.kind=mediators topology.clients_per_mediator=3 system.availability=bernoulli "
+        "system.probability=0.7 topology.scheduling=random",
+        ("static", "every-round"),
+        "mediators",
+        lambda a, b: together(a, 0) & apart(a, 1) == set() and together(b, 0) & apart(b, 1) != set(),
+    ),
+    "topology.scheduling": Key(f"{MEDIATED} topology.clients_per_mediator=2", ("greedy", "random"), "mediators"),
+    "topology.target": Key(f"{MEDIATED} topology.clients_per_mediator=2", ("uniform", "test"), "record"),
+    "topology.keep_optimizer": Key(
+        f"{MEDIATED} local.optimizer=adam local.lr=0.01 topology.clients_per_mediator=6",
+        ("false", "true"),
+        "model",
+        lambda a, b: (a.told("bytes_client_down")[0], b.told("bytes_client_down")[0]) == (6 * 1840, 3 * 6 * 1840),
+    ),
+    "rebalance.enabled": Key(
+        COPIES.replace("rebalance.enabled=true", ""),
+        ("false", "true"),
+        "rows",
+        lambda a, b: a.sizes.sum() == 1442 < b.sizes.sum() and "rebalancing" in b.record[0],
+    ),
+    "rebalance.alpha": Key(COPIES, ("0.5", "1.5"), "rows", lambda a, b: a.sizes.sum() < b.sizes.sum()),
+    "rebalance.copies": Key(COPIES, ("ratio", "ratio-minus-one"), "rows", lambda a, b: a.sizes.sum() > b.sizes.sum()),
+    "rebalance.mode": Key(
+        f"{SOME} data.shards={{augmented}} rebalance.enabled=true",
+        ("stored", "virtual"),
+        "refusal",
+        lambda a, b: not a.refusal and "augmented twice" in b.refusal,
+    ),
+    "rebalance.weights": Key(COPIES, ("augmented", "original"), "factors"),
+    "rebalance.rotation": Key(f"{COPIES} {STILL}", ("0", "30"), "model"),
+    "rebalance.shear": Key(f"{COPIES} {STILL}", ("0", "30"), "model"),
+    "rebalance.shift": Key(f"{COPIES} {STILL}", ("0", "0.3"), "model"),
+    "rebalance.zoom": Key(f"{COPIES} {STILL}", ("0", "0.3"), "model"),
+    "aggregation.weights": Key(
+        SOME, ("samples", "uniform"), "factors", lambda a, b: len({factor for _, factor in b.factors[0][0]}) == 1
+    ),
+    "aggregation.population": Key(
+        f"{SOME} aggregation.weights=normalised",
+        ("samples", "clients"),
+        "factors",
+        lambda a, b: np.ptp([f for _, f in b.factors[0][0]]) < 1e-12 < 1e-3 < np.ptp([f for _, f in a.factors[0][0]]),
+    ),
+    "aggregation.rule": Key(SOME, ("mean", "median"), "model"),
+    "aggregation.optimizer": Key(SOME, ("sgd", "momentum"), "model"),
+    "aggregation.lr": Key(f"{SOME} rounds=1", ("1", "0.5"), "model", half_as_far),
+    "aggregation.beta1": Key(SERVER_ADAM, ("0.9", "0.5"), "model"),
+    "aggregation.beta2": Key(SERVER_ADAM, ("0.99", "0.5"), "model"),
+    "aggregation.tau": Key(
+        SERVER_ADAM, ("1e-3", "1e3"), "model", lambda a, b: abs(a.moved(0)).max() > 1e4 * abs(b.moved(0)).max()
+    ),
+    "aggregation.exact": Key(
+        f"{SOME} local.engine=sequential",
+        ("false", "true"),
+        "model",
+        lambda a, b: np.linalg.norm(a.model[-1] - b.model[-1]) < 1e-5 * np.linalg.norm(a.model[-1]),
+    ),
+    "attack.kind": Key(
+        f"{ALL} attack.fraction=0.5",
+        ("sign-flip", "label-flip"),
+        "model",
+        lambda a, b: a.told("attackers") == b.told("attackers") == [6, 6],
+    ),
+    "attack.fraction": Key(
+        f"{ALL} attack.kind=sign-flip",
+        ("0.25", "0.5"),
+        "model",
+        lambda a, b: (
+            a.told("attackers") == [3, 3] and b.told("attackers") == [6, 6] and len(b.summary["attackers"]) == 6
+        ),
+    ),
+    "attack.scale": Key(f"{ALL} attack.kind=sign-flip attack.fraction=1 rounds=1", ("2", "1"), "model", half_as_far),
+    "system.availability": Key(f"{ALL} system.probability=0.6", ("bernoulli", "time-of-day"), "cohort"),
+    "system.probability": Key(
+        AWAY,
+        ("0.3", "0.9"),
+        "cohort",
+        lambda a, b: (
+            lengths(a) == a.told("available") and all(x < y for x, y in zip(lengths(a), lengths(b), strict=True))
+        ),
+    ),
+    "system.lowest": Key(DAYS, ("0", "1"), "cohort", lambda a, b: lengths(b) == [12] * 4 and min(lengths(a)) < 9),
+    "system.period": Key(DAYS, ("2", "1e9"), "cohort"),
+    "system.by_label": Key(
+        f"{ALL} system.availability=label-group",
+        ("[1,1,1,1,1,0,0,0,0,0]", "[0,0,0,0,0,1,1,1,1,1]"),
+        "cohort",
+        lambda a, b: lengths(a) == [of_labels(a, range(5))] * 2 and lengths(b) == [of_labels(a, range(5, 10))] * 2,
+    ),
+    "system.drop_out": Key(
+        ALL,
+        ("0", "0.5"),
+        "cohort",
+        lambda a, b: b.told("asked") == [12, 12] and b.told("participants") == lengths(b) < [12, 12],
+    ),
+    "system.over_selection": Key(
+        f"{CLOCK} system.speed=lognormal",
+        ("1", "2"),
+        "cohort",
+        lambda a, b: b.told("asked") == [8] and lengths(b) == [4],
+    ),
+    "system.clock": Key(
+        SOME,
+        ("false", "true"),
+        "record",
+        lambda a, b: (
+            [record | {"virtual_seconds": s} for record, s in zip(a.record, b.told("virtual_seconds"), strict=True)]
+            == b.record
+        ),
+    ),
+    "system.speed": Key(CLOCK, ("constant", "lognormal"), "record"),
+    "system.speed_median": Key(
+        f"{CLOCK} {FREE}",
+        ("1000", "50"),
+        "record",
+        lambda a, b: (
+            near(a.told("virtual_seconds"), slowest(a, 1000)) and near(b.told("virtual_seconds"), slowest(b, 50))
+        ),
+    ),
+    "system.speed_sigma": Key(
+        f"{CLOCK} {FREE} system.speed=lognormal",
+        ("0", "2"),
+        "record",
+        lambda a, b: near(a.told("virtual_seconds"), slowest(a, 1000)),
+    ),
+    "system.speed_rates": Key(
+        f"{CLASSES} system.speed_shares=[0,1]",
+        ("[1,100]", "[1,50]"),
+        "record",
+        lambda a, b: (
+            near(a.told("virtual_seconds"), slowest(a, 100)) and near(b.told("virtual_seconds"), slowest(b, 50))
+        ),
+    ),
+    "system.speed_shares": Key(
+        f"{CLASSES} system.speed_rates=[10,100]",
+        ("[1,0]", "[0,1]"),
+        "record",
+        lambda a, b: (
+            near(a.told("virtual_seconds"), slowest(a, 10)) and near(b.told("virtual_seconds"), slowest(b, 100))
+        ),
+    ),
+    "system.upload": Key(
+        f"{CLOCK} {FAST} system.download=1e30",
+        ("1000", "200"),
+        "record",
+        lambda a, b: near(a.told("virtual_seconds"), 4 * 460 / 1000) and near(b.told("virtual_seconds"), 4 * 460 / 200),
+    ),
+    "system.download": Key(
+        f"{CLOCK} {FAST} system.upload=1e30",
+        ("1000", "200"),
+        "record",
+        lambda a, b: near(a.told("virtual_seconds"), 4 * 460 / 1000) and near(b.told("virtual_seconds"), 4 * 460 / 200),
+    ),
+    "system.bandwidth_sigma": Key(
+        f"{CLOCK} {FAST} system.upload=1000 system.download=500",
+        ("0", "1"),
+        "record",
+        lambda a, b: near(a.told("virtual_seconds"), 4 * 460 * (1 / 1000 + 1 / 500)),
+    ),
+    "transport.kind": Key(
+        SOME, ("float32", "float16"), "model", lambda a, b: values_up(a) == 460 and values_up(b) == 230
+    ),
+    "transport.fraction": Key(
+        f"{SOME} transport.kind=topk",
+        ("0.1", "0.2"),
+        "model",
+        lambda a, b: (
+            (np.count_nonzero(a.moved(0)) <= 4 * 46 < np.count_nonzero(b.moved(0)) <= 4 * 92)
+            and 1.9 < values_up(b) / values_up(a) < 2.1
+        ),
+    ),
+    "transport.error_feedback": Key(
+        f"{ALL} transport.kind=topk transport.fraction=0.1",
+        ("false", "true"),
+        "model",
+        lambda a, b: np.array_equal(a.model[0], b.model[0]),
+    ),
+    "privacy.clip_norm": Key(
+        CLIPPED,
+        ("0.02", "100"),
+        "model",
+        lambda a, b: (
+            np.linalg.norm(a.moved(0)) < 0.02001 < np.linalg.norm(b.moved(0))
+            and a.told("clipped_updates") == [12, 12]
+            and b.told("clipped_updates") == [0, 0]
+        ),
+    ),
+    "privacy.noise_multiplier": Key(
+        NOISED, ("2", "4"), "model", lambda a, b: a.told("update_epsilon")[0] > b.told("update_epsilon")[0] > 0
+    ),
+    "privacy.delta": Key(
+        f"{NOISED} privacy.noise_multiplier=2",
+        ("1e-5", "1e-3"),
+        "record",
+        lambda a, b: a.told("update_epsilon")[0] > b.told("update_epsilon")[0] > 0,
+    ),
+    "cluster.device": Key(SOME, ("cpu", "cuda:77"), "refusal", lambda a, b: not a.refusal and "cuda:77" in b.refusal),
+    "cluster.threads": Key(
+        f"{S} participation.clients=uniform participation.count=1 rounds=1",
+        ("1", "2"),
+        "threads",
+        lambda a, b: (a.threads, b.threads) == (1, 2),
+    ),
+    "cluster.state_memory": Key(
+        f"{SOME} local.algorithm=scaffold",
+        ("2", "0"),
+        "state",
+        lambda a, b: a.state == [0, 0] and b.state[0] == 4 and np.array_equal(a.model[-1], b.model[-1]),
+    ),
+    "evaluation.every": Key(
+        f"{SOME} rounds=5",
+        ("1", "2"),
+        "record",
+        lambda a, b: (
+            [(s is None) for s in b.told("test_loss")] == [True, False, True, False, False]
+            and None not in a.told("test_loss")
+            and b.told("test_loss")[3:] == a.told("test_loss")[3:]
+        ),
+    ),
+    "evaluation.on": Key(
+        f"{SOME} data.shards={{val}}",
+        ("test", "val"),
+        "record",
+        lambda a, b: (a.summary["best_chosen_on"], b.summary["best_chosen_on"]) == ("test", "val"),
+    ),
+    "evaluation.batch_size": Key(
+        f"{SOME} rounds=1",
+        ("200", "150"),
+        "record",
+        lambda a, b: a.batches == [200, 155] and b.batches == [150, 150, 55],
+    ),
+    "evaluation.target_accuracy": Key(
+        SOME,
+        ("1e-9", "1"),
+        "summary",
+        lambda a, b: (
+            (a.summary["rounds_to_target"], b.summary["rounds_to_target"]) == (1, None)
+            and a.summary["target_accuracy"] == 1e-9
+        ),
+    ),
+    "checkpoint.every": Key(
+        f"{SOME} rounds=5 checkpoint.keep=9",
+        ("2", "3"),
+        "files",
+        lambda a, b: saved(a) == [2, 4, 5] and saved(b) == [3, 5],
+    ),
+    "checkpoint.keep": Key(
+        f"{SOME} rounds=5 checkpoint.every=1",
+        ("1", "3"),
+        "files",
+        lambda a, b: saved(a) == [5] and saved(b) == [3, 4, 5],
+    ),
+    "logging.tensorboard": Key(
+        SOME,
+        ("false", "true"),
+        "files",
+        lambda a, b: (
+            [*a.files, "events.out.tfevents"] == [*sorted(b.files, key=lambda name: name.startswith("events"))]
+        ),
+    ),
+    "logging.interval": Key(
+        f"{SOME} rounds=5",
+        ("0", "1e6"),
+        "shown",
+        lambda a, b: (
+            [line.split()[1] for line in a.shown] == [f"{t}/5" for t in range(1, 6)]
+            and [line.split()[1] for line in b.shown] == ["1/5", "5/5"]
+        ),
+    ),
+    "logging.diagnostics": Key(
+        f"{SOME} local.engine=sequential",
+        ("false", "true"),
+        "record",
+        lambda a, b: (
+            {"update_norm", "client_drift", "gradient_diversity", "gamma", "clients_used"} <= b.record[0].keys()
+        ),
+    ),
+    "logging.reference": Key(
+        ALL,
+        ("{reference}", "{other}"),
+        "record",
+        lambda a, b: a.told("weight_divergence")[-1] == 0 < b.told("weight_divergence")[-1],
+    ),
+}
+"""Every key that one rank shows; those that take several are in `test_keys_of_ranks`."""
+
+OF_RANKS = ("topology.placement", "topology.balance", "server.trains", "cluster.reduction")
+"""Keys that mean something on several ranks only: see `tests/keys/test_keys_of_ranks.py`."""
+
+ONE_VALUE = ("task.kind",)
+"""Keys with a single value, which nothing can be compared with."""
+
+
+def together(seen: Seen, t: int) -> set[tuple[int, int]]:
+    """Pairs of clients that share a mediator in round t."""
+    return {pair for pair, shared in _pairs(seen, t).items() if shared}
+
+
+def apart(seen: Seen, t: int) -> set[tuple[int, int]]:
+    """Pairs of clients that take part in round t with different mediators."""
+    return {pair for pair, shared in _pairs(seen, t).items() if not shared}
+
+
+def _pairs(seen: Seen, t: int) -> dict[tuple[int, int], bool]:
+    of = dict(zip(seen.cohort[t][0].tolist(), seen.mediators[t].tolist(), strict=True))
+    return {(one, other): of[one] == of[other] for one in of for other in of if one < other}
+
+
+def saved(seen: Seen) -> list[int]:
+    """Rounds after which a checkpoint was kept."""
+    names = [name.split("/")[1] for name in seen.files if name.startswith("checkpoints/")]
+    return sorted(int("".join(filter(str.isdigit, name.split(".")[0]))) for name in names)
+
+
+def seen_pair(watcher: Watcher, name: str, key: Key) -> tuple[Seen, Seen]:
+    """The two runs."""
+    one, other = (watcher.see(f"{key.base} {name}={value}") for value in key.values)
+    return one, other

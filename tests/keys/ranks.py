@@ -1,0 +1,82 @@
+"""Runs on several ranks, watched from within: mpiexec -n N python tests/keys/ranks.py OUT.npz SETTINGS..."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.plan import Plan
+from fedmpi.config import load_config
+from fedmpi.process.guard import run_guarded
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
+from tests.keys.watched import QUIET
+
+
+class Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record.getMessage())
+
+
+def watched(settings: str) -> dict[str, Any] | None:
+    """What a run did on all ranks; None on ranks other than 0.
+
+    Returns
+    -------
+    dict
+        `trained` int64 (visits, 3): round, client, rank; `model` (d,); `records`, `log` and `owned` as JSON.
+    """
+    log, heard = logging.getLogger("fedmpi"), Heard()
+    log.addHandler(heard)
+    log.setLevel(logging.INFO)
+    records: list[dict[str, Any]] = []
+    experiment = Experiment.connect(load_config(None, f"{QUIET} {settings}".split()))
+    trained, trainer, rank = [], experiment.trainer, experiment.cluster.rank
+    train = trainer.train
+
+    def noted(plan: Plan, *others: Any) -> Any:
+        tasks = trainer.worker.tasks(plan, trainer.worker.members(plan))
+        trained.extend((plan.round, task.client, rank) for task in tasks)
+        return train(plan, *others)
+
+    trainer.train = noted  # type: ignore[method-assign]
+    simulation = Simulation(experiment, on_round=records.append)
+    assert simulation.run() == "finished"
+    everything = experiment.cluster.gather(np.array(trained, np.int64).reshape(-1, 3))
+    boundaries = trainer.layout.boundaries.tolist()
+    experiment.close()
+    log.removeHandler(heard)
+    if everything is None:
+        return None
+    told = {"records": records, "log": heard.lines, "boundaries": boundaries}
+    return {
+        "trained": np.concatenate([part.reshape(-1, 3) for part in everything]),
+        "model": simulation.model.cpu().numpy(),
+        "told": np.array(json.dumps(told)),
+    }
+
+
+def main() -> int:
+    found: dict[str, Any] = {}
+    for number, settings in enumerate(sys.argv[2:]):
+        seen = watched(settings)
+        found |= {f"{key}{number}": value for key, value in (seen or {}).items()}
+    if found:
+        np.savez(Path(sys.argv[1]), **found)
+    return 0
+
+
+if __name__ == "__main__":
+    run_guarded(main)
