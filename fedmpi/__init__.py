@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmpi.api import Run, load_run, load_runs, run
     from fedmpi.clients.cohort import Cohort
+    from fedmpi.common.decorators import client_sampler, combiner, row_rule, server_optimizer, weights
     from fedmpi.common.errors import ClientFailure, PartFailure, UserError
-    from fedmpi.common.registry import client_sampler, combiner, parts, row_rule, server_optimizer, weights
+    from fedmpi.common.registry import parts
     from fedmpi.config import Config, presets
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
@@ -50,8 +51,9 @@ _HOMES = {
     **dict.fromkeys(("Config", "presets"), "fedmpi.config"),
     **dict.fromkeys(("ClientFailure", "PartFailure", "UserError"), "fedmpi.common.errors"),
     **dict.fromkeys(("Run", "load_run", "load_runs", "run"), "fedmpi.api"),
+    "parts": "fedmpi.common.registry",
     **dict.fromkeys(
-        ("client_sampler", "combiner", "parts", "row_rule", "server_optimizer", "weights"), "fedmpi.common.registry"
+        ("client_sampler", "combiner", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
     ),
 }
 """The module of each public name."""

@@ -21,8 +21,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.decorators import combiner
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import Part, combiner
+from fedmpi.common.registry import Part
 
 
 @combiner(name="mean")

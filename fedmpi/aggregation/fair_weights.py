@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
-from fedmpi.common.registry import weights
+from fedmpi.common.decorators import weights
 
 SMALLEST_LOSS = 1e-10
 """Powers below zero of a loss that is zero would be infinite."""

@@ -12,6 +12,7 @@ checkpoints; numbers may be among them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -20,7 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.registry import Part, server_optimizer
+from fedmpi.common.decorators import server_optimizer
+from fedmpi.common.registry import Part
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -60,7 +62,7 @@ class Momentum:
         w.add_(self.m.mul_(self.beta1).add_(update), alpha=self.lr)
 
 
-class _Adaptive:
+class _Adaptive(ABC):
     """m ← β1 m + (1 − β1) Δ; v as the subclass says; w ← w + η m / (√v + τ)."""
 
     state = ("m", "v")
@@ -80,9 +82,17 @@ class _Adaptive:
         self.remember(square)
         w.addcdiv_(m, torch.sqrt(self.v, out=square).add_(self.tau), value=self.lr)
 
+    @abstractmethod
     def remember(self, square: Tensor) -> None:
         """Take Δ² into v."""
-        raise NotImplementedError
+
+
+class _Decaying(_Adaptive):
+    """One whose second moments decay with β2."""
+
+    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
+        super().__init__(lr, beta1, tau)
+        self.beta2 = beta2
 
 
 @server_optimizer(name="adagrad")
@@ -107,7 +117,7 @@ class Adagrad(_Adaptive):
 
 
 @server_optimizer(name="adam")
-class Adam(_Adaptive):
+class Adam(_Decaying):
     """v ← β2 v + (1 − β2) Δ² (Reddi et al. 2020, Algorithm 2).
 
     Parameters
@@ -120,16 +130,12 @@ class Adam(_Adaptive):
         τ, the degree of adaptivity; v starts at τ².
     """
 
-    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
-        super().__init__(lr, beta1, tau)
-        self.beta2 = beta2
-
     def remember(self, square: Tensor) -> None:
         self.v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
 
 
 @server_optimizer(name="yogi")
-class Yogi(_Adaptive):
+class Yogi(_Decaying):
     """v ← v − (1 − β2) Δ² sign(v − Δ²) (Reddi et al. 2020, Algorithm 2).
 
     Parameters
@@ -141,10 +147,6 @@ class Yogi(_Adaptive):
     tau : float
         τ, the degree of adaptivity; v starts at τ².
     """
-
-    def __init__(self, *, lr: Rate = 1.0, beta1: Decay = 0.9, beta2: Decay = 0.99, tau: Rate = 1e-3):
-        super().__init__(lr, beta1, tau)
-        self.beta2 = beta2
 
     def remember(self, square: Tensor) -> None:
         self.v.addcmul_((self.v - square).sign_(), square, value=-(1 - self.beta2))

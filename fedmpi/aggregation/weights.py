@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import Cohort
+from fedmpi.common.decorators import weights
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import weights
 from fedmpi.common.types import Floats, Ints
 
 Population = Literal["samples", "clients"]

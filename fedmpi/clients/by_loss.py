@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
-from fedmpi.common.registry import client_sampler
+from fedmpi.common.decorators import client_sampler
 from fedmpi.common.types import Floats, Ints
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -23,7 +23,7 @@ class ClientNumbers:
     Parameters
     ----------
     names : sequence of str
-        Which numbers (`registry.NUMBERS`).
+        Which numbers (`decorators.NUMBERS`).
     clients : int
         N.
     """

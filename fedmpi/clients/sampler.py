@@ -11,8 +11,9 @@ import numpy as np
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
 from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.common.registry import NUMBERS, Part
+from fedmpi.common.registry import Part
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
@@ -133,8 +134,9 @@ class ClientSampler:
     def _clients(self, found: Any, view: View, what: str) -> Ints:
         try:
             clients = np.asarray(found)
-        except Exception:
-            raise self._refused(view, f"returned {_shown(found)} as clients: return an array of indices") from None
+        except Exception as error:
+            problem = f"returned {_shown(found)} as clients: return an array of indices"
+            raise self._refused(view, problem) from error
         if clients.ndim != 1 or (clients.size and not np.issubdtype(clients.dtype, np.integer)):
             raise self._refused(
                 view, f"returned {what} of type {clients.dtype} and shape {clients.shape}: return indices, int64 (m,)"

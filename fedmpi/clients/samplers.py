@@ -8,8 +8,8 @@ from fedmpi.clients import draws
 from fedmpi.clients.cohort import Cohort, everyone, uniform, weighted
 from fedmpi.clients.strata import stratified
 from fedmpi.clients.view import View
+from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import client_sampler
 
 
 @client_sampler(name="all")

@@ -6,8 +6,8 @@ import numpy as np
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
+from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import client_sampler
 from fedmpi.common.types import Ints
 
 

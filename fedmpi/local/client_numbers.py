@@ -70,7 +70,7 @@ class ClientMeasures:
         w : Tensor (d,)
         clients : int64 (k,)
         names : sequence of str
-            Of `registry.MEASURABLE`.
+            Of `decorators.MEASURABLE`.
 
         Raises
         ------

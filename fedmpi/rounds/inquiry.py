@@ -10,8 +10,8 @@ from torch import Tensor
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.cluster import Cluster
+from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import MEASURABLE
 from fedmpi.common.types import Floats, Ints
 from fedmpi.local.observer import UpdateObserver
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.registry import row_rule
+from fedmpi.common.decorators import row_rule
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.samples.row_rule import Pool

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.common.decorators import server_optimizer
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import parts, resolve, server_optimizer
+from fedmpi.common.registry import parts, resolve
 
 KINDS = [part.name for part in parts("server optimizer")]
 

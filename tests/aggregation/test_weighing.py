@@ -14,9 +14,10 @@ from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
 from fedmpi.clients.cohort import Cohort, everyone
 from fedmpi.cluster import Cluster
+from fedmpi.common.decorators import weights
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import resolve, weights
+from fedmpi.common.registry import resolve
 
 
 class OneOfTwo(Cluster):

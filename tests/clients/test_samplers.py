@@ -18,9 +18,10 @@ from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.urns import clustered_by_size
 from fedmpi.clients.view import View, asked
 from fedmpi.cluster import Cluster
+from fedmpi.common.decorators import client_sampler
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import client_sampler, parts, resolve
+from fedmpi.common.registry import parts, resolve
 from fedmpi.common.streams import Streams
 from fedmpi.rounds.inquiry import Inquiry
 

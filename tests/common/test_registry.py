@@ -16,9 +16,10 @@ from pydantic import Field
 import fedmpi
 from fedmpi.common import registry
 from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.decorators import client_sampler, combiner, weights
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 from fedmpi.common.options import REQUIRED
-from fedmpi.common.registry import client_sampler, combiner, describe, parts, register, resolve, weights
+from fedmpi.common.registry import describe, parts, register, resolve
 
 
 @client_sampler(needs=("loss",))

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedmpi.common.decorators import row_rule
 from fedmpi.common.errors import PartFailure
-from fedmpi.common.registry import resolve, row_rule
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.samples.row_rule import Pool, RowClient, RowRule
 from fedmpi.samples.rules import bernoulli_rows, exact_rows, ratio_rows

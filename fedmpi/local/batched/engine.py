@@ -97,7 +97,7 @@ class BatchedEngine:
         if not working:
             return report
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
-        capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies())
+        capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies(start.device))
         chunks = -(-len(working) // capacity)
         with torch.no_grad():
             stack = self._prepare(-(-len(working) // chunks), rows, rule, start)
@@ -171,9 +171,11 @@ class BatchedEngine:
                 clients.append(self.hooks.open(task, len(own)))
         return clients
 
-    def _extra_copies(self) -> int:
-        """Vectors (d,) that an algorithm has of every client, beside its values."""
-        return 0 if self.hooks is None else int(self.hooks.corrects) + len(self.hooks.client_state)
+    def _extra_copies(self, device: torch.device) -> int:
+        """Vectors (d,) of every client beside its values: on a CPU those that its steps read, elsewhere all."""
+        if self.hooks is None:
+            return 0
+        return int(self.hooks.corrects) + (0 if device.type == "cpu" else len(self.hooks.client_state))
 
     def _timetable(self, tasks: list[Task], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
         batches = [
