@@ -24,6 +24,9 @@ Task = Literal["image", "text", "vector"]
 
 NAME = "ClientArrays"
 LARGEST_BYTE = 255.0
+MOST_COUNTS = 1 << 31
+"""Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
+MOST_CLIENTS, MOST_CLASSES = 1 << 30, 1 << 22
 
 
 class ArrayShard(ShardData):
@@ -117,8 +120,17 @@ class ClientArrays:
         self.val: tuple[AnyArray, Ints] | None = None
         self.val_offsets: Ints | None = None
         if val is not None:
+            if not _is_tuple(val, (2, 3)):
+                raise UserError(
+                    f"{NAME}: val must be features and labels, and their owners where clients have their own"
+                )
             self._hold_out(val, task)
         self.classes = self._classes(classes)
+        if count * self.classes > MOST_COUNTS:
+            raise UserError(
+                f"{NAME}: {count} clients times {self.classes} classes are more than {MOST_COUNTS} class counts: "
+                "number owners and labels from 0 on without gaps"
+            )
         self.description = self._describe(task, vocabulary, mean, std)
 
     def __call__(self) -> ClientArrays:
@@ -159,6 +171,9 @@ class ClientArrays:
 
     def _classes(self, classes: int | None) -> int:
         found = max(int(y.max(initial=0)) for y in (self.y, self.test[1], *(self.val or ())[1:])) + 1
+        classes = _whole("classes", classes)
+        if classes is not None and classes > MOST_CLASSES:
+            raise UserError(f"{NAME}: classes = {classes} is more than {MOST_CLASSES}")
         if classes is not None and classes < found:
             raise UserError(f"{NAME}: classes = {classes}, but there is a label {found - 1}: labels lie below classes")
         return max(2, found) if classes is None else classes
@@ -176,6 +191,7 @@ class ClientArrays:
         if dtype == "int32":
             parts = (self.x, self.test[0], *(self.val or ())[:1])
             largest = max(int(part.max(initial=0)) for part in parts) + 1
+            vocabulary = _whole("vocabulary", vocabulary)
             return DataDescription(shape, dtype, self.classes, "text", max(largest, vocabulary or 0), (), ())
         channels = shape[0] if len(shape) == 3 else 1
         if mean is not None or std is not None:
@@ -183,8 +199,8 @@ class ClientArrays:
             spread = _per_channel("std", 1.0 if std is None else std, channels)
         else:
             centre, spread = self._measured(channels) if dtype == "uint8" else ((), ())
-        if any(not value > 0 for value in spread):
-            raise UserError(f"{NAME}: std must be above 0, not {std}")
+        if any(not 0 < value < np.inf for value in spread) or not np.isfinite(centre).all():
+            raise UserError(f"{NAME}: std must be above 0 and mean finite, not {std} and {mean}")
         return DataDescription(shape, dtype, self.classes, task, 0, centre, spread)
 
     def _measured(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -244,14 +260,17 @@ def _array(given: Any) -> AnyArray:
     """The values of an array, a list, or a tensor wherever it lies."""
     try:
         return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
-    except ValueError as error:  # rows of several lengths
-        raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({error})") from None
+    except Exception as error:  # rows of several lengths, tensors without plain values
+        reason = " ".join(str(error).split())
+        raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({reason})") from None
 
 
 def _features(what: str, given: Any, task: Task | None) -> AnyArray:
     x = _array(given)
     if x.dtype.kind not in "buif" or x.ndim < 2:
         raise UserError(f"{NAME}: {what} is {x.dtype} {x.shape}; it must hold numbers, a row of them for each sample")
+    if not x[:1].size and len(x):
+        raise UserError(f"{NAME}: {what} is {x.dtype} {x.shape}: a sample holds no value")
     if task not in (None, "image", "text", "vector"):
         raise UserError(f'{NAME}: task = {task!r} is unknown: choose "image", "text" or "vector"')
     if task == "text":
@@ -273,8 +292,9 @@ def _labels(what: str, given: Any) -> Ints:
     y = _array(given)
     if y.ndim != 1 or (y.dtype.kind not in "bui" and len(y)):
         raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on")
-    if y.min(initial=0) < 0:
-        raise UserError(f"{NAME}: {what} holds the label {y.min()}: classes are numbered from 0 on")
+    if len(y) and not 0 <= y.min() <= y.max() < MOST_CLASSES:
+        wrong = y.min() if y.min() < 0 else y.max()
+        raise UserError(f"{NAME}: {what} holds the label {wrong}: classes are numbered from 0 on without gaps")
     return y.astype(np.int64)
 
 
@@ -284,11 +304,12 @@ def _owners(given: Any, known: AnyArray | None = None) -> tuple[Ints, AnyArray |
     if owner.ndim != 1:
         raise UserError(f"{NAME}: owner is {owner.dtype} {owner.shape}; it must be (n,), the client of each sample")
     if owner.dtype.kind in "ui" or not len(owner):
-        if owner.min(initial=0) < 0:
-            raise UserError(f"{NAME}: owner holds {owner.min()}: clients are numbered from 0 on")
+        if len(owner) and not 0 <= owner.min() <= owner.max() < MOST_CLIENTS:
+            wrong = owner.min() if owner.min() < 0 else owner.max()
+            raise UserError(f"{NAME}: owner holds {wrong}: clients are numbered from 0 on without gaps, or have names")
         return owner.astype(np.int64), None
-    if owner.dtype.kind == "f":
-        raise UserError(f"{NAME}: owner holds {owner.dtype} numbers: give whole numbers from 0 on, or names")
+    if owner.dtype.kind not in "OSU" or not all(isinstance(name, str | bytes | int) for name in owner.tolist()):
+        raise UserError(f"{NAME}: owner holds {_kinds(owner)}: give whole numbers from 0 on, or names")
     written = owner.astype(str)
     if known is None:
         names, index = np.unique(written, return_inverse=True)
@@ -299,7 +320,24 @@ def _owners(given: Any, known: AnyArray | None = None) -> tuple[Ints, AnyArray |
     return np.searchsorted(known, written).astype(np.int64), known
 
 
+def _kinds(owner: AnyArray) -> str:
+    """What owners are that are neither whole numbers nor names."""
+    if owner.dtype.kind != "O":
+        return f"{owner.dtype} values"
+    return next(repr(name) for name in owner.tolist() if not isinstance(name, str | bytes | int))
+
+
+def _whole(what: str, given: int | None) -> int | None:
+    """A whole number above 0, or None."""
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1):
+        raise UserError(f"{NAME}: {what} = {given!r} must be a whole number above 0")
+    return None if given is None else int(given)
+
+
 def _count(clients: int | None, names: AnyArray | None, owner: Ints) -> int:
+    clients = _whole("clients", clients)
+    if clients is not None and clients > MOST_CLIENTS:
+        raise UserError(f"{NAME}: clients = {clients} is more than {MOST_CLIENTS}")
     found = len(names) if names is not None else int(owner.max(initial=-1)) + 1
     if clients is not None and clients < found:
         raise UserError(f"{NAME}: there are {clients} clients, but a sample of client {found - 1}: clients start at 0")
@@ -318,8 +356,13 @@ def _by_owner(x: AnyArray, y: Ints, owner: Ints, clients: int) -> tuple[AnyArray
     return x, y, np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=clients)))).astype(np.int64)
 
 
+def _is_tuple(given: Any, lengths: tuple[int, ...]) -> bool:
+    """Whether something has its elements at 0, 1, …, and so many of them."""
+    return hasattr(given, "__getitem__") and not isinstance(given, Mapping) and len(given) in lengths
+
+
 def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) -> tuple[AnyArray, Ints]:
-    if not hasattr(given, "__len__") or len(given) != 2:
+    if not _is_tuple(given, (2,)):
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
     x, y = _features(f"{what}'s x", given[0], task), _labels(f"{what}'s y", given[1])
     _check_length(f"{what}'s y", y, f"{what}'s x", x)
@@ -328,7 +371,7 @@ def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) ->
             f"{NAME}: {what}'s x has samples {x.dtype} {x.shape[1:]} where those of x are {like.dtype} {like.shape[1:]}"
         )
     if not len(x):
-        raise UserError(f"{NAME}: {what} holds no sample")
+        raise UserError(f"{NAME}: {what} holds no sample: a run needs at least one")
     return x, y
 
 
@@ -338,7 +381,10 @@ def _check_length(one: str, values: AnyArray, other: str, rows: AnyArray) -> Non
 
 
 def _per_channel(what: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
-    values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, np.float64)))
+    try:
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, np.float64)))
+    except (TypeError, ValueError):
+        raise UserError(f"{NAME}: {what} = {given!r} must be a number, or one a channel") from None
     if len(values) not in (1, channels):
         raise UserError(f"{NAME}: {what} has {len(values)} values for {channels} channels: give one, or one a channel")
     return values

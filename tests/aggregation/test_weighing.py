@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,16 +197,50 @@ def test_a_client_without_any_loss_does_not_break_q_ffl() -> None:
         assert all(np.isfinite(resolve("weights", "q-ffl").make({"q": q}).after(work)))
 
 
-@pytest.mark.parametrize("answer", [float("nan"), "much", (1.0,), (1.0, 2.0, 3.0), None])
-def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> None:
+def judging(answers: Sequence[Any], normalised: bool = True) -> Weighing:
+    """Weights that find of client k what stands in its place."""
+
     class Judge:
         def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
             return np.ones(len(cohort.clients))
 
         def after(self, work: ClientWork) -> Any:
-            return answer
+            return answers[work.client]
 
-    chosen = weighing(weights(Judge))
+    return weighing(weights(normalised=normalised)(Judge))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_shares_by_which_nothing_can_be_divided_are_refused_with_part_and_round(exact: bool) -> None:
+    def flushed(answers: Sequence[Any], normalised: bool = True) -> float:
+        inner = FixedPointSum(np.zeros(6, np.int64)) if exact else FloatSum(np.zeros(6, np.float32))
+        judged = JudgedSum(inner, judging(answers, normalised), lambda *_: 1.0, Cluster.connect())
+        judged.reset()
+        judged.begin(Plan(4, 0.1, np.arange(2), np.ones(2), False, normalised), torch.zeros(6))
+        for client in range(len(answers)):
+            judged.add(torch.ones(6), 1.0, client)
+        judged.flush()
+        return judged.weight
+
+    with pytest.raises(PartFailure, match=r"weights .*Judge.* in round 4: the shares .* 2 clients add up to 0"):
+        flushed([(1.0, 0.0), (-1.0, 0.0)])
+    with pytest.raises(PartFailure, match=r"in round 4, client 1: after\(\) returned -0.5: .* not below 0"):
+        flushed([1.0, -0.5])
+    assert flushed([]) == 0.0 and flushed([0.0, 1.0]) > 0 and flushed([-1.0, 1.0], normalised=False) == 0.0
+
+
+def test_coefficients_whose_sum_nothing_can_hold_are_refused_with_part_and_round() -> None:
+    for normalised, most in ((True, 1e200), (False, 2.0**50)):
+        chosen = weighing(weights(normalised=normalised)(lambda cohort, sizes, most=most: np.full(2, most)))
+        with pytest.raises(
+            PartFailure, match="in round 3: gave coefficients that add up to .* more than a sum can hold"
+        ):
+            chosen.of(Cohort(np.arange(2)), np.ones(4, np.int64), 3)
+
+
+@pytest.mark.parametrize("answer", [float("nan"), "much", (1.0,), (1.0, 2.0, 3.0), None])
+def test_what_is_no_judgement_is_refused_with_client_and_round(answer: Any) -> None:
+    chosen = judging([answer] * 4)
     assert chosen.judges
     with pytest.raises(PartFailure, match=r"after\(\) returned"):
         chosen.after(ClientWork(client=3, round=5, coefficient=1.0, loss=1.0, update_norm=1.0, lr=0.1))

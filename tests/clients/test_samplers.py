@@ -248,6 +248,7 @@ def sampler_of(draw: Any) -> ClientSampler:
         (Cohort(np.array([1, 2]), np.array([0.5])), r"inclusion of shape \(1,\) for 2 clients"),
         (Cohort(np.array([1, 2]), np.array([0.5, 0.0])), "inclusion probability 0 for client 2"),
         (Cohort(np.array([1, 2]), np.array([0.5, 1.5])), "inclusion probability 1.5 for client 2"),
+        (Cohort([2, 1, 2], [1.5, 0.5, 1.5]), "inclusion probability 1.5 for client 2.*need a multiplicity"),
         (Cohort(np.array([1]), None, np.array([0])), "multiplicity that is no count"),
         (Cohort(np.array([1]), np.array([np.nan])), "one finite number a client"),
     ],
@@ -283,6 +284,15 @@ def test_draws_that_a_sampler_counts_itself_are_added_up() -> None:
 
     cohort = sampler_of(mine).draw(view_of())
     assert cohort.clients.tolist() == [1, 7] and cohort.multiplicity.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("times", [[1], [1, 1], [2, 1], [1, 3]])
+def test_expected_numbers_of_draws_above_1_are_taken_in_every_round_in_which_draws_are_counted(times: Any) -> None:
+    def mine(view: View) -> Cohort:
+        return Cohort(np.arange(len(times)), np.full(len(times), 1.5), np.array(times))
+
+    cohort = sampler_of(mine).draw(view_of())
+    assert cohort.inclusion is not None and set(cohort.inclusion) == {1.5} and cohort.multiplicity.tolist() == times
 
 
 def test_what_a_sampler_says_of_its_clients_stays_theirs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -326,6 +327,21 @@ def test_corrections_leave_running_statistics_alone() -> None:
     shifted = ends[0] - ends[1]
     assert torch.allclose(shifted[: model.trainable], torch.full_like(shifted[: model.trainable], 0.1))
     assert not shifted[model.trainable :].any()
+
+
+@pytest.mark.parametrize("number", [2.0**50, -1e300, float("nan"), float("inf"), "many", None, 2.0**49])
+def test_numbers_that_no_sum_holds_are_refused_with_client_and_round(number: Any) -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float32, **given)
+    hooks = make("tests.local.own_algorithms:Summing", model)
+    hooks.begin(3, model.initial, {name: FloatSum(np.zeros(model.size, np.float32)) for name in hooks.sums})
+    sums = {name: torch.zeros(model.size) for name in hooks.sums}
+    with pytest.raises(
+        PartFailure, match="in round 3, client 8: finish returned .* as 'clients': return a finite number"
+    ):
+        for _ in range(2):  # 2**49 goes in once
+            hooks.add(8, {**sums, "clients": number})
+    assert hooks.totals["clients"] in (0.0, 2.0**49)
 
 
 def test_two_vectors_of_a_client_can_change_places() -> None:
