@@ -25,6 +25,7 @@ import numpy as np
 from torch import nn
 
 from fedmpi.cluster import Cluster
+from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.loading import given_config
@@ -34,6 +35,7 @@ from fedmpi.models import build
 from fedmpi.process.guard import ending_together
 from fedmpi.process.unchanged import process_as_before
 from fedmpi.records.history import Record
+from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.recorder import open_recorder
@@ -192,6 +194,9 @@ def run(
         after.callback(cluster.close)
         folder = None if out is None else Path(out)
         with ending_together():
+            on_server(
+                cluster, lambda: refuse_held(folder) if folder is not None else None
+            )  # before anything takes long
             experiment = Experiment.connect(loaded, cluster)
             after.callback(experiment.close)
             return _run(experiment, folder, resume, on_round, progress, stop)

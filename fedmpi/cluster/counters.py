@@ -37,6 +37,9 @@ class BytesMoved:
         """All kinds together, in bytes."""
         return sum(self.as_tuple())
 
+    def __add__(self, other: BytesMoved) -> BytesMoved:
+        return BytesMoved(*(one + more for one, more in zip(self.as_tuple(), other.as_tuple(), strict=True)))
+
     def facts(self) -> dict[str, dict[str, int]]:
         """The summary's entry `mpi_bytes`: every kind, and all together."""
         return {"mpi_bytes": {**asdict(self), "total": self.total}}

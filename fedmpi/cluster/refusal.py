@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RunFailure, UserError
 
 T = TypeVar("T")
 
@@ -30,15 +30,16 @@ def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:
     Raises
     ------
     UserError
-        On all ranks alike, with rank 0's words.
+        On all ranks alike, with rank 0's words; a RunFailure where that is what rank 0 raised.
     """
-    result, refusal = None, ""
+    result, refusal, kind = None, "", UserError
     if cluster.is_server:
         try:
             result = work()
         except UserError as error:
-            refusal = str(error)
-    told = cluster.broadcast([np.frombuffer(refusal.encode(), np.uint8)] if cluster.is_server else None)
+            refusal, kind = str(error), RunFailure if isinstance(error, RunFailure) else UserError
+    words = [np.frombuffer(refusal.encode(), np.uint8), np.array([kind is RunFailure])]
+    told = cluster.broadcast(words if cluster.is_server else None)
     if told[0].size:
-        raise UserError(told[0].tobytes().decode())
+        raise (RunFailure if told[1][0] else UserError)(told[0].tobytes().decode())
     return result

@@ -7,6 +7,10 @@ class UserError(Exception):
     """The user's input is wrong: one clear sentence saying what, where and what to do. The commands exit with 2."""
 
 
+class RunFailure(UserError):
+    """A run cannot go on for a reason outside of it, such as a full disk: what, where, what to do. Exit code 1."""
+
+
 class RanksDisagree(Exception):
     """The ranks of a job do not do the work of one run: a sentence that all of them raise. The commands exit with 1."""
 

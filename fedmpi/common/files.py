@@ -11,10 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RunFailure
 
 WITHOUT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 """What file systems answer that cannot sync a folder."""
+
+REMEDIES = (
+    ((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there"),
+    ((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
+    ((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV), "see where the folder has gone and put it back"),
+)
+"""What helps, by what the system says."""
 
 
 def write_whole(path: Path, *parts: bytes | memoryview) -> None:
@@ -74,13 +81,14 @@ def writing(run: Path) -> Iterator[None]:
 
     Raises
     ------
-    UserError
+    RunFailure
         Instead of the OSError.
     """
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"writing to the run folder {run} failed ({error.strerror or error}): make room there, then go on with "
+        remedy = next((words for numbers, words in REMEDIES if error.errno in numbers), "see to the disk")
+        raise RunFailure(
+            f"writing to the run folder {run} failed ({error.strerror or error}): {remedy}, then go on with "
             f"--resume --out {run}"
         ) from error

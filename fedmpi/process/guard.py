@@ -14,7 +14,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
-from fedmpi.common.errors import ClientFailure, PartFailure, RanksDisagree, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, RanksDisagree, RunFailure, UserError
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
@@ -76,6 +76,8 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
     """Exit code, the words about it, and whether it may be one that all ranks raise alike."""
     if isinstance(error, SystemExit):
         return *_exit_code(error), True
+    if isinstance(error, RunFailure):
+        return OUR_FAULT, f"error: {error}", True
     if isinstance(error, UserError):
         return USER_ERROR, f"error: {error}", True
     if isinstance(error, RanksDisagree):

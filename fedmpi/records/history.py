@@ -15,6 +15,8 @@ from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
 SCORES = ("test_", "val_")
+SPENT = ("update_epsilon", "size_epsilon_max", "size_epsilon_mean")
+"""Privacy that a record says has been spent so far."""
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
 
 
@@ -34,12 +36,15 @@ class History:
         Records so far.
     seconds_before : float
         What earlier parts of a resumed run have taken.
+    changes : list of str
+        What was changed when the run was resumed.
     """
 
     def __init__(self, config: Config, keeps: bool):
         self.config = config
         self.rounds = 0
         self.seconds_before = 0.0
+        self.changes: list[str] = []
         self._started = time.perf_counter()
         self._lines: list[bytes] | None = [] if keeps else None
         self._judge = "test"  # until a record tells a score on validation samples
@@ -48,6 +53,8 @@ class History:
         self._accuracies: list[float | None] = []
         self._round_bytes: list[int] = []
         self._links = dict.fromkeys((*LINKS, "paper_formula"), 0)
+        self._work = {"samples": 0, "steps": 0}
+        self._spent: Record = {}
 
     @property
     def seconds(self) -> float:
@@ -69,13 +76,16 @@ class History:
         self._last = {**self._last, **record} if judged is None else record
         for link in self._links:
             self._links[link] += int(record.get(f"bytes_{link}", 0))
+        for kind in self._work:
+            self._work[kind] += int(record.get(kind) or 0)
+        self._spent |= {key: record[key] for key in SPENT if key in record}
         self._accuracies.append(record.get("test_accuracy", record.get("val_accuracy")))
         self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
         if judged is not None and judged > self._best.get(f"{self._judge}_accuracy", -1.0):
             self._best = record
 
     def summary(self, facts: Record) -> Record:
-        """Final and best scores, seconds, bytes, and the facts of the run, as strict JSON can hold them."""
+        """Final and best scores, seconds, samples, privacy, bytes over the whole run, and the facts of the run."""
         parts = dict.fromkeys(("test", self._judge))
         summary: Record = {
             "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
@@ -83,8 +93,11 @@ class History:
             "best_round": self._best.get("round"),
             "best_chosen_on": self._judge,
             "wall_seconds": self.seconds,
+            **{f"{kind}_total": count for kind, count in self._work.items()},
+            **self._spent,
             "bytes_total": sum(self._round_bytes),
             **{f"bytes_{link}": count for link, count in self._links.items() if count},
+            **({"changes": self.changes} if self.changes else {}),
             **facts,
         }
         if self.config.evaluation.target_accuracy is not None:

@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import threading
-import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,10 @@ from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
-from fedmpi.config.loading import differences
+from fedmpi.records.changes import Changes, compare
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.records.history import History, Record, as_line
+from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, part_sources
 
@@ -60,62 +62,71 @@ class Recorder:
     Raises
     ------
     UserError
-        When the folder cannot be written; holds anything of a run and `resume` is not wished, or nothing says which run
-        it is; or holds a run of another configuration, or one that was
-        started with other sources of the user's own parts.
+        When the folder cannot be written; another run writes there now; it holds anything of a run and `resume` is not
+        wished, or nothing says which run it is; or it holds a run of another configuration, or one that was started
+        with other sources of the user's own parts.
     """
 
     def __init__(self, folder: Path, config: Config, resume: bool):
         self.folder = folder
         self.config = config
         self.sources = part_sources(config)
-        self._claim(resume)
-        self._handler = RunLog(folder / "run.log")
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._level, self._excepthook = log.level, threading.excepthook
-        log.addHandler(self._handler)
-        log.setLevel(logging.INFO)
+        self.changes = Changes()
+        self.hold = self._claim(resume)
+        try:
+            self._open_log()
+        except OSError as error:
+            self.hold.release()
+            raise _unwritable(folder, error) from error
         self._events: SummaryWriter | None = None
         self._summed = hashlib.sha256()
         self.history = History(config, keeps=False)
 
-    def _claim(self, resume: bool) -> None:
-        text = config_toml(self.config)
-        path = self.folder / "config.toml"
+    def _claim(self, resume: bool) -> Hold:
+        """Make sure that the folder is empty, or holds this run and it is to be continued; and nobody else's now."""
         try:
             make_folder(self.folder)
-            found = [name for name in OF_A_RUN if (self.folder / name).exists()]
-            found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
-            if found and not path.exists():
-                raise UserError(
-                    f"{self.folder} holds {found[0]} of a run but no config.toml that says which: choose another --out"
-                )
-            if found and not resume:
-                raise UserError(
-                    f"{self.folder} holds a run already ({', '.join(found)}): add --resume to continue it, or choose "
-                    "another --out"
-                )
-            if found:
-                self._compare(path)
-            keep_sources(self.folder, self.sources, resumed=bool(found))
-            write_whole(path, text.encode())
+            refuse_held(self.folder)
+            self._compare(resume)
+            hold = Hold(self.folder)
+            try:
+                found = self._compare(resume)  # others may have written before they let go of it
+                keep_sources(self.folder, self.sources, resumed=found)
+                if not found:
+                    write_whole(self.folder / "config.toml", config_toml(self.config).encode())
+            except BaseException:
+                hold.release()
+                raise
         except OSError as error:
-            raise UserError(
-                f"cannot write the run folder {self.folder} ({error.strerror}): choose another --out"
-            ) from error
+            raise _unwritable(self.folder, error) from error
+        return hold
 
-    def _compare(self, path: Path) -> None:
-        try:
-            differing = differences(tomllib.loads(path.read_text(encoding="utf-8")), self.config)
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UserError(f"{path} is damaged ({error}): choose another --out") from None
-        if differing:
-            key, there, here = differing[0]
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    def _compare(self, resume: bool) -> bool:
+        """Whether the folder holds a run, which then is this one and to be continued."""
+        path = self.folder / "config.toml"
+        found = [name for name in OF_A_RUN if (self.folder / name).exists()]
+        found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
+        if found and not path.exists():
             raise UserError(
-                f"{path} differs from the configuration given ({key}: {there} there, {here} here{more}): resume with "
-                "the same one, or choose another --out"
+                f"{self.folder} holds {found[0]} of a run but no config.toml that says which: choose another --out"
             )
+        if found and not resume:
+            raise UserError(
+                f"{self.folder} holds a run already ({', '.join(found)}): add --resume to continue it, or choose "
+                "another --out"
+            )
+        if found:
+            self.changes = compare(path, self.config)
+        return bool(found)
+
+    def _open_log(self) -> None:
+        self._handler = RunLog(self.folder / "run.log")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._level, self._excepthook = log.level, threading.excepthook
+        log.addHandler(self._handler)
+        log.setLevel(logging.INFO)
+        if self.hold.before is not None:
+            log.info("the run that held this folder has died (%s): taken over", self.hold.before)
 
     def resume(self, data: str = "") -> Checkpoint | None:
         """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
@@ -133,7 +144,7 @@ class Recorder:
             When no checkpoint is whole, the data are others, the records that it counts on are gone or changed, or the
             folder cannot be written.
         """
-        with writing(self.folder):
+        with self._writing():
             checkpoint = newest_checkpoint(self.checkpoints)
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
@@ -149,6 +160,7 @@ class Recorder:
                     f"{self.folder / 'metrics.jsonl'} differs from what was written up to round "
                     f"{checkpoint.next_round}: put the file back, or choose another --out"
                 )
+            self._take_changes(checkpoint.next_round if checkpoint else 0)
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self.history.add(json.loads(line))
@@ -161,6 +173,22 @@ class Recorder:
             self.history.seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
         return checkpoint
+
+    def _take_changes(self, next_round: int) -> None:
+        """Note what the run goes on with from here; of one that was finished, drop what said so."""
+        if next_round > self.config.rounds:
+            raise UserError(
+                f"{self.folder} has done {next_round} rounds already, more than rounds = {self.config.rounds}: give "
+                f"rounds = {next_round} or more, or choose another --out"
+            )
+        if next_round < self.config.rounds:
+            for name in ("summary.json", "model.safetensors"):  # the summary tells that there is a final model
+                (self.folder / name).unlink(missing_ok=True)
+        if self.changes.keys:
+            write_whole(self.folder / "config.toml", self.changes.text(self.config, next_round))
+            for note in self.changes.noted(next_round)[len(self.changes.earlier) :]:
+                log.info(note.removeprefix("# "))
+        self.history.changes = [note.removeprefix("# ") for note in self.changes.noted(next_round)]
 
     def _begin_again(self) -> None:
         """Say that what a run left before its first checkpoint is dropped; a finished one is left alone."""
@@ -178,7 +206,7 @@ class Recorder:
         for number, line in enumerate(kept):
             try:
                 whole = json.loads(line)["round"] == number
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 whole = False
             if not whole:
                 raise UserError(f"{path}, line {number + 1}, is not the record of round {number}: choose another --out")
@@ -191,7 +219,7 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
-        with writing(self.folder):
+        with self._writing():
             line = as_line(record)
             with open(self.folder / "metrics.jsonl", "ab") as file:
                 file.write(line)
@@ -212,13 +240,13 @@ class Recorder:
         checkpoint = Checkpoint(
             next_round, tensors, {**header, "seconds": self.history.seconds, "records": self._summed.hexdigest()}
         )
-        with writing(self.folder):
+        with self._writing():
             self._sync()
             save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
     def finish(self, model: nn.Module, facts: Record) -> Record:
         """Write the final model and the summary; returns the summary."""
-        with writing(self.folder):
+        with self._writing():
             write_whole(self.folder / "model.safetensors", model_file(model))
             kept = {"plugins": digests(self.sources)} if self.sources else {}
             summary = self.history.summary(facts | kept)
@@ -235,12 +263,21 @@ class Recorder:
             threading.excepthook = self._excepthook
             log.removeHandler(self._handler)
             log.setLevel(self._level)
-            self._handler.close()
+            with suppress(OSError):
+                self._handler.close()
+            self.hold.release()
 
     def _leave_to_the_writer(self, args: threading.ExceptHookArgs) -> None:
         """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
         if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
             self._excepthook(args)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Within, the folder is this run's, and what cannot be written there is said in a sentence."""
+        with writing(self.folder):
+            self.hold.check()
+            yield
 
     def _sync(self) -> None:
         """Bring the records to the disk: a checkpoint counts on them."""
@@ -249,6 +286,10 @@ class Recorder:
         sync_folder(self.folder)
         if self._events is not None:
             self._events.flush()
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the run folder {folder} ({error.strerror or error}): choose another --out")
 
 
 class RunLog(logging.FileHandler):

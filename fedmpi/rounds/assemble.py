@@ -23,6 +23,7 @@ from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.data.copies.client_samples import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
+from fedmpi.data.watch import DataWatch
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
@@ -75,6 +76,8 @@ class Experiment:
         From the round's sums to the next model, the same on every rank.
     evaluated : EvaluatedParts
         The samples that the global model is evaluated on (by rank 0).
+    watch : DataWatch
+        Sees when the files of the data are changed.
     around : callable or None
         Makes what takes every client's own update, where sums of them are not enough.
     liars : int64 (a,)
@@ -102,6 +105,7 @@ class Experiment:
     inquiry: Inquiry
     balance: BalanceLearner
     evaluated: EvaluatedParts
+    watch: DataWatch
     around: Around | None = None
     liars: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     reference: Reference | None = None
@@ -119,6 +123,7 @@ class Experiment:
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
         store = agree(cluster, config)
+        watch = DataWatch(store)
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
         if config.data.verify:
@@ -197,6 +202,7 @@ class Experiment:
             ),
             around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
             evaluated=evaluated,
+            watch=watch,
             liars=liars,
             reference=reference,
             data_digest=data_digest(store.manifest),

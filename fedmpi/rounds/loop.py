@@ -96,6 +96,7 @@ class Simulation:
         for t in range(first, self.config.rounds):
             started = time.perf_counter()
             self.phases = {}
+            self.experiment.watch.look()
             plan = self._plan(t)
             self._work(plan)
             self._inquire(plan)
@@ -212,7 +213,7 @@ class Simulation:
         if self.recorder is None:
             self._settle(last=True)  # of a stopped run: there is no folder in which its last record could wait
         self.sums.release()
-        moved = self.cluster.share_bytes()
+        moved = self.saved.moved()
         self.experiment.model.bind(self.model)
         if self.display is not None:
             self.display.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.cluster import BytesMoved
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.files import writing
 from fedmpi.records.checkpoint import Checkpoint, clients_file
@@ -35,9 +37,15 @@ class SavedState:
     def __init__(self, experiment: Experiment, recorder: Recorder | None):
         self.experiment = experiment
         self.recorder = recorder
+        self._moved_before = BytesMoved()
+
+    def moved(self) -> BytesMoved:
+        """What MPI has moved since the run began, up to the last checkpoint of each of its parts; collective."""
+        return self._moved_before + self.experiment.cluster.share_bytes()
 
     def check(self, model: Tensor, round: int) -> None:
-        """All ranks must hold the same model, and the same vectors of a local algorithm; collective."""
+        """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
+        self.experiment.watch.check()
         hooks = self.experiment.trainer.hooks
         check_models(self.experiment.cluster, model, round, [] if hooks is None else [*hooks.server.values()])
 
@@ -55,6 +63,7 @@ class SavedState:
         """
         self.check(model, next_round - 1)
         tensors, header = self.gathered()
+        header["mpi_bytes"] = asdict(self.moved())
         path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
         with writing(self.recorder.folder) if self.recorder else nullcontext():
             header |= self._save_client_state(path)
@@ -71,6 +80,8 @@ class SavedState:
         data = self.experiment.data_digest
         checkpoint = on_server(self.experiment.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
         first, saved = self.share(checkpoint)
+        if checkpoint is not None:
+            self._moved_before = BytesMoved(**checkpoint.header.get("mpi_bytes", {}))
         kept = None
         if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
             kept = clients_file(self.recorder.checkpoints, first)

@@ -23,6 +23,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
+from fedmpi.records import hold
 from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.model_file import model_file
 from fedmpi.records.recorder import OF_A_RUN, Recorder
@@ -50,7 +51,9 @@ def copy_of(run: Path, folder: Path) -> Path:
 
 
 def content(run: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    """All files but the one that says who holds the folder."""
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.parent.name != hold.FOLDER]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 # Whose folder it is
@@ -116,10 +119,89 @@ def test_a_finished_run_without_a_checkpoint_is_not_begun_again(undisturbed: Pat
     }
 
 
-def test_the_keys_that_differ_on_resume_are_named(undisturbed: Path):
-    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "local.lr=0.5", "rounds=9"])
-    with pytest.raises(UserError, match=r"\(rounds: 4 there, 9 here and \d more\): resume with the same one"):
+# What may change
+
+
+def test_every_key_that_differs_and_may_not_is_named_with_both_values(undisturbed: Path):
+    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "local.lr=0.5", "seed=3", "evaluation.every=2"])
+    with pytest.raises(
+        UserError, match=r"cannot change \(seed: 0 there, 3 here; local\.lr: 0\.05 there, 0\.5 here\): "
+    ):
         Recorder(undisturbed, other, resume=True)
+    other = load_config(None, [*SETTINGS, "logging.diagnostics=true"])
+    with pytest.raises(UserError, match=r"logging\.diagnostics: False there, True here \(what it counts begins with"):
+        Recorder(undisturbed, other, resume=True)
+
+
+def test_more_rounds_of_a_cosine_schedule_would_be_another_run(tmp_path: Path):
+    cosine = ["preset=fedavg", "local.lr_schedule=cosine"]
+    Recorder(tmp_path, load_config(None, [*cosine, "rounds=4"]), resume=False).close()
+    with pytest.raises(UserError, match=r"rounds: 4 there, 6 here \(with local\.lr_schedule = cosine"):
+        Recorder(tmp_path, load_config(None, [*cosine, "rounds=6"]), resume=True)
+
+
+def test_what_may_change_does_and_the_run_is_one_that_was_so_from_the_start(undisturbed: Path, tmp_path: Path):
+    """A finished run of four rounds goes on to eight, in two changes, and is that of eight rounds to the bit."""
+    longer = [setting for setting in SETTINGS if not setting.startswith("rounds")]
+    assert run_into(tmp_path / "WHOLE", *longer, "rounds=8") == 0
+    run = copy_of(undisturbed, tmp_path)
+    first = ("rounds=9", "checkpoint.keep=3", "evaluation.target_accuracy=0.3", "data.verify=true")
+    assert run_into(run, *longer, *first, resume=True, stop_after=2) == 75
+    assert not (run / "summary.json").exists() and not (run / "model.safetensors").exists()
+    assert run_into(run, *longer, "rounds=8", "checkpoint.keep=3", resume=True) == 0
+    assert curve(run) == curve(tmp_path / "WHOLE")
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "WHOLE" / "model.safetensors").read_bytes()
+    assert fedmpi.load_run(run).config.rounds == 8
+    notes = [line for line in (run / "config.toml").read_text().splitlines() if line.startswith("#")]
+    assert notes == [
+        "# changed before round 4: rounds: 4 -> 9",
+        "# changed before round 4: data.verify: False -> True",
+        "# changed before round 4: evaluation.target_accuracy: unset -> 0.3",
+        "# changed before round 4: checkpoint.keep: 2 -> 3",
+        "# changed before round 6: rounds: 9 -> 8",
+        "# changed before round 6: data.verify: True -> False",
+        "# changed before round 6: evaluation.target_accuracy: 0.3 -> unset",
+    ]
+    assert json.loads((run / "summary.json").read_text())["changes"] == [note.removeprefix("# ") for note in notes]
+    assert "changed before round 6: rounds: 9 -> 8" in (run / "run.log").read_text()
+
+
+def test_fewer_rounds_than_are_done_are_refused_and_as_many_end_the_run(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    shorter = [setting for setting in SETTINGS if not setting.startswith("rounds")]
+    before = content(run)
+    with pytest.raises(UserError, match=r"has done 4 rounds already, more than rounds = 3: give rounds = 4 or more"):
+        run_into(run, *shorter, "rounds=3", resume=True)
+    after = content(run)
+    assert all(after[name] == text for name, text in before.items() if name != "run.log")
+
+
+# The whole run's totals
+
+
+def test_the_summary_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path: Path):
+    """Two interruptions; only what was moved for the starts, the times and the versions may be others."""
+    private = ("samples.rule=bernoulli", "samples.wanted=100", "samples.size_estimate=randomised-response")
+    settings = (
+        "preset=fedavg",
+        "aggregation.weights=gradient-sum",
+        *private,
+        "rounds=7",
+        "checkpoint.every=2",
+        "local.engine=sequential",
+    )
+    assert run_into(tmp_path / "WHOLE", *settings) == 0
+    assert run_into(tmp_path / "RUN", *settings, stop_after=3) == 75
+    assert run_into(tmp_path / "RUN", *settings, resume=True, stop_after=2) == 75
+    assert run_into(tmp_path / "RUN", *settings, resume=True) == 0
+    whole, resumed = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("WHOLE", "RUN"))
+    for summary in (whole, resumed):
+        assert summary.pop("wall_seconds") > 0
+    assert resumed == whole
+    recorded = curve(tmp_path / "WHOLE")
+    assert whole["samples_total"] == sum(record["samples"] for record in recorded) > 0
+    assert whole["steps_total"] == sum(record["steps"] for record in recorded) > 0
+    assert whole["size_epsilon_max"] == recorded[-1]["size_epsilon_max"] > 0
 
 
 def test_records_that_a_checkpoint_counts_on_must_be_there(undisturbed: Path, tmp_path: Path):
