@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -12,15 +10,6 @@ from pydantic import BaseModel
 from fedmpi.config import Config
 from tests.keys.entries import KEYS, OF_RANKS, ONE_VALUE, seen_pair
 from tests.keys.watched import Watcher, first_difference
-
-
-@pytest.fixture(scope="module")
-def watcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watcher]:
-    log = logging.getLogger("fedmpi")
-    handlers, propagate = log.handlers[:], log.propagate
-    log.propagate = False
-    yield Watcher(tmp_path_factory.mktemp("keys"))
-    log.handlers, log.propagate = handlers, propagate
 
 
 def keys() -> dict[str, object]:

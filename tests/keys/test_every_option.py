@@ -1,0 +1,169 @@
+"""Every option of every built-in part changes something of a run, and nothing before the link that it belongs to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.common.registry import KINDS, parts
+from fedmpi.models import build
+from tests.keys.entries import ALL, SOME, STRATA, Key, S, half_as_far, lengths
+from tests.keys.watched import Watcher, first_difference
+from tests.models.real_samples import describe_images, describe_texts
+
+RUN = [kind.name for kind in KINDS.values() if kind.modules and not kind.late]
+OORT = f"{S} participation.clients=oort participation.count=4 rounds=4"
+FEW = f"{OORT} participation.explore=0.25 participation.explore_least=0"
+LARGEST = f"{S} participation.clients=power-of-choice participation.count=3 rounds=1"
+KRUM = f"{ALL} aggregation.rule=krum attack.kind=noise attack.fraction=0.25 rounds=1"
+BY_LABEL = f"{ALL} system.availability=label-group"
+DAYS = f"{ALL} system.availability=time-of-day rounds=4"
+ADAPTIVE = f"{SOME} aggregation.lr=0.02"
+
+
+OPTIONS: dict[tuple[str, str], Key] = {
+    ("weighted", "replace"): Key(f"{S} participation.count=9", ("true", "false"), "cohort"),
+    ("importance", "design"): Key(
+        f"{S} participation.count=4 participation.features=full-gradient rounds=1",
+        ("systematic", "sequential"),
+        "cohort",
+    ),
+    ("stratified", "allocation"): Key(STRATA, ("equal", "proportional"), "strata"),
+    ("stratified", "draw"): Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
+    ("stratified", "design"): Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
+    ("power-of-choice", "candidates"): Key(LARGEST, ("3", "12"), "cohort"),
+    ("oort", "explore"): Key(f"{OORT} participation.explore_least=0", ("0", "1"), "cohort"),
+    ("oort", "explore_decay"): Key(
+        f"{OORT} participation.explore=1 participation.explore_least=0", ("0", "1"), "cohort"
+    ),
+    ("oort", "explore_least"): Key(f"{OORT} participation.explore=0", ("0", "1"), "cohort"),
+    ("oort", "cutoff"): Key(FEW, ("0", "1"), "cohort"),
+    ("oort", "clip"): Key(FEW, ("0", "1"), "cohort"),
+    ("oort", "stale"): Key(FEW, ("0", "1e9"), "cohort"),
+    ("ratio", "ratio"): Key(SOME, ("0.25", "0.5"), "rows"),
+    ("normalised", "population"): Key(SOME, ("samples", "clients"), "factors"),
+    ("unbiased", "population"): Key(SOME, ("samples", "clients"), "factors"),
+    ("literal", "population"): Key(SOME, ("samples", "clients"), "factors"),
+    ("q-ffl", "q"): Key(SOME, ("0", "5"), "model"),
+    ("q-ffl", "lipschitz"): Key(f"{SOME} rounds=1", ("20", "2000"), "model"),
+    ("trimmed-mean", "trim"): Key(ALL, ("0", "0.4"), "model"),
+    ("krum", "byzantine"): Key(f"{KRUM} aggregation.keep=3", ("0", "3"), "model"),
+    ("krum", "keep"): Key(f"{KRUM} aggregation.byzantine=2", ("1", "6"), "model"),
+    ("norm-clip", "bound"): Key(f"{SOME} aggregation.weights=uniform rounds=1", ("0.02", "0.01"), "model", half_as_far),
+    ("feddyn", "alpha"): Key(f"{SOME} aggregation.weights=uniform", ("0.1", "1"), "model"),
+    ("label-smoothing", "smoothing"): Key(SOME, ("0", "0.5"), "model"),
+    ("focal", "gamma"): Key(SOME, ("0", "4"), "model"),
+    ("bernoulli", "probability"): Key(ALL, ("0.3", "0.9"), "cohort", lambda a, b: lengths(a) < lengths(b)),
+    ("time-of-day", "probability"): Key(DAYS, ("0.3", "0.9"), "cohort"),
+    ("time-of-day", "lowest"): Key(DAYS, ("0", "1"), "cohort", lambda a, b: lengths(b) == [12] * 4),
+    ("time-of-day", "period"): Key(DAYS, ("2", "1e9"), "cohort"),
+    ("label-group", "by_label"): Key(ALL, ("[1,1,1,1,1,0,0,0,0,0]", "[0,0,0,0,0,1,1,1,1,1]"), "cohort"),
+    ("adam", "epsilon"): Key(f"{SOME} local.lr=0.01", ("1e-8", "1"), "model"),
+}
+OPTIONS |= {
+    (name, option): Key(ADAPTIVE.replace("aggregation.lr=0.02", "") if option == "lr" else ADAPTIVE, values, "model")
+    for option, values in {
+        "lr": ("0.1", "0.05"),
+        "beta1": ("0.9", "0.5"),
+        "beta2": ("0.99", "0.5"),
+        "tau": ("1e-3", "1"),
+    }.items()
+    for name in ("sgd", "momentum", "adagrad", "adam", "yogi")
+}
+LOCAL_ADAM = {
+    "beta1": Key(f"{SOME} local.lr=0.01", ("0.9", "0.5"), "model"),
+    "beta2": Key(f"{SOME} local.lr=0.01", ("0.999", "0.9"), "model"),
+}
+
+
+def options() -> list[tuple[str, str, str]]:
+    """(kind, part, option) of all built-in parts of a run but models."""
+    return [(kind, part.name, option.name) for kind in RUN for part in parts(kind) for option in part.options]
+
+
+@pytest.mark.parametrize(("kind", "name", "option"), options())
+def test_an_option_changes_a_run(kind: str, name: str, option: str, watcher: Watcher):
+    key = OPTIONS[name, option]
+    if kind == "local optimizer":
+        key = LOCAL_ADAM.get(option, key)
+    chooser = KINDS[kind].key
+    base = f"{chooser}={name} {key.base}" if f"{chooser}=" not in key.base else key.base
+    one, other = (watcher.see(f"{base} {chooser.split('.')[0]}.{option}={value}") for value in key.values)
+    assert not one.refusal and not other.refusal, one.refusal or other.refusal
+    assert first_difference(one, other) == key.first
+    assert key.promise is None or key.promise(one, other)
+
+
+SMALL = {
+    "mlp": {"hidden": [6]},
+    "cnn": {"dense": 8},
+    "cifar-cnn": {"hidden": 8},
+    "image-cnn": {"filters": [2, 3], "hidden": [4, 5]},
+    "resnet18": {"width": 8, "groups": 2},
+    "text-cnn": {"dimension": 4, "filters": 3, "widths": [2, 3]},
+    "fedsampling-text-cnn": {"dimension": 4, "filters": 3, "hidden": [5]},
+    "transformer": {"dimension": 4, "heads": 2, "head_size": 3, "hidden": [5]},
+    "lstm": {"dimension": 4, "units": 3},
+    "bilstm": {"dimension": 4, "units": 3, "hidden": [5]},
+}
+OTHERWISE = {
+    "hidden": {"cifar-cnn": 9, "": [7]},
+    "activation": {"": "tanh"},
+    "dropout": {"": 0.33},
+    "dense": {"": 9},
+    "dense_dropout": {"": 0.33},
+    "filters": {"image-cnn": [2, 4], "": 5},
+    "width": {"resnet18": 16, "": 2},
+    "groups": {"": 4},
+    "dimension": {"": 5},
+    "widths": {"": [2, 4]},
+    "heads": {"": 3},
+    "head_size": {"": 4},
+    "units": {"": 5},
+    "layers": {"": 2},
+    "frozen": {"": True},
+}
+IMAGES = {"cifar-cnn": describe_images(3, 32, 10), "resnet18": describe_images(3, 32, 10)}
+TEXTS = describe_texts(12, 40, 3)
+
+
+@pytest.mark.parametrize(("name", "option"), [(part.name, o.name) for part in parts("model") for o in part.options])
+def test_an_option_changes_the_model(name: str, option: str, tmp_path: Path):
+    is_text = "vectors" in {o.name for part in parts("model") if part.name == name for o in part.options}
+    data = TEXTS if is_text else IMAGES.get(name, describe_images(1, 28, 10))
+    plain = SMALL[name]
+    vectors = tmp_path / "vectors.npy"
+    rows = np.random.default_rng(1).standard_normal((40, 4)).astype(np.float32)
+    np.save(vectors, rows)
+    if option == "vectors":
+        model = build(name, {**plain, "vectors": str(vectors)}, data, 0)
+        tables = [value for value in model.state_dict().values() if tuple(value.shape) == (40, 4)]
+        assert len(tables) == 1 and np.array_equal(tables[0][1:].numpy(), rows[1:])
+        return
+    changed = {**plain, option: OTHERWISE[option].get(name, OTHERWISE[option].get(""))}
+    if option == "frozen":
+        plain, changed = ({**given, "vectors": str(vectors)} for given in (plain, changed))
+    one, other = (build(name, given, data, 0) for given in (plain, changed))
+    if option == "frozen":
+        assert (
+            sum(p.numel() for p in one.parameters()) - sum(p.numel() for p in other.parameters() if p.requires_grad)
+            == 160
+        )
+        return
+    counts = [sum(p.numel() for p in model.parameters()) for model in (one, other)]
+    shape = option not in ("activation", "dropout", "dense_dropout", "groups")
+    assert (counts[0] != counts[1]) is shape
+    assert str(one) != str(other) or _behaves_otherwise(one, other, data)
+
+
+def _behaves_otherwise(one: torch.nn.Module, other: torch.nn.Module, data: Any) -> bool:
+    found = []
+    for model in (one, other):
+        torch.manual_seed(0)
+        x = torch.randint(1, 40, (4, 12)) if data is TEXTS else torch.randn(4, *data.feature_shape)
+        found.append(model.train()(x).detach())
+    return not torch.equal(*found)
