@@ -146,7 +146,8 @@ class DealtRows:
         if slab == len(self._slabs):
             self._slabs.append(np.empty((self._slab_rows, self._length(self._rank)), np.uint8))
         self._rows += 1
-        return self._slabs[slab][row]
+        new: NDArray[np.uint8] = self._slabs[slab][row]
+        return new
 
     def _fill(self, row: NDArray[np.uint8], head: NDArray[np.uint8], part: np.ndarray) -> None:
         row[: HEAD.itemsize] = head

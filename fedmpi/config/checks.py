@@ -94,6 +94,7 @@ def _may_never_come(c: Config) -> bool:
     return lowest.get(c.system.availability, 1.0) == 0
 
 
+_DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 _ESTIMATING = ("normalised", "unbiased", "literal")
 _VIRTUAL = 'rebalance.enabled = true and rebalance.mode = "virtual"'
 
@@ -188,6 +189,17 @@ def why_meaningless(c: Config, key: str) -> str | None:
         return condition(table, name)
     rule = RELEVANCE.get(key)
     return None if rule is None or rule.holds(c) else rule.condition
+
+
+def weighs_twice(c: Config) -> str | None:
+    """A warning where sizes both draw the clients and weigh their updates, or None."""
+    if c.participation.clients not in _DRAWN_BY_SIZE or c.aggregation.weights != "samples":
+        return None
+    return (
+        f'participation.clients = "{c.participation.clients}" draws clients by their n_k, and aggregation.weights = '
+        '"samples" multiplies by n_k again, so that a client counts as n_k² on average: the papers weigh each draw '
+        'alike, aggregation.weights = "uniform"'
+    )
 
 
 def contradiction(c: Config) -> str | None:

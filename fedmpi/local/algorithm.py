@@ -96,6 +96,8 @@ class LocalAlgorithm:
     objective : None or method
         `objective(self, module, x, y, client, server)` returns the loss of a batch in place of the task's; its gradient
         is taken through `module`. Clients are then trained one at a time.
+    counts_once : bool
+        Whether a cohort in which a client counts more than once is refused.
     """
 
     __fedmpi__: ClassVar[dict[str, Any]] = {"kind": "local algorithm"}
@@ -106,6 +108,7 @@ class LocalAlgorithm:
     sent: ClassVar[Sequence[str] | None] = None
     proximal_mu: float = 0.0
     objective: Callable[..., Tensor] | None = None
+    counts_once: ClassVar[bool] = False
 
     def refuses(self, config: Config) -> str | None:
         """Why the algorithm means nothing with the rest of this configuration, and what to do; None where it does."""

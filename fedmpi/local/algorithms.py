@@ -64,6 +64,7 @@ class FedDyn(LocalAlgorithm):
     client_state = ("g",)
     server_state = ("h",)
     sent = ()
+    counts_once = True
 
     def __init__(self, *, alpha: float = 0.1):
         self.alpha = self.proximal_mu = alpha

@@ -149,8 +149,19 @@ def _disagree(plan: Plan, what: str) -> None:
     )
 
 
-def check_models(cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = ()) -> None:
+def check_models(
+    cluster: Cluster, model: Tensor, round: int, further: Sequence[Tensor] = (), parts: Sequence[str] = ()
+) -> None:
     """All ranks must hold the same model, and further vectors of the server, after a round; collective.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    model : Tensor (d,)
+    round : int
+    further : sequence of Tensor
+    parts : sequence of str
+        Names of the parts of the user's own, which may give different results on different ranks.
 
     Raises
     ------
@@ -165,7 +176,8 @@ def check_models(cluster: Cluster, model: Tensor, round: int, further: Sequence[
     checksums = cluster.broadcast([np.concatenate(gathered)] if gathered is not None else None)[0]
     others = np.flatnonzero(checksums != checksums[0]).tolist()
     if others:
+        asked = f"does a part of your own ({', '.join(parts)}) give different results on different ranks, or "
         raise RanksDisagree(
             f"the ranks hold different models after round {round}: not that of rank 0 have ranks {others}; "
-            "are the nodes' processors, or torch versions, unlike?"
+            f"{asked if parts else ''}are the nodes' processors, or torch versions, unlike?"
         )

@@ -14,9 +14,11 @@ from torch import Tensor
 from fedmpi.cluster import BytesMoved
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.files import writing
+from fedmpi.common.registry import resolve
 from fedmpi.records.checkpoint import Checkpoint, clients_file
 from fedmpi.records.client_records import load_records, save_records
 from fedmpi.records.history import Record
+from fedmpi.records.plugin_files import foreign_choices
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment
@@ -47,7 +49,9 @@ class SavedState:
         """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
         self.experiment.watch.check()
         hooks = self.experiment.trainer.hooks
-        check_models(self.experiment.cluster, model, round, [] if hooks is None else [*hooks.server.values()])
+        parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.experiment.config)]
+        further = [] if hooks is None else [*hooks.server.values()]
+        check_models(self.experiment.cluster, model, round, further, parts)
 
     def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
         """Write a checkpoint from which the run goes on at `next_round`; collective.

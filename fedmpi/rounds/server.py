@@ -17,12 +17,15 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.devices import round_seconds
 from fedmpi.clients.strata import Strata
 from fedmpi.clients.turnout import CohortDraw, Turnout
+from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan, learning_rate
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
+from fedmpi.config.checks import weighs_twice
 from fedmpi.config.choices import chosen, options
+from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.size_estimates import (
     SizeEstimate,
@@ -80,6 +83,8 @@ class Planner:
 
     Attributes
     ----------
+    counts_once : bool
+        Whether the local algorithm wants no client drawn twice in a round.
     seconds : float64 (m,) or None
         When each participant of the latest plan arrives, where there is a virtual clock.
     """
@@ -102,6 +107,8 @@ class Planner:
         self.accounts = Accounts(config, sizes)
         self.row_rule = RowRule(chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted)
         self.weighing = Weighing(chosen(config, "weights"), options(config, "weights"))
+        algorithm = local_algorithm(config)
+        self.counts_once = algorithm is not None and bool(getattr(algorithm[1], "counts_once", False))
         self.seconds: Floats | None = None
         self._warned: set[str] = set()
         self._drafts: dict[int, Draft] = {}
@@ -134,6 +141,7 @@ class Planner:
         opening = self.cohorts.opens(t)
         sampling = DataSampling(1.0, asked=np.empty(0, np.int64)) if opening else self.data_sampling(t, turnout)
         weighing = self._opening_weights() if opening else self.weighing
+        self._check_draw(t, cohort, opening)
         mediators, divergences = self.groups.group(t, cohort.clients) if self.groups else (np.empty(0, np.int64), {})
         made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
         plan = Plan(
@@ -151,6 +159,18 @@ class Planner:
             facts=made | divergences,
         )
         return Draft(plan, turnout, sampling)
+
+    def _check_draw(self, t: int, cohort: Cohort, opening: bool) -> None:
+        """Refuse a cohort that the local algorithm does not go with; warn where sizes count twice."""
+        if not opening and (warning := weighs_twice(self.config)) is not None:
+            self._warn_once("weights", t, warning)
+        twice = cohort.clients[cohort.multiplicity > 1]
+        if len(twice) and self.counts_once:
+            raise UserError(
+                f'local.algorithm = "{self.config.local.algorithm}" counts every participant once, but '
+                f'participation.clients = "{self.cohorts.sampler.part.name}" drew client {twice[0]} more than once in '
+                f"round {t}: draw clients without replacement"
+            )
 
     def _opening_weights(self) -> Weighing:
         """Those of the round in which all who are there take part: Σ ρ_k (FedSSO, Algorithm 1, line 3).

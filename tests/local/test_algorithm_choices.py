@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 
 import fedmpi
+from fedmpi import Cohort, client_sampler
+from fedmpi.clients.view import View
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.config import config_toml, load_config
 from fedmpi.rounds.round_record import announce
@@ -91,6 +94,25 @@ def test_the_log_says_which_engine_and_why(settings: list[str], said: str, caplo
 def test_an_engine_that_cannot_do_it_is_refused(engine: str) -> None:
     with pytest.raises(UserError, match=f'local.engine = "{engine}" is not possible here: .*its own'):
         run(*SMALL, f"local.algorithm={OWN}:DynamicLoss", f"local.engine={engine}", "local.batch_size=all")
+
+
+def test_feddyn_refuses_a_cohort_that_counts_a_client_twice_by_name() -> None:
+    def doubling(view: View) -> Cohort:
+        return Cohort(np.arange(3), None, np.array([1, 1 + view.round, 1]))
+
+    settings = {"participation.clients": client_sampler(doubling), "participation.count": 3, "model.hidden": [4]}
+    with pytest.raises(UserError, match='"feddyn" counts every participant once.*doubling" drew client 1 .* round 1'):
+        fedmpi.run("feddyn", {**settings, "rounds": 2}, data="digits:clients=5")
+
+
+@pytest.mark.parametrize("sampler", ["weighted", "clustered-md", "power-of-choice", "uniform"])
+def test_sizes_that_draw_and_weigh_are_warned_of_once(sampler: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"participation.clients": sampler, "participation.count": 3, "model.hidden": [4], "rounds": 2}
+    for weights, times in (("samples", int(sampler != "uniform")), ("uniform", 0)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fedmpi"):
+            fedmpi.run({**settings, "aggregation.weights": weights}, data="digits:clients=5")
+        assert caplog.text.count("a client counts as n_k² on average") == times
 
 
 def test_an_algorithm_given_as_an_object_runs_and_is_named() -> None:

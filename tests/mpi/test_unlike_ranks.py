@@ -104,6 +104,13 @@ def test_a_rank_whose_model_is_another_is_named_and_ends_the_run(scenario: str, 
     assert f"different models after round {round}: not that of rank 0 have ranks {ranks}" in ended["words"]
 
 
+def test_parts_of_ones_own_are_named_where_the_ranks_models_differ(found: dict):
+    ended = the_same(found["a_part_of_ones_own_by_rank"])
+    words = "does a part of your own (server optimizer tests.mpi.own_step:ByRank) give different results on different"
+    assert ended["error"] == "RanksDisagree" and words in ended["words"]
+    assert "part of your own" not in the_same(found["another_model"])["words"]
+
+
 def test_more_ranks_than_sums_are_exact_for_are_refused(found: dict):
     refused = the_same(found["too_many"])
     assert refused["error"] == "UserError"

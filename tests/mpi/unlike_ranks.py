@@ -187,6 +187,10 @@ def another_model_at_the_end(rank: int, patch: Patch) -> dict[str, Any]:
     return run(f"{FEDAVG} checkpoint.every=0")
 
 
+def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
+    return run(f"{FEDAVG} checkpoint.every=0 aggregation.optimizer=tests.mpi.own_step:ByRank")
+
+
 def too_many(rank: int, patch: Patch) -> dict[str, Any]:
     patch.setattr(fused_metrics, "MOST_RANKS", 2)
     return run(FEDAVG)
@@ -208,6 +212,7 @@ SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     visited_once_too_often,
     another_model,
     another_model_at_the_end,
+    a_part_of_ones_own_by_rank,
     too_many,
 ]
 
