@@ -335,6 +335,10 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
     if "data" not in summary:
         raise UserError(f"{folder / 'summary.json'} does not say what the data look like: it is damaged")
     config = Config.load(folder / "config.toml")
-    module = build(config.model.name, config.model.options, DataDescription.of(summary["data"]), config.seed)
+    try:
+        description = DataDescription.of(summary["data"])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder / 'summary.json'} does not say what the data look like ({error})") from None
+    module = build(config.model.name, config.model.options, description, config.seed)
     load_model(module, folder / "model.safetensors")
     return module.eval()

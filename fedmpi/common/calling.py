@@ -12,7 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
-from fedmpi.common.errors import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, UserError, raised
 from fedmpi.common.registry import Part
 
 
@@ -31,7 +31,8 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
     Raises
     ------
     PartFailure
-        Instead of any exception inside but UserError, PartFailure and ClientFailure, which pass as they are.
+        Instead of any exception inside, SystemExit too, but UserError, PartFailure and ClientFailure, which pass as
+        they are.
     """
     with kept_generators() if part.foreign else nullcontext(), naming(part, round, client):
         yield
@@ -42,9 +43,9 @@ def naming(part: Part, round: int | None = None, client: int | None = None) -> I
     """`calling` without the care for generators: for calls too many to copy their states each time."""
     try:
         yield
-    except (UserError, PartFailure, ClientFailure):
+    except (UserError, PartFailure, ClientFailure, KeyboardInterrupt):
         raise
-    except Exception as cause:
+    except BaseException as cause:  # sys.exit() in a part must not end the run as if it were done
         raise _failure(part, cause, round, client) from cause
 
 
@@ -81,12 +82,11 @@ def refuse_result(part: Part, problem: str, round: int | None = None, client: in
     return PartFailure(part.kind, part.name, problem, where, round=round, client=client)
 
 
-def _failure(part: Part, cause: Exception, round: int | None, client: int | None) -> PartFailure:
+def _failure(part: Part, cause: BaseException, round: int | None, client: int | None) -> PartFailure:
     lines = _own_lines(part, cause.__traceback__)
     where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(part.source or "")
     told = "".join(traceback.format_list(lines)) if lines else ""
-    problem = f"{type(cause).__name__}: {cause}"
-    return PartFailure(part.kind, part.name, problem, where, told.rstrip(), round, client)
+    return PartFailure(part.kind, part.name, raised(cause), where, told.rstrip(), round, client)
 
 
 def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameSummary]:

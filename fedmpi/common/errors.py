@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+LONGEST_SENTENCE, LONGEST_VALUE = 2000, 200
+"""Characters of an error, and of a value in it, beyond which the middle is left out."""
+
 
 class UserError(Exception):
-    """The user's input is wrong: one clear sentence saying what, where and what to do. The commands exit with 2."""
+    """The user's input is wrong: one clear sentence saying what, where and what to do. The commands exit with 2.
+
+    It stays on one line, and of a bearable length, whatever the input that it quotes.
+    """
+
+    def __init__(self, sentence: str):
+        super().__init__(on_one_line(sentence, LONGEST_SENTENCE))
+
+
+def on_one_line(text: str, most: int = LONGEST_SENTENCE) -> str:
+    """A text without line breaks and other control characters, its middle left out where it is long."""
+    line = "".join(" " if character < " " or "\x7f" <= character < "\xa0" else character for character in text)
+    return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
+
+
+def shown(value: Any, written: Callable[[Any], str] = str) -> str:
+    """A value of the user's in an error."""
+    try:
+        return on_one_line(written(value), LONGEST_VALUE)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return f"a {type(value).__name__} that is too long to show"
+
+
+def raised(error: BaseException) -> str:
+    """The type of an exception and what it says, on one line; some cannot even be asked."""
+    try:
+        return on_one_line(f"{type(error).__name__}: {error}")
+    except Exception as failed:
+        return f"{type(error).__name__}, which cannot be written ({type(failed).__name__})"
 
 
 class RunFailure(UserError):
@@ -29,7 +63,7 @@ class ClientFailure(Exception):
     """
 
     def __init__(self, client: int, rank: int, cause: BaseException):
-        super().__init__(f"client {client} on rank {rank}: {type(cause).__name__}: {cause}")
+        super().__init__(f"client {client} on rank {rank}: {raised(cause)}")
         self.client = client
         self.rank = rank
 

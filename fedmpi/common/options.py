@@ -78,7 +78,7 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
     """
     try:
         parameters = list(inspect.signature(found).parameters.values())
-    except (ValueError, TypeError):  # some callables written in C have none: the call itself complains
+    except Exception:  # callables written in C have none, others fail when asked: the call itself complains
         return (), True
     types = _annotations(found)
     told = _parameter_docs(found)

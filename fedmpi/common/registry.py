@@ -18,7 +18,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, raised
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of
 
 MARKS = "__fedmpi__"
@@ -333,13 +333,13 @@ def load(path: str, key: str) -> Any:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except UserError:
+        found = getattr(module, name, None)
+    except (UserError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
         raise UserError(
-            f"{key} = {path!r}: importing the module {module_name!r} failed with {type(error).__name__}: {error}"
+            f"{key} = {path!r}: importing the module {module_name!r} failed with {raised(error)}"
         ) from error
-    found = getattr(module, name, None)
     if not callable(found):
         own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         near = get_close_matches(name, own, n=1, cutoff=0.5)

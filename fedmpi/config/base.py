@@ -5,14 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedmpi.common.registry import built_in_name, object_name
 
-Count = Annotated[int, Field(ge=1)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+def limits(least: float, most: float, why: str) -> AfterValidator:
+    """Bounds of a number, zero let through; the refusal gives the reason.
+
+    Parameters
+    ----------
+    least, most : float
+        The smallest and the largest number that works.
+    why : str
+        Why no other does.
+    """
+
+    def within(value: Any) -> Any:
+        if value and not least <= value <= most:
+            bound = f"at least {_number(least)}" if value < least else f"at most {_number(most)}"
+            raise ValueError(f"{bound} is possible: {why}")
+        return value
+
+    return AfterValidator(within)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+SINGLE = limits(1e-30, 1e30, "products of numbers beyond leave the range of single precision")
+EXACT = limits(0, 2**53, "larger whole numbers are not told apart in records and in sums")
+PLANNED = limits(0, 10**6, "a client's batches are laid out before it trains")
+
+Count = Annotated[int, Field(ge=1), EXACT]
+WholeOrZero = Annotated[int, Field(ge=0), EXACT]
+Probability = Annotated[float, Field(gt=0, le=1), SINGLE]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), SINGLE]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), SINGLE]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 

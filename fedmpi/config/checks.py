@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,6 +97,7 @@ def _may_never_come(c: Config) -> bool:
 
 
 _DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
+SMALLEST_RATE, LARGEST_RATE = 1e-30, 1e30
 _ESTIMATING = ("normalised", "unbiased", "literal")
 _VIRTUAL = 'rebalance.enabled = true and rebalance.mode = "virtual"'
 
@@ -232,6 +235,11 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             "local.epochs and local.steps are both set: keep one of them",
         ),
         (
+            not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
+            f"local.lr = {loc.lr:g} times local.lr_factor = {loc.lr_factor:g} every {loc.lr_every} of {c.rounds} "
+            "rounds leaves what single precision can hold: choose a factor nearer 1, or a larger local.lr_every",
+        ),
+        (
             loc.engine == "merged" and not one_step_merged,
             'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
         ),
@@ -367,6 +375,15 @@ def _not_summed(c: Config) -> list[tuple[bool, str]]:
             f"logging.diagnostics weighs updates as planned, which {judging} changes afterwards: switch it off",
         ),
     ]
+
+
+def _last_rate(c: Config) -> float:
+    """The learning rate of the last round of the step schedule, infinite where floats end; else local.lr."""
+    if c.local.lr_schedule != "step":
+        return c.local.lr
+    with suppress(OverflowError):
+        return float(c.local.lr * c.local.lr_factor ** ((c.rounds - 1) // c.local.lr_every))
+    return math.inf
 
 
 def _sampler(c: Config) -> str:

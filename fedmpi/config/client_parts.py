@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmpi.config.base import Choice, Count, Decay, NonNegative, OpenPart, Part, Positive, Probability
+from fedmpi.config.base import (
+    PLANNED,
+    Choice,
+    Count,
+    Decay,
+    NonNegative,
+    OpenPart,
+    Part,
+    Positive,
+    Probability,
+    WholeOrZero,
+    limits,
+)
 
 
 class DataPart(Part):
@@ -74,7 +86,7 @@ class ParticipationPart(OpenPart):
     """Cluster the restored compressed gradients (the paper) or, if false, the d' sorted centres (the authors' code)."""
     probe: Literal["full", "batch", "sample"] = "full"
     """How much local data a probe sees: all of it, one batch, one sample."""
-    refresh: Annotated[int, Field(ge=0)] = 1
+    refresh: WholeOrZero = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
     refresh_who: Literal["all", "participants"] = "all"
     """Whose gradients are measured anew: all, or those of the last round's participants (the others' grow stale)."""
@@ -84,7 +96,7 @@ class ParticipationPart(OpenPart):
     """How clients are grouped into strata."""
     strata: Count = 10
     """H, the number of strata of k-means."""
-    min_samples: Annotated[int, Field(ge=2)] = 2
+    min_samples: Annotated[Count, Field(ge=2)] = 2
     """OPTICS: neighbours that make a core client."""
     xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """OPTICS: steepness that bounds a cluster."""
@@ -116,9 +128,12 @@ class SamplesPart(OpenPart):
     """The naive rule's fixed share r."""
     size_estimate: Literal["exact", "randomised-response", "duchi", "piecewise"] = "exact"
     """How the server learns the total size: exactly, or from ε-LDP answers."""
-    epsilon: Positive = 3.0
+    epsilon: Annotated[
+        Positive,
+        limits(1e-6, 500.0, "below, answers say nothing of the sizes; above they tell them (size_estimate = exact)"),
+    ] = 3.0
     """ε of one client's size answer."""
-    threshold: Annotated[int, Field(ge=3)] = 300
+    threshold: Annotated[Count, Field(ge=3)] = 300
     """M: answers lie in 1 … M − 1; larger clients are clipped."""
     clip: bool = True
     """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
@@ -145,9 +160,9 @@ class LocalPart(OpenPart):
     """Rounds between two steps of the step schedule."""
     lr_factor: Positive = 0.1
     """Factor of the step schedule."""
-    epochs: Count | None = None
+    epochs: Annotated[Count, limits(0, 10**5, "a client's batches are laid out before it trains")] | None = None
     """E, passes over the local data. Give this or `steps`; default 1 epoch."""
-    steps: Count | None = None
+    steps: Annotated[Count, PLANNED] | None = None
     """Number of local steps, each on freshly drawn rows."""
     batch_size: Count | Literal["all"] = 10
     """B, or "all": the whole (sampled) local set as one batch."""

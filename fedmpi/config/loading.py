@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, shown
 from fedmpi.config.base import written
 from fedmpi.config.checks import why_meaningless
 from fedmpi.config.choices import option_values, without_foreign_options
@@ -20,6 +20,8 @@ from fedmpi.config.parts import Config
 from fedmpi.config.presets import preset_table
 
 Table = dict[str, Any]
+DEEPEST = 16
+"""Names between the dots of a key: options of a model may be tables of tables."""
 ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
 
 
@@ -138,7 +140,7 @@ def read_toml(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the configuration {path} ({error.strerror}): check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -232,10 +234,13 @@ def _parse_setting(setting: str) -> Table:
         raise UserError(f"--set {setting}: write part.key=value, for example --set local.lr=0.01")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
+    names = key.strip().split(".")
+    if len(names) > DEEPEST:
+        raise UserError(f"--set {shown(setting)}: write part.key=value, for example --set local.lr=0.01")
     table: Any = value
-    for name in reversed(key.strip().split(".")):
+    for name in reversed(names):
         table = {name: table}
     return dict(table)
 
@@ -273,7 +278,7 @@ def _unknown(key: str, origin: str, known: Iterable[str]) -> str:
         by_name = {k.rsplit(".", 1)[-1]: k for k in candidates}
         near = [by_name[m] for m in get_close_matches(last, by_name, n=1, cutoff=0.5)]
     hint = f"; did you mean {near[0]}?" if near else "; `fedmpi show --help-fields` lists all keys"
-    return f"unknown key {key} in {origin}{hint}"
+    return f"unknown key {shown(key)} in {shown(origin)}{hint}"
 
 
 def _drop_alternatives(older: Table, newer: Table) -> None:
@@ -299,8 +304,8 @@ def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -
     if not location:
         return message
     origin = (origins or {}).get(key)
-    where = f" (from {origin})" if origin else ""
-    return f"{key} = {first['input']!r}{where}: {message[0].lower()}{message[1:]}"
+    where = f" (from {shown(origin)})" if origin else ""
+    return f"{key} = {shown(first['input'], repr)}{where}: {message[0].lower()}{message[1:]}"
 
 
 def _tables() -> dict[str, type[BaseModel]]:

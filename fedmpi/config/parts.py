@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.base import Count, Part
+from fedmpi.config.base import Count, Part, limits
 from fedmpi.config.client_parts import DataPart, LocalPart, ModelPart, ParticipationPart, SamplesPart, TaskPart
 from fedmpi.config.server_parts import (
     AggregationPart,
@@ -43,7 +43,7 @@ class Config(Part):
     """A published system that fills the parts below; the file and --set override it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Every random number of the run follows from it."""
-    rounds: Count = 50
+    rounds: Annotated[Count, limits(0, 99_999_999, "checkpoints number rounds with eight digits")] = 50
     """T, the number of rounds."""
     data: DataPart = DataPart()
     model: ModelPart = ModelPart()

@@ -6,7 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedmpi.config.base import Choice, Count, Decay, NonNegative, OpenPart, Part, Positive, Probability
+from fedmpi.config.base import (
+    Choice,
+    Count,
+    Decay,
+    NonNegative,
+    OpenPart,
+    Part,
+    Positive,
+    Probability,
+    WholeOrZero,
+    limits,
+)
+
+SPREAD = limits(0, 50, "rates of devices would differ by hundreds of orders of magnitude")
 
 
 class TopologyPart(OpenPart):
@@ -16,7 +29,7 @@ class TopologyPart(OpenPart):
     """star: every participant sends to the server; mediators: groups of clients train one after another (Astraea)."""
     clients_per_mediator: Count = 10
     """γ, the largest group."""
-    mediator_epochs: Count = 1
+    mediator_epochs: Annotated[Count, limits(0, 10_000, "every visit of a round is planned before it begins")] = 1
     """E_m, how often a mediator's model visits its clients in a round."""
     reschedule: Literal["static", "every-round"] = "every-round"
     """static: group all clients once, and in every round those of a group that are there share a mediator (needs
@@ -53,11 +66,11 @@ class RebalancePart(Part):
     `python -m data_prep.augment` and holds them."""
     weights: Literal["augmented", "original"] = "augmented"
     """The n_k of the aggregation weights: samples with their copies, or without."""
-    rotation: NonNegative = 15.0
+    rotation: Annotated[NonNegative, limits(0, 180, "a half turn to either side reaches every angle")] = 15.0
     """Copies are rotated by up to this angle, in degrees, to either side."""
     shear: Annotated[float, Field(ge=0, lt=90)] = 10.0
     """Largest angle of the shear, in degrees."""
-    shift: NonNegative = 0.1
+    shift: Annotated[NonNegative, limits(0, 1, "a shift by the whole side leaves nothing of the image")] = 0.1
     """Largest shift along each axis, as a share of the image's height or width."""
     zoom: Decay = 0.1
     """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
@@ -82,7 +95,7 @@ class AggregationPart(OpenPart):
     """Decay of the server's first moment."""
     beta2: Decay = 0.99
     """Decay of the server's second moment."""
-    tau: Positive = 1e-3
+    tau: Annotated[Positive, limits(1e-15, 1e15, "its square stands in single precision")] = 1e-3
     """τ, adaptivity of the server optimizer."""
     exact: bool = False
     """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like processors, slower."""
@@ -117,7 +130,9 @@ class SystemPart(OpenPart):
     """label-group: probability of each class's clients."""
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a participant's update is lost after training."""
-    over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    over_selection: Annotated[
+        float, Field(ge=1, allow_inf_nan=False), limits(0, 1e6, "no larger part of the clients takes part")
+    ] = 1.0
     """Ask this many times the participants wanted and take the first to arrive (on the virtual clock; any of those that
     arrive together)."""
     clock: bool = False
@@ -126,7 +141,7 @@ class SystemPart(OpenPart):
     """Law of the devices' speeds."""
     speed_median: Positive = 1000.0
     """Samples trained per second (median of the law)."""
-    speed_sigma: NonNegative = 1.0
+    speed_sigma: Annotated[NonNegative, SPREAD] = 1.0
     """Standard deviation of the logarithm of the speed (lognormal)."""
     speed_rates: tuple[Positive, ...] = ()
     """Samples per second of each class of devices (classes)."""
@@ -136,7 +151,7 @@ class SystemPart(OpenPart):
     """Median bytes per second from a client."""
     download: Positive = 4e6
     """Median bytes per second to a client."""
-    bandwidth_sigma: NonNegative = 0.0
+    bandwidth_sigma: Annotated[NonNegative, SPREAD] = 0.0
     """Standard deviation of the logarithm of both bandwidths."""
 
 
@@ -158,10 +173,12 @@ class PrivacyPart(Part):
     clip_norm: Positive | None = None
     """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
     (N with participation.clients = "all"), whoever is there and returns. Unset = no privacy of updates."""
-    noise_multiplier: NonNegative = 0.0
+    noise_multiplier: Annotated[
+        NonNegative, limits(1e-6, 1e6, "less hides nothing (0 says so), more leaves nothing of the updates")
+    ] = 0.0
     """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1), limits(1e-100, 1, "no account is that fine")] = 1e-5
     """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
 
 
@@ -178,9 +195,9 @@ class ClusterPart(Part):
 
     device: str = "auto"
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0), limits(0, 1024, "no node has as many cores for one rank")] = 0
     """Threads of one rank; 0 = the node's cores divided by its ranks."""
-    state_memory: NonNegative = 2.0
+    state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
     folder, or without one in the system's folder for temporary files."""
     reduction: Literal["auto", "window", "allreduce", "device"] = "auto"
@@ -213,7 +230,7 @@ class EvaluationPart(Part):
 class CheckpointPart(Part):
     """How much work a killed run can lose."""
 
-    every: Annotated[int, Field(ge=0)] = 10
+    every: WholeOrZero = 10
     """Rounds between two checkpoints; 0 = only when stopped by a signal."""
     keep: Count = 2
     """How many checkpoints are kept."""

@@ -45,7 +45,7 @@ class ArrayShard(ShardData):
     """
 
     def __init__(self, x: AnyArray, y: AnyArray, offsets: Ints, classes: int, client_ids: AnyArray | None = None):
-        super().__init__({}, offsets)
+        super().__init__({}, offsets, classes)
         clients = len(offsets) - 1
         owner = np.repeat(np.arange(clients), np.diff(offsets))
         self.x, self.y = x, y

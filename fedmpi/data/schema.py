@@ -6,14 +6,17 @@ The only thing that data_prep (which writes) and fedmpi (which reads) agree on; 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, shown
 
 SCHEMA = "fedmpi-shards/1"
 MANIFEST = "manifest.json"
@@ -27,6 +30,7 @@ PREPARING = ".preparing"  # marks a folder whose manifest is not written yet
 FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "client_ids", "class_counts"
 DTYPES = ("uint8", "float32", "int32")
 TASKS = ("image", "text", "vector")
+SMALLEST_STD = 1e-37  # its inverse is finite in single precision
 REPREPARE = "prepare it again with python -m data_prep"
 
 
@@ -65,8 +69,34 @@ class DataDescription:
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> DataDescription:
-        """The description with these entries, as JSON gives them."""
-        return cls(**{key: _tupled(value) for key, value in entries.items()})
+        """The description with these entries, as JSON gives them.
+
+        Raises
+        ------
+        ValueError
+            They are of other types, or describe nothing that a model could read.
+        """
+        found = TypeAdapter(cls).validate_json(json.dumps(dict(entries)), strict=True)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise ValueError where no sample and no model can be like this."""
+        if self.dtype not in DTYPES or self.task not in TASKS:
+            raise ValueError(
+                f"the dtype {shown(self.dtype, repr)} or the task {shown(self.task, repr)} is unknown here"
+            )
+        if not self.feature_shape or min(self.feature_shape) < 1:
+            raise ValueError(f"samples of shape {self.feature_shape} hold nothing")
+        if self.classes < 1:
+            raise ValueError(f"{self.classes} classes: there is at least one")
+        if (self.task == "text") != (self.dtype == "int32") or (self.task == "text" and self.vocabulary < 1):
+            raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
+        channels = self.feature_shape[0] if len(self.feature_shape) == 3 else 1
+        if any(len(values) not in (0, 1, channels) for values in (self.mean, self.std)):
+            raise ValueError(f"mean and std are one number, or one for each of {channels} channels")
+        if not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std):
+            raise ValueError("mean and std are finite numbers, std above 0")
 
 
 @dataclass(frozen=True)
@@ -154,7 +184,8 @@ def read_manifest(folder: Path) -> Manifest:
     Raises
     ------
     UserError
-        The folder or its manifest is missing, is not JSON, has another schema, or lacks a key.
+        The folder or its manifest is missing, is not JSON, has another schema, lacks a key, or contradicts itself; a
+        file that it names would lie outside the folder.
     """
     if not folder.is_dir():
         raise UserError(
@@ -164,45 +195,52 @@ def read_manifest(folder: Path) -> Manifest:
     if (folder / PREPARING).exists():
         raise UserError(f"the preparation of {folder} was interrupted or is still running: {REPREPARE}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if not path.is_file() and path.exists():
+            raise UserError(f"{path} is no file: {folder} is not a shard folder; {REPREPARE}")
+        text = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {folder} is not a shard folder; {REPREPARE}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}): check its permissions") from None
+    try:
+        content = from_json(text)
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): {REPREPARE}") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise UserError(f"{path} has the schema {found!r} but this version reads {SCHEMA!r}: {REPREPARE}")
+        raise UserError(f"{path} has the schema {shown(found, repr)} but this version reads {SCHEMA!r}: {REPREPARE}")
     try:
-        manifest = _parse(content)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): {REPREPARE}") from None
-    _check(manifest, path)
+        manifest = TypeAdapter(Manifest).validate_json(text, strict=True)
+        _check(manifest)
+    except ValidationError as error:
+        raise UserError(f"{path} is damaged ({_first(error)}): {REPREPARE}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): {REPREPARE}") from None
     return manifest
 
 
-def _parse(content: dict[str, Any]) -> Manifest:
-    values = {field.name: content[field.name] for field in fields(Manifest) if field.name in content}
-    values["description"] = DataDescription.of(values["description"])
-    values["train"] = tuple(ShardFile(**file) for file in values["train"])
-    for part in ("test", "val", "extras", "words", "vectors"):
-        if values.get(part) is not None:
-            values[part] = ShardFile(**values[part])
-    return Manifest(**{key: _tupled(value) for key, value in values.items()})
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong with the types of a manifest."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _check(manifest: Manifest, path: Path) -> None:
-    description = manifest.description
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError where entries contradict each other, or name what no folder of shards holds."""
     if manifest.clients < 1 or not manifest.train:
-        raise UserError(f"{path} lists no client: a run needs at least one; {REPREPARE}")
-    if description.dtype not in DTYPES or description.task not in TASKS:
-        raise UserError(
-            f"{path} names the dtype {description.dtype!r} and task {description.task!r}, unknown here: {REPREPARE}"
-        )
-    first = np.cumsum([0] + [file.clients for file in manifest.train])
-    counted = [file.first_client for file in manifest.train] == first[:-1].tolist() and first[-1] == manifest.clients
+        raise ValueError("it lists no client, but a run needs at least one")
+    manifest.description.check()
+    if manifest.classes != manifest.description.classes or len(manifest.class_names) != manifest.classes:
+        raise ValueError(f"its numbers of classes differ: {manifest.classes}, and {len(manifest.class_names)} names")
+    files = manifest.files()
+    for file in files:
+        if file.name in ("", ".", "..") or Path(file.name).name != file.name or "\0" in file.name:
+            raise ValueError(f"it names the file {shown(file.name, repr)}, but all lie in the folder itself")
+        if min(file.bytes, file.first_client, file.clients, file.samples) < 0:
+            raise ValueError(f"numbers of {file.name} are negative")
+    if len({file.name for file in files}) < len(files):
+        raise ValueError("it names a file twice")
+    first = list(accumulate((file.clients for file in manifest.train), initial=0))
+    counted = [file.first_client for file in manifest.train] == first[:-1] and first[-1] == manifest.clients
     if not counted or sum(file.samples for file in manifest.train) != manifest.samples:
-        raise UserError(f"{path} is damaged (the files' clients and samples do not add up to the totals): {REPREPARE}")
+        raise ValueError("the files' clients and samples do not add up to the totals")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.read_ahead import Request
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, REPREPARE, ShardFile
+
+WHOLE, NAMES = "iu", "iuS"
+KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts"}
+"""Kinds of dtypes, and their names."""
+H5_ERRORS = (KeyError, RuntimeError, OSError, AttributeError, TypeError, ValueError)
+"""What h5py raises when a file is damaged."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,11 @@ class Section:
             return np.empty(self.shape, self.dtype)
         return np.frombuffer(self._mapping, self.dtype, math.prod(self.shape), self._lead).reshape(self.shape)
 
+    @property
+    def length(self) -> int:
+        """In bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
     def request(self, first: Ints, last: Ints) -> Request:
         """The bytes of the rows first[i] … last[i] − 1 of the dataset, which must not be empty."""
         row = self.dtype.itemsize * math.prod(self.shape[1:])
@@ -52,7 +65,7 @@ class Section:
     @cached_property
     def _mapping(self) -> mmap.mmap:
         assert self.byte is not None
-        start, length = self.byte - self._lead, self._lead + self.dtype.itemsize * math.prod(self.shape)
+        start, length = self.byte - self._lead, self._lead + self.length
         try:
             with self.path.open("rb") as file:
                 return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
@@ -71,10 +84,13 @@ class ShardData:
         By dataset name.
     offsets : int64 (clients + 1,)
         Client k of the shard holds rows ``offsets[k] : offsets[k + 1]``.
+    classes : int
+        C; labels lie below.
     """
 
-    def __init__(self, sections: dict[str, Section], offsets: Ints):
+    def __init__(self, sections: dict[str, Section], offsets: Ints, classes: int):
         self._sections = sections
+        self._classes = classes
         self.offsets = offsets
 
     @cached_property
@@ -84,8 +100,14 @@ class ShardData:
 
     @cached_property
     def y(self) -> AnyArray:
-        """Labels (n,) as stored."""
-        return self._sections[LABELS].map()
+        """Labels (n,) as stored, all of them looked at once.
+
+        Raises
+        ------
+        UserError
+            One is none of the classes.
+        """
+        return labels_of(self._sections[LABELS], self._classes)
 
     def requests(self, clients: Ints) -> list[Request]:
         """Where the samples of these clients of the shard lie, those without any left out; none in memory."""
@@ -104,7 +126,7 @@ class ShardData:
     def client_ids(self) -> AnyArray:
         """Names of the clients (clients,): int64 or str."""
         stored = self._sections[CLIENT_IDS].map()
-        return np.char.decode(stored, "utf-8") if stored.dtype.kind == "S" else stored
+        return np.char.decode(stored, "utf-8", "replace") if stored.dtype.kind == "S" else stored
 
 
 def open_train(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtype: str, classes: int) -> ShardData:
@@ -116,29 +138,34 @@ def open_train(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtyp
         The file is missing, truncated, no HDF5, or disagrees with the manifest.
     """
     check_size(path, file)
-    with _opened(path) as h5:
-        sections = {name: _section(h5, path, name) for name in (FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS)}
-        _expect(sections, FEATURES, (file.samples, *feature_shape), path, dtype)
-        _expect(sections, LABELS, (file.samples,), path)
-        _expect(sections, OFFSETS, (file.clients + 1,), path)
-        _expect(sections, CLIENT_IDS, (file.clients,), path)
-        _expect(sections, CLASS_COUNTS, (file.clients, classes), path)
-        offsets = h5[OFFSETS][:].astype(np.int64)
-    if offsets[0] != 0 or offsets[-1] != file.samples or (np.diff(offsets) < 0).any():
-        raise UserError(
-            f"the offsets in {path} do not describe its {file.samples} samples: the shard is damaged; {REPREPARE}"
-        )
-    return ShardData(sections, offsets)
+    sections = _sections(path, (FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS))
+    _expect(sections, FEATURES, (file.samples, *feature_shape), path, dtype)
+    _expect(sections, LABELS, (file.samples,), path, WHOLE)
+    _expect(sections, OFFSETS, (file.clients + 1,), path, WHOLE)
+    _expect(sections, CLIENT_IDS, (file.clients,), path, NAMES)
+    _expect(sections, CLASS_COUNTS, (file.clients, classes), path, WHOLE)
+    return ShardData(sections, _offsets(sections[OFFSETS], path, file.samples), classes)
 
 
 def open_part(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtype: str) -> tuple[Section, Section]:
     """Check test.h5 or val.h5; the sections of x and y. Raises `UserError` as `open_train` does."""
     check_size(path, file)
-    with _opened(path) as h5:
-        sections = {name: _section(h5, path, name) for name in (FEATURES, LABELS)}
+    sections = _sections(path, (FEATURES, LABELS))
     _expect(sections, FEATURES, (file.samples, *feature_shape), path, dtype)
-    _expect(sections, LABELS, (file.samples,), path)
+    _expect(sections, LABELS, (file.samples,), path, WHOLE)
     return sections[FEATURES], sections[LABELS]
+
+
+def labels_of(section: Section, classes: int) -> AnyArray:
+    """The labels of a section, mapped, once all are known to lie in 0 … C − 1; raises `UserError` otherwise."""
+    labels = section.map()
+    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
+        row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+        raise UserError(
+            f"the label of row {row} of {section.path} is {labels[row]}, none of the {classes} classes: the shard is "
+            f"damaged; {REPREPARE}"
+        )
+    return labels
 
 
 def part_offsets(path: Path, file: ShardFile, clients: int) -> Ints | None:
@@ -151,14 +178,18 @@ def part_offsets(path: Path, file: ShardFile, clients: int) -> Ints | None:
     """
     check_size(path, file)
     with _opened(path) as h5:
-        if OFFSETS not in h5:
+        if OFFSETS not in _keys(h5, path):
             return None
-        offsets: Ints = h5[OFFSETS][:].astype(np.int64)
-    whole = len(offsets) == clients + 1 and offsets[0] == 0 and offsets[-1] == file.samples
-    if not whole or (np.diff(offsets) < 0).any():
+    sections = _sections(path, (OFFSETS,))
+    _expect(sections, OFFSETS, (clients + 1,), path, WHOLE)
+    return _offsets(sections[OFFSETS], path, file.samples)
+
+
+def _offsets(section: Section, path: Path, samples: int) -> Ints:
+    offsets: Ints = section.map().astype(np.int64)
+    if offsets[0] != 0 or offsets[-1] != samples or (offsets[1:] < offsets[:-1]).any():
         raise UserError(
-            f"the offsets in {path} do not describe its {file.samples} samples of {clients} clients: it is damaged; "
-            f"{REPREPARE}"
+            f"the offsets in {path} do not describe its {samples} samples: the shard is damaged; {REPREPARE}"
         )
     return offsets
 
@@ -167,17 +198,21 @@ def read_arrays(path: Path, file: ShardFile) -> dict[str, AnyArray]:
     """All datasets of extras.h5, in memory."""
     check_size(path, file)
     with _opened(path) as h5:
-        return {name: h5[name][...] for name in h5}
+        names = tuple(_keys(h5, path))
+    return {name: np.array(section.map()) for name, section in _sections(path, names).items()}
 
 
 def check_size(path: Path, file: ShardFile) -> None:
     """Raise `UserError` unless the file exists with the size that the manifest states."""
     try:
-        size = path.stat().st_size
+        found = path.stat()
     except OSError:
         raise UserError(
             f"{path} is missing although the manifest lists it: copy the whole folder again, or {REPREPARE}"
         ) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path} is no file: copy the whole folder again, or {REPREPARE}")
+    size = found.st_size
     if size != file.bytes:
         kind = "truncated" if size < file.bytes else "longer than it should be"
         raise UserError(
@@ -198,33 +233,68 @@ def check_checksum(path: Path, file: ShardFile) -> None:
 def _opened(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r", locking=False)
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"{path} is not a readable HDF5 file ({_short(error)}): copy it again, or {REPREPARE}"
         ) from None
 
 
+def _keys(h5: h5py.File, path: Path) -> list[str]:
+    try:
+        return list(h5.keys())
+    except H5_ERRORS as error:
+        raise UserError(
+            f"the names in {path} cannot be read ({_short(error)}): the file is damaged; {REPREPARE}"
+        ) from None
+
+
+def _sections(path: Path, names: Iterable[str]) -> dict[str, Section]:
+    """Where the datasets of these names lie; each within the file and apart from the others.
+
+    Raises
+    ------
+    UserError
+        One is missing, or is not stored as one piece of this very file.
+    """
+    with _opened(path) as h5:
+        sections = {name: _section(h5, path, name) for name in names}
+    end = 0
+    for section in sorted(sections.values(), key=lambda section: section.byte or 0):
+        if section.length and section.byte is not None:
+            if section.byte < end:
+                raise UserError(f"datasets of {path} overlap: the file is damaged; {REPREPARE}")
+            end = section.byte + section.length
+    if end > path.stat().st_size:
+        raise UserError(f"a dataset of {path} ends beyond the file: it is damaged; {REPREPARE}")
+    return sections
+
+
 def _section(h5: h5py.File, path: Path, name: str) -> Section:
     try:
+        link = h5.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise UserError(f"{name!r} in {path} is a link to elsewhere, not a dataset of the file itself: {REPREPARE}")
         dataset = h5[name]
-        byte, shape, dtype, chunks = dataset.id.get_offset(), dataset.shape, dataset.dtype, dataset.chunks
-    except (KeyError, RuntimeError, OSError, AttributeError) as error:
+        byte, shape, dtype = dataset.id.get_offset(), dataset.shape, dataset.dtype
+        creation = dataset.id.get_create_plist()
+        contiguous = creation.get_layout() == h5py.h5d.CONTIGUOUS and not creation.get_external_count()
+    except H5_ERRORS as error:
         raise UserError(
             f"{path} lacks the dataset {name!r} ({_short(error)}): the shard is damaged; {REPREPARE}"
         ) from None
-    if chunks is not None or dtype.hasobject or (byte is None and 0 not in shape):
+    if not contiguous or shape is None or dtype.hasobject or not dtype.itemsize or (byte is None and 0 not in shape):
         raise UserError(
             f"the dataset {name!r} of {path} is not stored contiguously, so it cannot be mapped: {REPREPARE}"
         )
-    return Section(path, byte, shape, dtype)
+    return Section(path, byte, tuple(map(int, shape)), dtype)
 
 
-def _expect(
-    sections: dict[str, Section], name: str, shape: tuple[int, ...], path: Path, dtype: str | None = None
-) -> None:
+def _expect(sections: dict[str, Section], name: str, shape: tuple[int, ...], path: Path, dtype: str) -> None:
+    """Refuse a dataset of another shape or type: a dtype, or kinds of them such as whole numbers ("iu")."""
     found = sections[name]
-    if found.shape != shape or (dtype is not None and found.dtype != np.dtype(dtype)):
-        said = f"{dtype or ''} {shape}".strip()
+    fits = found.dtype.kind in dtype if dtype in (WHOLE, NAMES) else found.dtype == np.dtype(dtype)
+    if found.shape != shape or not fits:
+        said = f"{KINDS.get(dtype, dtype)} {shape}"
         raise UserError(
             f"the dataset {name!r} of {path} is {found.dtype} {found.shape} but the manifest says {said}: {REPREPARE}"
         )

@@ -13,6 +13,7 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
+from fedmpi.data.contents import check_counts, check_features
 from fedmpi.data.read_ahead import physical_memory, read_ahead
 from fedmpi.data.schema import REPREPARE, DataDescription, Manifest, ShardFile, read_manifest
 from fedmpi.data.shardfile import (
@@ -20,6 +21,7 @@ from fedmpi.data.shardfile import (
     ShardData,
     check_checksum,
     check_size,
+    labels_of,
     open_part,
     open_train,
     part_offsets,
@@ -100,7 +102,11 @@ class ShardStore:
         """The words of the token ids; empty unless the data set is text."""
         if self.folder is None or self.manifest.words is None:
             return ()
-        return tuple((self.folder / self.manifest.words.name).read_text(encoding="utf-8").split("\n")[:-1])
+        path = self.folder / self.manifest.words.name
+        try:
+            return tuple(path.read_text(encoding="utf-8").split("\n")[:-1])
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read ({error}): {REPREPARE}") from None
 
     @cached_property
     def extras(self) -> dict[str, AnyArray]:
@@ -224,10 +230,35 @@ class ShardStore:
 
     def part_samples(self, name: str) -> int:
         """Samples of the "test" or the "val" part; 0 where there is none."""
-        return len(self._part(name)[1]) if name in self._parts else 0
+        if name not in self._parts:
+            return 0
+        y = self._parts[name][1]
+        return int(y.shape[0])
+
+    def check(self) -> None:
+        """Look at every value of the folder's files.
+
+        Raises
+        ------
+        UserError
+            Names the first feature that is not finite, token outside the vocabulary, label of no class, or class count
+            that is not that of the labels.
+        """
+        folder, manifest = self.folder or Path(), self.manifest
+        for file, shard in zip(manifest.train, self._shards, strict=True):
+            check_features(folder / file.name, shard.x, self.description)
+            check_counts(folder / file.name, shard, self.description.classes)
+        for name, held in (("test", manifest.test), ("val", manifest.val)):
+            if held is not None and name in self._parts:
+                check_features(folder / held.name, self._part(name)[0], self.description)
 
     def _part(self, name: str) -> Samples:
-        x, y = (part.map() if isinstance(part, Section) else part for part in self._parts[name])
+        x, y = self._parts[name]
+        if isinstance(x, Section):
+            x = x.map()
+        if isinstance(y, Section):
+            y = labels_of(y, self.description.classes)
+        self._parts[name] = x, y
         return x, y
 
 
@@ -247,7 +278,7 @@ def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: boo
     options : mapping, optional
         Options of the embedded digits, over those in `where`, or of the function.
     verify : bool
-        Also compare every file's sha256 with the manifest (reads everything once).
+        Also compare every file's sha256 with the manifest, and look at every value (reads everything twice).
 
     Raises
     ------
@@ -281,6 +312,8 @@ def open_folder(folder: Path, verify: bool = False) -> ShardStore:
             check_checksum(folder / file.name, file)
     store = ShardStore(manifest, shards, parts, folder)
     _check_empty(store, folder)
+    if verify:
+        store.check()
     return store
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 from fedmpi.data.residence import Residence
-from fedmpi.data.schema import DataDescription
+from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -163,12 +164,21 @@ class ClientData:
     def test(self, start: int = 0, stop: int | None = None) -> Tensors:
         """Rows start ... stop - 1 of the test part (all by default), normalised."""
         x, y = self.store.test()
-        return self._tensors(x[start:stop], y[start:stop])
+        return self._finite("test", self._tensors(x[start:stop], y[start:stop]))
 
     def validation(self) -> Tensors | None:
         """The validation part, normalised, where the store has one."""
         part = self.store.validation()
-        return None if part is None else self._tensors(*part)
+        return None if part is None else self._finite("validation", self._tensors(*part))
+
+    def _finite(self, part: str, tensors: Tensors) -> Tensors:
+        """The tensors of an evaluated part, whose scores a feature that is no number would spoil without a word."""
+        if tensors[0].is_floating_point() and not bool(tensors[0].isfinite().all()):
+            raise UserError(
+                f"the {part} part of {self.store.folder or self.store.name} holds features that are not finite: "
+                f"`fedmpi inspect --verify` names the first; {REPREPARE}"
+            )
+        return tensors
 
     def _tensors(self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> Tensors:
         return self.normalise(x), torch.from_numpy(y.astype(np.int64)).to(self.device)

@@ -223,10 +223,13 @@ class Hooks:
         return [f"{PREFIX}{name}" for name in self.server_state]
 
     def load_server(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the server's vectors of a checkpoint."""
+        """Take over the server's vectors of a checkpoint; ValueError where they are of another length."""
         for name in self.server_state:
             if f"{PREFIX}{name}" in tensors:
-                self.server[name] = tensors[f"{PREFIX}{name}"].clone()
+                saved = tensors[f"{PREFIX}{name}"]
+                if saved.shape != self.server[name].shape:
+                    raise ValueError(f"{PREFIX}{name} has {saved.numel()} values, not {self.server[name].numel()}")
+                self.server[name] = saved.clone()
 
     def refusal(self, problem: str, client: int | None = None) -> Exception:
         """The failure of a hook that returned, or did, what nobody can use."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, raised
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 
@@ -54,12 +54,10 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
         try:
             model = part.object(description, **checked)
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            raise UserError(
-                f"model.name = {part.name!r}: building it failed with {type(error).__name__}: {error}"
-            ) from error
+        except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
+            raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model.name = {part.name!r} returned {type(model).__name__}: the function must return a nn.Module"

@@ -121,6 +121,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     OSError
         When it cannot be read.
     """
+    if not path.is_file():
+        raise ValueError("it is no file")
     whole = path.read_bytes()
     content = memoryview(whole)
     text = _header_text(content)
@@ -128,14 +130,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
         header = json.loads(text)["__metadata__"]
         digest, ours = header["checksum"], header["fedmpi"]
         place = text.index(_entry(digest)) + LENGTH_BYTES + len(_entry("")) - 1
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"its header cannot be read: {error!r}") from None
     if len(digest) != DIGITS or _digest_without(content, place) != digest:
         raise ValueError("its checksum differs from its content")
     try:
         facts = json.loads(ours)
-        return Checkpoint(facts.pop("next_round"), load(whole), facts)
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        next_round = facts.pop("next_round")
+        settled, record = facts.get("settled", 0), facts.get("unsettled")
+        counts = all(type(number) is int and number >= 0 for number in (next_round, settled))
+        if not counts or not isinstance(record, dict | None):
+            raise ValueError(f"it goes on at round {next_round!r} after {settled!r} records")
+        return Checkpoint(next_round, load(whole), facts)
+    except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"it was not written by this version: {error!r}") from None
 
 

@@ -48,8 +48,15 @@ def load_model(module: nn.Module, path: Path) -> None:
         The file is missing or damaged, or holds another model.
     """
     try:
-        module.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        tensors = load_file(path)
+        own = module.state_dict()
+        for name, tensor in tensors.items():
+            if name in own and tensor.dtype != own[name].dtype:
+                raise ValueError(f"{name} is {tensor.dtype} there and {own[name].dtype} in the model")
+        module.load_state_dict(tensors)
+    except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} does not hold this model ({error})") from None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from fedmpi.cluster import BytesMoved
 from fedmpi.cluster.refusal import on_server
+from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import writing
 from fedmpi.common.registry import resolve
 from fedmpi.records.checkpoint import Checkpoint, clients_file
@@ -83,16 +86,28 @@ class SavedState:
         """
         data = self.experiment.data_digest
         checkpoint = on_server(self.experiment.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
-        first, saved = self.share(checkpoint)
-        if checkpoint is not None:
-            self._moved_before = BytesMoved(**checkpoint.header.get("mpi_bytes", {}))
+        with self._fitting():
+            first, saved = self.share(checkpoint)
+            if checkpoint is not None:
+                self._moved_before = BytesMoved(**checkpoint.header.get("mpi_bytes", {}))
         kept = None
         if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
             kept = clients_file(self.recorder.checkpoints, first)
         self._load_client_state(kept, self.recorder.folder if self.recorder else None)
         if saved is not None:
             model.copy_(saved)
-        return first, None if checkpoint is None else checkpoint.header["unsettled"]
+        return first, None if checkpoint is None else checkpoint.header.get("unsettled")
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Within: a checkpoint whose vectors are of other lengths or types than those of this run is refused."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the checkpoint does not fit this run ({raised(error)}): resume with the version of fedmpi that wrote "
+                "it, or choose another --out"
+            ) from error
 
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
@@ -124,6 +139,7 @@ class SavedState:
         device = self.experiment.model.initial.device
         named = zip(names, received[1:], strict=True)
         tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
+        self._check_lengths(tensors)
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
         self.experiment.server.optimizer.load(moments, int(received[0][0]))
         if hooks is not None:
@@ -136,6 +152,15 @@ class SavedState:
             self.experiment.inquiry.numbers.load(checkpoint.tensors)
         self.experiment.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
+
+    def _check_lengths(self, tensors: dict[str, Tensor]) -> None:
+        """Raise ValueError where a vector of the server is not as long as the model, or the model is not finite."""
+        model = self.experiment.model
+        for name, tensor in tensors.items():
+            if name == "model" and (tensor.shape != model.initial.shape or not bool(tensor.isfinite().all())):
+                raise ValueError(f"its model has the shape {tuple(tensor.shape)}, not {tuple(model.initial.shape)}")
+            if name.startswith("server.") and tensor.dim() and tensor.numel() not in (model.trainable, model.size):
+                raise ValueError(f"{name} has {tensor.numel()} values, the model {model.size}")
 
     def _save_client_state(self, path: Path | None) -> dict[str, str]:
         """Write the vectors kept for clients to a file beside a checkpoint, whose header is to hold the result.
@@ -156,11 +181,11 @@ class SavedState:
         hooks = self.experiment.trainer.hooks
         if hooks is None or not hooks.client_state:
             return
-        name = str(folder.resolve()) if folder is not None else ""
+        name = os.fsencode(folder.resolve()) if folder is not None else b""
         told = self.experiment.cluster.broadcast(
-            [np.frombuffer(name.encode(), np.uint8)] if self.experiment.cluster.is_server else None
+            [np.frombuffer(name, np.uint8)] if self.experiment.cluster.is_server else None
         )
-        hooks.state.folder = Path(told[0].tobytes().decode()) if told[0].size else None
+        hooks.state.folder = Path(os.fsdecode(told[0].tobytes())) if told[0].size else None
         layout = self.experiment.trainer.layout
         clients = load_records(self.experiment.cluster, hooks.state, path, range(*layout.owned))
         if self.experiment.trainer.homes is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.arithmetic import repeat_results
+from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
@@ -20,6 +23,8 @@ from fedmpi.rounds.agreement import places_on_node, refuse_mixed_devices
 
 log = logging.getLogger("fedmpi")
 
+THREADS_A_CORE = 8
+"""Threads for each core of a node beyond which a system may refuse to start them, which ends the process."""
 SHARED_BYTES = 2 << 30
 """Data of a node's ranks up to which "auto" lets every one of them keep all of it."""
 
@@ -139,6 +144,22 @@ def lay_out(
     return Layout(boundaries, worker if worker >= 0 else None, shared, all_train)
 
 
+def check_threads(threads: int) -> None:
+    """Refuse so many threads that starting them ends the process.
+
+    Raises
+    ------
+    UserError
+        More than `THREADS_A_CORE` for each core of the node.
+    """
+    cores = os.cpu_count() or 1
+    if threads > THREADS_A_CORE * cores:
+        raise UserError(
+            f"cluster.threads = {threads}, but this node ({socket.gethostname()}) has {cores} cores: choose at most "
+            f"{THREADS_A_CORE * cores}, better as many as a rank has cores, or 0 for that"
+        )
+
+
 def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     """This rank's device, its number of threads (exact sums need the same arithmetic everywhere: one), its memory.
 
@@ -151,6 +172,7 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
         torch.set_num_threads(1)
         repeat_results()
     else:
+        check_threads(config.cluster.threads)
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
     keep_freed_memory()
     device = cluster.device(config.cluster.device)

@@ -22,6 +22,7 @@ from fedmpi.config.server_parts import RebalancePart
 from fedmpi.data.copies.class_copies import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 from fedmpi.data.copies.warps import AugmentedData, WarpRanges, check_images
 from fedmpi.data.divergence import kl_divergence, summarise
+from fedmpi.data.schema import REPREPARE
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
 
@@ -98,14 +99,19 @@ def stored_rebalancing(part: RebalancePart, store: ShardStore) -> Rebalancing:
         )
     written = store.manifest.partition_options
     for key, wanted in (("alpha", part.alpha), ("copies", part.copies)):
-        if written[f"augment_{key}"] != wanted:
+        if written.get(f"augment_{key}") != wanted:
             raise UserError(
-                f"data.shards was augmented with {key} = {written[f'augment_{key}']}, but rebalance.{key} = {wanted}: "
-                "set the same, or augment again"
+                f"data.shards was augmented with {key} = {written.get(f'augment_{key}')}, but rebalance.{key} = "
+                f"{wanted}: set the same, or augment again"
             )
-    original = store.extras[ORIGINAL_COUNTS].astype(np.int64)
+    original = store.extras[ORIGINAL_COUNTS]
+    counts = store.class_counts()
+    alike = original.shape == counts.shape and original.dtype.kind in "iu"
+    if not alike or (original > counts).any() or (original < 0).any():
+        raise UserError(f"{store.folder} does not say how many of its samples are copies: it is damaged; {REPREPARE}")
+    original = original.astype(np.int64)
     copies = copies_per_sample(original.sum(axis=0), part.alpha, part.copies)
-    return Rebalancing(copies, store.class_counts(), original)
+    return Rebalancing(copies, counts, original)
 
 
 def rebalancing_facts(config: Config, store: ShardStore, rebalancing: Rebalancing | None) -> dict[str, Any]:
