@@ -34,6 +34,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 from fedmpi.process.guard import ending_together
 from fedmpi.process.unchanged import process_as_before
+from fedmpi.process.watchdog import watched
 from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
@@ -192,6 +193,7 @@ def run(
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
             cluster = Cluster.connect(reduction=loaded.cluster.reduction)
         after.callback(cluster.close)
+        after.enter_context(watched(cluster, loaded))
         folder = None if out is None else Path(out)
         with ending_together():
             on_server(

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fedmpi.common.activity import activity
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -46,6 +48,14 @@ def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_
     for _ in range(EAGER_TESTS):
         if arrived():
             return True
+    activity.wait(True)
+    try:
+        return _poll(arrived, limit, longest_sleep)
+    finally:
+        activity.wait(False)
+
+
+def _poll(arrived: Callable[[], bool], limit: float | None, longest_sleep: float) -> bool:
     started = time.monotonic()
     while not any(arrived() for _ in range(TESTS_PER_POLL)):
         waited = time.monotonic() - started

@@ -19,9 +19,11 @@ from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arra
 from fedmpi.cluster.choice import build_sum
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
+from fedmpi.cluster.courier import calls_from_threads
 from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.groups import Groups
+from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import short_version, start_mpi
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import choose_device, core_mask, cores_allowed, fair_threads
@@ -256,6 +258,13 @@ class Cluster:
         self.barrier()
         self._comms.world.Allreduce(counts, summed)
         return BytesMoved(*(int(count) for count in summed))
+
+    def heartbeat(self, values: int) -> Heartbeat | None:
+        """Signs of life of `values` integers between the ranks; None for one process, or where MPI takes no calls from
+        threads beside the main one. Collective."""
+        if self._comms is None or not calls_from_threads():
+            return None
+        return Heartbeat(self._comms.world, values)
 
     def threads_for_rank(self) -> int:
         """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""

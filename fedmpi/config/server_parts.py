@@ -197,6 +197,13 @@ class ClusterPart(Part):
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
     threads: Annotated[int, Field(ge=0), limits(0, 1024, "no node has as many cores for one rank")] = 0
     """Threads of one rank; 0 = the node's cores divided by its ranks."""
+    watchdog: Literal["off", "warn", "end"] = "warn"
+    """What is done about a rank that the others wait for and that does nothing any more (stopped, in an endless loop,
+    on a file system that hangs). warn: say which, where and since when; end: also end the job, with exit code 1. A rank
+    whose process is gone ends the job with both."""
+    patience: Annotated[Positive, limits(0.01, 10**6, "a million seconds are eleven days")] = 60.0
+    """Seconds that the watchdog adds to ten times the longest round so far; before there is one, it warns after these
+    and ends after thirty times as many."""
     state_memory: Annotated[NonNegative, limits(0, 10**6, "a pebibyte is more than any node has")] = 2.0
     """GiB of each rank's memory for what local.algorithm keeps of its clients; more goes to a temporary file in the run
     folder, or without one in the system's folder for temporary files."""

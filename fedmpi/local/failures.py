@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 
 LARGEST_LOSS = 2.0**40
@@ -18,6 +19,7 @@ LARGEST_LOSS = 2.0**40
 def named_client(client: int, rank: int) -> Iterator[None]:
     """Turn an exception into a ClientFailure that names the client and the rank; a UserError passes as it is, a
     PartFailure with the client named."""
+    activity.work_on(client)
     try:
         yield
     except (ClientFailure, UserError):

@@ -5,11 +5,13 @@ Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after sa
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 from zlib import crc32
 
@@ -19,6 +21,8 @@ from fedmpi.common.errors import ClientFailure, PartFailure, RanksDisagree, RunF
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
+ENDS_ALONE = "ends alone with exit code {}"
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run_guarded(main: Callable[[], int | None]) -> NoReturn:
@@ -67,7 +71,7 @@ def ending_together() -> Iterator[None]:
         if world_rank() is not None:
             code, why, shared = _ending_of(error)
             if not (shared and agree_on_end(code, crc32(why.encode()), SECONDS_TO_AGREE_ON_ERROR)):
-                _tell(why)
+                _tell(why or ENDS_ALONE.format(code))
                 abort_job(code or OUR_FAULT)
         raise
 
@@ -85,10 +89,22 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
     if isinstance(error, PartFailure):
         return OUR_FAULT, f"error: {error}\n{error.trace}".rstrip(), True
     if isinstance(error, ClientFailure):
-        return OUR_FAULT, f"error: {error}", False
+        return OUR_FAULT, f"error: {error}\n{_users_lines(error.__cause__)}".rstrip(), False
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted", False
     return OUR_FAULT, "".join(traceback.format_exception(error)), False
+
+
+def _users_lines(cause: BaseException | None) -> str:
+    """The lines of a traceback from the first one on that is the user's own; "" where none is."""
+    frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+    foreign = [place for place, frame in enumerate(frames) if not _installed(Path(frame.filename))]
+    return "".join(traceback.format_list(frames[foreign[0] :])).rstrip() if foreign else ""
+
+
+def _installed(path: Path) -> bool:
+    """Whether a file belongs to fedmpi, to an installed package or to Python."""
+    return PACKAGE in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or not path.exists()
 
 
 def _end(code: int, why: str) -> int:
@@ -100,7 +116,7 @@ def _end(code: int, why: str) -> int:
         return code
     if code == DONE:
         return code  # another rank failed, and ends the job
-    _tell(why or f"ends alone with exit code {code}")
+    _tell(why or ENDS_ALONE.format(code))
     abort_job(code)
 
 
@@ -124,9 +140,11 @@ def _tell(text: str) -> None:
     rank = world_rank()
     if rank is None and (launch := read_launch()) is not None and launch.size > 1:
         rank = launch.rank
-    prefix = "" if rank is None else f"rank {rank}: "
-    lines = "\n".join(prefix + line for line in text.rstrip().split("\n"))
-    _write(lines)
+    if rank is None:
+        _write(text.rstrip())
+        return
+    first, *others = text.rstrip().split("\n")
+    _write("\n".join([f"rank {rank} on {socket.gethostname()}: {first}", *(f"rank {rank}: {line}" for line in others)]))
 
 
 def _write(text: str) -> None:

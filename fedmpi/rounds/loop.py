@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.plan import Plan
 from fedmpi.records.history import History, Record
 from fedmpi.records.progress import Display, open_display
@@ -96,6 +97,7 @@ class Simulation:
         for t in range(first, self.config.rounds):
             started = time.perf_counter()
             self.phases = {}
+            activity.enter("plan", t)
             self.experiment.watch.look()
             plan = self._plan(t)
             self._work(plan)
@@ -108,9 +110,11 @@ class Simulation:
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
             if ending == "stopped" or self._checkpoint_due(t + 1, ending):
+                activity.enter("checkpoint")
                 self.saved.save(t + 1, self.model, self.history.rounds, self.unsettled)
             if ending != "finished":
                 break
+        activity.enter("end")
         if ending != "stopped":
             self.saved.check(self.model, t)
             self._settle(last=True)
@@ -127,6 +131,7 @@ class Simulation:
 
     def _work(self, plan: Plan) -> None:
         """Workers add their clients' weighted updates to the round's sum; the server evaluates the last round."""
+        activity.enter("work")
         self.sums.open(plan, self.model)
         self._settle()
         started = time.perf_counter()
@@ -150,21 +155,25 @@ class Simulation:
     def _inquire(self, plan: Plan) -> None:
         """The server is told of single clients what its sampler draws by, while all still hold the model they got."""
         if self.experiment.inquiry.sampler.numbers:
+            activity.enter("inquiry")
             with self._phase("inquire"):
                 self.experiment.inquire(plan, self.model)
 
     def _reduce(self) -> RoundTotals:
+        activity.enter("sum")
         with self._phase("reduce"):
             return self.sums.reduce()
 
     def _apply(self, plan: Plan, totals: RoundTotals) -> None:
         """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
+        activity.enter("step")
         with self._phase("apply"):
             self.experiment.server.take(plan, totals, self.model)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float) -> None:
         """Rank 0 keeps the round's record until its evaluation is there."""
         if self.cluster.is_server:
+            activity.enter("record")
             record = round_record(self.experiment, plan, totals, self.model)
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
@@ -200,8 +209,10 @@ class Simulation:
             return
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
+            before = activity.enter("evaluation")
             record.update(self.experiment.evaluated.scores(self.experiment.model, self.model))
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
+            activity.enter(PHASES[before])
 
     def _checkpoint_due(self, next_round: int, ending: Ending) -> bool:
         every = self.config.checkpoint.every

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 
 from tests.mpi.launch import run_alone, run_mpi
 
+HOST = socket.gethostname()
 PROGRAMS = ("-m", "tests.mpi.programs")
 
-NOISE = re.compile(r"abort|bad termination|traceback|rank \d+:", re.IGNORECASE)
+NOISE = re.compile(r"abort|bad termination|traceback|rank \d+( on .*)?:", re.IGNORECASE)
 
 
 def end_of(n: int, *args: str):
@@ -22,13 +24,13 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(who):
     job = end_of(3, "fail", "exception", who)
     assert job.returncode == 1
     assert f"rank {who}: ZeroDivisionError: a made-up fault" in job.stderr
-    assert f"rank {who}: Traceback" in job.stderr
+    assert f"rank {who} on {HOST}: Traceback" in job.stderr
 
 
 def test_a_failing_client_is_named_in_one_sentence():
     job = end_of(3, "fail", "client", "1")
     assert job.returncode == 1
-    assert "rank 1: error: client 17 on rank 1: ValueError: bad sample" in job.stderr
+    assert f"rank 1 on {HOST}: error: client 17 on rank 1: ValueError: bad sample" in job.stderr
     assert "Traceback" not in job.stderr
 
 
@@ -42,20 +44,23 @@ def test_a_user_error_on_all_ranks_is_told_once_and_exits_with_2():
 def test_a_user_error_on_one_rank_names_it_and_exits_with_2():
     job = end_of(3, "fail", "user", "2")
     assert job.returncode == 2
-    assert "rank 2: error: the folder 'nowhere' does not exist" in job.stderr
+    assert f"rank 2 on {HOST}: error: the folder 'nowhere' does not exist" in job.stderr
     assert "Traceback" not in job.stderr
 
 
 def test_different_user_errors_are_all_told_by_their_ranks():
     job = end_of(2, "fail", "different", "all")
     assert job.returncode == 2
-    assert "rank 0: error: rank 0 cannot read" in job.stderr and "rank 1: error: rank 1 cannot read" in job.stderr
+    assert (
+        f"rank 0 on {HOST}: error: rank 0 cannot read" in job.stderr
+        and f"rank 1 on {HOST}: error: rank 1 cannot read" in job.stderr
+    )
 
 
 def test_sys_exit_on_one_rank_ends_the_job_with_its_code():
     job = end_of(3, "fail", "3", "1")
     assert job.returncode == 3
-    assert "rank 1: ends alone with exit code 3" in job.stderr
+    assert f"rank 1 on {HOST}: ends alone with exit code 3" in job.stderr
 
 
 @pytest.mark.parametrize("how", ["75", "return75"])

@@ -158,8 +158,11 @@ def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
     job = train(*choices(*FEDAVG, *model, ENDLESS), "--out", tmp_path / "RUN")
     assert job.returncode == 1
     said = re.findall(
-        r"^rank (\d): error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7$", job.stderr, re.M
+        r"^rank (\d) on \S+: error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7$",
+        job.stderr,
+        re.M,
     )
+    assert re.search(r"^rank \d:   File .*user_models.py\", line \d+, in forward$", job.stderr, re.M)
     assert said and "Traceback" not in job.stderr
     sizes = open_store("digits").sizes
     for speaker, client, rank in said:

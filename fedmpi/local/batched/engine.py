@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
+from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -127,6 +128,7 @@ class BatchedEngine:
                 x, y = self.source.load(task.client, task.rows)
                 features.append(x)
                 labels.append(y)
+        activity.work_on(tasks[0].client, len(tasks) - 1)
         loaded = time.perf_counter()
         timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
         optimizer = stack_optimizer(rule)

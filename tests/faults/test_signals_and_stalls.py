@@ -1,8 +1,14 @@
-"""Signals: the first one is never lost, however early it comes; a second one ends the job whatever it hangs in."""
+"""A job that is told to end, or stands still.
+
+The first signal is never lost, however early it comes; a second one ends the job whatever it hangs in, and so does the
+watchdog, when it is to.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -61,3 +67,22 @@ def test_a_second_signal_ends_a_job_whose_rank_hangs_and_the_copies_of_the_first
     ended = finish_job(job, SECONDS)
     assert ended.returncode == 128 + signal.SIGTERM
     assert ended.stderr.count("error: ended by a second SIGTERM: nothing was saved after the last checkpoint") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stopped", "speaker"), [(2, 0), (0, 1)])
+def test_a_job_whose_rank_is_stopped_is_ended_with_its_name_and_place(stopped: int, speaker: int, tmp_path: Path):
+    short = ("cluster.watchdog=end", "cluster.patience=1", "checkpoint.every=2", "rounds=1000000")
+    asked = choices("preset=fedavg", "logging.tensorboard=false", *short)
+    job = start_mpi_job(3, [*TRAIN, *asked, "--out", tmp_path / "RUN"])
+    wait_for_rounds(job, tmp_path / "RUN", 4)
+    rank_of_job(job, stopped).suspend()
+    ended = finish_job(job, SECONDS)
+    assert ended.returncode == 1
+    assert re.search(
+        rf"^rank {speaker}: error: waiting \d+ s for rank {stopped} on {socket.gethostname()} in the \w+ of round \d+ "
+        r"\(no sign of life for \d+ s, its process is stopped, .*\): the job is ended",
+        ended.stderr,
+        re.M,
+    ), ended.stderr
+    assert [*(tmp_path / "RUN" / "checkpoints").iterdir()]

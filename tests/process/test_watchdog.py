@@ -1,0 +1,144 @@
+"""Whom the watchdog finds to hold up a job, and when, in made-up time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from fedmpi.common.activity import PHASES, Activity
+from fedmpi.process.watchdog import (
+    LATE_TIMES,
+    SECONDS_OF_SILENCE,
+    SECONDS_PER_DEPUTY,
+    UNLEARNED_TIMES,
+    Finding,
+    Judge,
+    Own,
+    Process,
+    State,
+)
+
+PATIENCE, ROUND = 60.0, 30.0
+LATE = LATE_TIMES * ROUND + PATIENCE
+
+
+def at(round: int, phase: str = "work", waiting: bool = False, idle: float = 0.0, client: int = -1) -> State:
+    return State(PHASES.index(phase), round, 0, client, 0, int(waiting), int(1000 * idle))
+
+
+Job = Callable[[float], tuple[State, dict[int, State]]]
+"""The own state and what is heard of others, by the seconds since the round began."""
+
+
+def found_in(judge: Judge, seconds: int, job: Job) -> list[tuple[int, Finding]]:
+    """What is found while a round takes so many seconds, a look a second."""
+    looks = [(second, judge.look(1.0, *job(second))) for second in range(1, seconds + 1)]
+    return [(second, found) for second, found in looks if found is not None]
+
+
+def experienced(rank: int = 0, size: int = 3) -> Judge:
+    """A judge that has seen a round of thirty seconds and looks at the next."""
+    judge = Judge(rank, size, PATIENCE)
+    others = [other for other in range(size) if other != rank] if rank == 0 else [0]
+    assert not found_in(judge, int(ROUND), lambda s: (at(0), {other: at(0) for other in others}))
+    return judge
+
+
+def test_a_round_is_late_after_ten_of_the_longest_and_the_patience_and_said_again_at_twice_that() -> None:
+    def one_hangs(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", True, s), {1: at(1, "work", idle=s, client=17), 2: at(1, "sum", True, s)}
+
+    found = found_in(experienced(), 1000, one_hangs)
+    assert [second for second, _ in found] == [LATE, 2 * LATE]
+    assert all(list(finding.late) == [1] and finding.over for _, finding in found)
+
+
+def test_whoever_goes_on_is_not_late_however_long_the_round() -> None:
+    def busy(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", True, s), {1: at(1, idle=s % (PATIENCE - 1)), 2: at(1, idle=2.0)}
+
+    assert not found_in(experienced(), 3000, busy)
+
+
+def test_a_rank_without_signs_of_life_is_late_and_not_those_that_hang_with_it_in_a_call_of_mpi() -> None:
+    def one_stopped(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", False, s), {2: at(1, "sum", False, s)}
+
+    ((_, finding),) = found_in(experienced(), int(LATE), one_stopped)
+    assert list(finding.late) == [1] and finding.late[1][1] >= SECONDS_OF_SILENCE
+
+
+def test_a_pause_in_the_signs_of_life_makes_nobody_late() -> None:
+    def pausing(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", True, s), {rank: at(1) for rank in (1, 2) if s % (SECONDS_OF_SILENCE - 1) == 0}
+
+    assert not found_in(experienced(), 2000, pausing)
+
+
+def test_ranks_that_all_wait_for_one_another_are_found() -> None:
+    def deadlocked(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", True, s), {1: at(1, "work", True, s), 2: at(1, "plan", True, s)}
+
+    ((_, finding),) = found_in(experienced(), int(LATE), deadlocked)
+    assert not finding.late and finding.over
+
+
+def test_rank_0_is_judged_by_rank_1_and_later_by_rank_2() -> None:
+    def silent(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", True, s), {}
+
+    for rank, later in ((1, 0.0), (2, SECONDS_PER_DEPUTY), (3, 2 * SECONDS_PER_DEPUTY)):
+        seconds, finding = found_in(experienced(rank, 4), int(LATE) + 40, silent)[0]
+        assert seconds == LATE + later and list(finding.late) == [0] and finding.over
+    assert not found_in(experienced(1), 2000, lambda s: (at(1, "work", idle=s), {0: at(1, "sum", True, s)}))
+
+
+def test_before_any_round_is_finished_it_warns_where_somebody_waits_and_ends_much_later() -> None:
+    def starting(waiting: bool) -> Job:
+        return lambda s: (at(-1, "start", waiting, s), {1: at(-1, "start", idle=s)})
+
+    found = found_in(Judge(0, 2, PATIENCE), int(UNLEARNED_TIMES * PATIENCE), starting(True))
+    assert [second for second, _ in found] == [60, 120, 240, 480, 960, UNLEARNED_TIMES * PATIENCE]
+    assert [finding.over for _, finding in found] == [False] * 5 + [True]
+    assert not found_in(Judge(0, 2, PATIENCE), 1000, starting(False))
+
+
+def test_a_single_process_that_does_nothing_is_found() -> None:
+    ((_, finding),) = found_in(experienced(size=1), int(LATE), lambda s: (at(1, idle=s), {}))
+    assert list(finding.late) == [0]
+
+
+def test_rounds_shorter_than_a_look_are_learned_too() -> None:
+    judge = Judge(0, 1, PATIENCE)
+    assert judge.look(1.0, at(7), {}) is None
+    assert judge.limit == LATE_TIMES + PATIENCE
+
+
+def test_a_rank_is_idle_for_as_long_as_nothing_of_it_changes() -> None:
+    activity = Activity()
+    own = Own(activity)
+    assert [own.look(1.0).idle_seconds for _ in range(3)] == [0.0, 1.0, 2.0]
+    activity.work_on(5)
+    assert (own.look(1.0).idle_seconds, own.look(1.5).idle_seconds, own.look(0.0).client) == (0.0, 1.5, 5)
+
+
+@pytest.mark.parametrize(("what", "letters"), [("run", "RSD"), ("suspend", "T"), ("kill", "")])
+def test_the_state_of_a_process_is_seen_and_a_later_one_of_its_number_is_another(what: str, letters: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        process = Process.of(child.pid)
+        handle = psutil.Process(child.pid)
+        if what != "run":
+            getattr(handle, what)()
+        while what == "suspend" and handle.status() != psutil.STATUS_STOPPED:
+            pass
+        while what == "kill" and handle.status() != psutil.STATUS_ZOMBIE:
+            pass
+        assert process.seen in letters if letters else process.seen == ""
+        assert Process(process.host, child.pid, process.started + 1).seen == ""
+        child.kill()
+    assert process.seen == "" and Process.of(os.getpid()).seen
