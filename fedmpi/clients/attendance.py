@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from fedmpi.clients.view import View
 from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -50,18 +54,7 @@ class Attendance:
         PartFailure
             When the law raises, or returns anything but one probability a client.
         """
-        with calling(self.part, view.round):
-            found = np.asarray(self._law(view))
-        if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number):
-            raise refuse_result(
-                self.part,
-                f"returned {found.dtype} of shape {found.shape}: return a probability for each of the "
-                f"{len(view.sizes)} clients",
-                view.round,
-            )
-        if not ((found >= 0) & (found <= 1)).all():
-            raise refuse_result(self.part, "returned what is no probability: all must lie in [0, 1]", view.round)
-        return found.astype(np.float64)
+        return chances(self.part, self._law, view)
 
     def present(self, view: View) -> Ints | int:
         """The clients that are there, int64 (a,), sorted; N where all are, always."""
@@ -69,3 +62,33 @@ class Attendance:
             return len(view.sizes)
         drawn = self.streams.generator(Purpose.AVAILABILITY, view.round).random(len(view.sizes))
         return np.asarray(np.flatnonzero(drawn < self.chance(view)), np.int64)
+
+
+def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
+    """What a law says of a round, float64 (N,).
+
+    Parameters
+    ----------
+    part : Part
+        The law, for messages.
+    law : callable
+        law(view): as it was made with its options.
+    view : View
+        Of all clients.
+
+    Raises
+    ------
+    PartFailure
+        When it raises, or returns anything but one probability a client.
+    """
+    with calling(part, view.round):
+        found = np.asarray(law(view))
+    if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number):
+        problem = (
+            f"returned {found.dtype} of shape {found.shape}: return a probability for each of the {len(view.sizes)} "
+            "clients"
+        )
+        raise refuse_result(part, problem, view.round)
+    if not ((found >= 0) & (found <= 1)).all():
+        raise refuse_result(part, "returned what is no probability: all must lie in [0, 1]", view.round)
+    return found.astype(np.float64)

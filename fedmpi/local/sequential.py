@@ -66,7 +66,7 @@ class SequentialEngine:
     ):
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.precision, self.hooks = rank, observe, precision, hooks
-        self._memory = _WorkingMemory(model)
+        self._memory = WorkingMemory(model)
         self._gathered: tuple[Tensor, Tensor] | None = None
 
     def train(
@@ -222,7 +222,7 @@ def _rows_at_once(x: Tensor, batch: int) -> int:
     return batch * max(1, GATHER_BYTES // (row_bytes * batch))
 
 
-class _WorkingMemory:
+class WorkingMemory:
     """The vectors an engine needs, allocated when first used and then kept."""
 
     def __init__(self, model: FlatModel):

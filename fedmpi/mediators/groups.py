@@ -84,10 +84,10 @@ class MediatorGroups:
         most = self.part.clients_per_mediator
         with calling(self.scheduling, t):
             found = self._schedule(counts, most, generator, self.target)
-        return _checked(self.scheduling, found, len(counts), most, t) if self.scheduling.foreign else found
+        return checked_mediators(self.scheduling, found, len(counts), most, t) if self.scheduling.foreign else found
 
 
-def _checked(part: Part, found: Any, participants: int, most: int, t: int) -> Ints:
+def checked_mediators(part: Part, found: Any, participants: int, most: int, t: int) -> Ints:
     """The mediators (m,) that a scheduling of the user's own returned, numbered without gaps."""
     mediators = np.asarray(found)
     if mediators.shape != (participants,) or not np.issubdtype(mediators.dtype, np.integer):

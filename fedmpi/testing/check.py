@@ -85,6 +85,11 @@ class Subject:
         named = {key.removeprefix(table): value for key, value in self.settings.items() if key.startswith(table)}
         return {name: value for name, value in named.items() if self.part.option(name) or self.part.takes_any}
 
+    @property
+    def choice(self) -> Any:
+        """The part as a configuration chooses it: a built-in name, or the object."""
+        return self.part.object if self.part.foreign else self.part.name
+
     def made(self) -> Any:
         """The part, freshly made with its options."""
         return self.part.make(self.options)

@@ -16,6 +16,9 @@ from fedmpi.testing.rows import row_checks
 from fedmpi.testing.samplers import sampler_checks
 from fedmpi.testing.started import Starts, started_checks
 from fedmpi.testing.sums import combiner_checks, weights_checks
+from fedmpi.testing.surroundings import availability_checks, data_checks, scheduling_checks
+from fedmpi.testing.training import model_checks
+from fedmpi.testing.training import optimizer_checks as local_optimizer_checks
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
     "client sampler": sampler_checks,
@@ -24,7 +27,12 @@ CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
     "combiner": combiner_checks,
     "server optimizer": optimizer_checks,
     "local algorithm": algorithm_checks,
+    "local optimizer": local_optimizer_checks,
+    "model": model_checks,
+    "data source": data_checks,
     "loss": loss_checks,
+    "availability": availability_checks,
+    "scheduling": scheduling_checks,
 }
 """The checks of each kind of part, beside those that start runs."""
 

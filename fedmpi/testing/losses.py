@@ -32,7 +32,7 @@ def made_up_outputs() -> tuple[Tensor, Tensor]:
 
 def loss_of(subject: Subject) -> Loss:
     """The loss as engines call it."""
-    return task_loss(subject.part.object if subject.part.foreign else subject.part.name, subject.options)
+    return task_loss(subject.choice, subject.options)
 
 
 def values(subject: Subject) -> list[np.ndarray]:

@@ -37,6 +37,8 @@ SMALL = {
     "logging.tensorboard": False,
 }
 """The run, where a part's own settings do not say otherwise."""
+NEEDED = {"scheduling": {"topology.kind": "mediators", "topology.clients_per_mediator": 2}}
+"""What the runs of some kinds of parts need, where a part's own settings do not say otherwise."""
 RANKS = (1, 2, 3)
 SECONDS = 900
 """After which a job is taken to hang."""
@@ -192,7 +194,9 @@ def _startable(part: Part) -> str | None:
 def _described(subject: Subject) -> dict[str, Any]:
     """A run as the job reads it."""
     part = subject.part
-    settings = {**SMALL, **subject.settings}
+    settings = {**SMALL, **NEEDED.get(part.kind, {}), **subject.settings}
+    if part.kind == "model" and part.option("hidden") is None:
+        settings.pop("model.hidden")
     everyone = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
     if everyone or "participation.fraction" in settings:
         settings.pop("participation.count")

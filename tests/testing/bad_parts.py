@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+from fedmpi import ClientArrays, Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
 
 
 def processes() -> int:
@@ -318,3 +318,125 @@ class Forgetful:
     def step(self, w, update) -> None:
         self.m = 0.5 * self.m + update
         w.add_(self.m)
+
+
+def rising(view) -> np.ndarray:
+    "Everybody more often every round."
+    return np.full(len(view.sizes), min(1.0, 0.2 * (view.round + 1)))
+
+
+def above_one(view) -> np.ndarray:
+    "More than certain."
+    return view.sizes / view.sizes.mean()
+
+
+def flickering(view) -> np.ndarray:
+    "Draws with np.random."
+    return np.random.random(len(view.sizes))  # noqa: NPY002
+
+
+class Tiring:
+    "Fewer every time it is asked."
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, view) -> np.ndarray:
+        self.asked += 1
+        return np.full(len(view.sizes), 1 / self.asked)
+
+
+def in_order(class_counts, most, generator, target) -> np.ndarray:
+    "Neighbours together."
+    return np.arange(len(class_counts)) // most
+
+
+def all_together(class_counts, most, generator, target) -> np.ndarray:
+    "One mediator for everybody."
+    return np.zeros(len(class_counts), np.int64)
+
+
+def shuffled_groups(class_counts, most, generator, target) -> np.ndarray:
+    "Draws with random."
+    return np.array(sorted(range(len(class_counts)), key=lambda k: random.random()), np.int64) // most
+
+
+def linear(description) -> nn.Module:
+    "One layer."
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(description.feature_shape)), description.classes))
+
+
+def one_output(description) -> nn.Module:
+    "Forgets the classes."
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(description.feature_shape)), 1))
+
+
+class Centred(nn.Module):
+    "Looks at the other samples."
+
+    def __init__(self, description) -> None:
+        super().__init__()
+        self.inner = linear(description)
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+class Unseeded(nn.Module):
+    "Draws its parameters with np.random."
+
+    def __init__(self, description) -> None:
+        super().__init__()
+        self.inner = linear(description)
+        self.inner[1].bias.data += torch.from_numpy(np.random.random(description.classes)).float()  # noqa: NPY002
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Steps:
+    "Plain steps."
+
+    def __init__(self, parameters, lr, *, sign: float = 1.0) -> None:
+        self.parameters, self.lr, self.sign = parameters, lr, sign
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            parameter.data.add_(parameter.grad, alpha=-self.lr * self.sign)
+
+
+class Standing(Steps):
+    "Steps on copies."
+
+    def step(self) -> None:
+        self.moved = [p.data - self.lr * p.grad for p in self.parameters]
+
+
+class Remembering(Steps):
+    "Momentum that the next client inherits."
+
+    before: list[Tensor] = []
+
+    def step(self) -> None:
+        self.before.append(self.parameters[0].grad.clone())
+        self.parameters[0].data.sub_(sum(self.before), alpha=self.lr)
+
+
+class Jumping(Steps):
+    "Draws with torch."
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            parameter.data.sub_(self.lr * parameter.grad * torch.rand(()))
+
+
+def three_clients() -> ClientArrays:
+    "A few numbers."
+    x = np.arange(60, dtype=np.float32).reshape(20, 3)
+    return ClientArrays(x, np.arange(20) % 4, np.arange(20) % 3, test=(x[:4], np.arange(4)))
+
+
+def other_numbers() -> ClientArrays:
+    "Others every time."
+    x = np.random.default_rng().random((20, 3))
+    return ClientArrays(x, np.arange(20) % 4, np.arange(20) % 3, test=(x[:4], np.arange(4)))

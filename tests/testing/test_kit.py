@@ -63,6 +63,57 @@ BAD = [
 ]
 
 
+BY_KEY: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
+    "availability": (
+        [bad_parts.rising],
+        [
+            (bad_parts.above_one, "a probability for each client", "no probability"),
+            (bad_parts.flickering, GLOBAL, "of numpy"),
+            (bad_parts.Tiring, "state survives a checkpoint", "as after a resume, it gives other probabilities"),
+        ],
+    ),
+    "scheduling": (
+        [bad_parts.in_order],
+        [
+            (bad_parts.all_together, "a mediator for each client, none too large", "gave 7 clients to one mediator"),
+            (bad_parts.shuffled_groups, GLOBAL, "of random"),
+        ],
+    ),
+    "model": (
+        [bad_parts.linear],
+        [
+            (bad_parts.one_output, "finite outputs, one a class", r"it returns \(6, 1\) for 6 samples of 10 classes"),
+            (bad_parts.Centred, "evaluated samples do not depend on one another", "with the samples beside it"),
+            (bad_parts.Unseeded, GLOBAL, "of numpy"),
+        ],
+    ),
+    "local optimizer": (
+        [bad_parts.Steps],
+        [
+            (bad_parts.Standing, "steps follow the gradients and stay finite", "leaves the parameters as they were"),
+            (bad_parts.Remembering, "same steps from the same gradients", "two different results"),
+            (bad_parts.Jumping, GLOBAL, "of torch"),
+        ],
+    ),
+    "data source": (
+        [bad_parts.three_clients],
+        [(bad_parts.other_numbers, "same data every time", "two different results")],
+    ),
+}
+"""Parts that do not say their kind: good ones, and bad ones with the check that catches them."""
+
+
+@pytest.mark.parametrize("kind", BY_KEY)
+def test_parts_whose_kind_is_named_pass_or_are_caught(kind: str) -> None:
+    good, bad = BY_KEY[kind]
+    for part in good:
+        assert all(check() for check in checks(part, kind=kind, runs=False))
+    for part, name, words in bad:
+        [check] = [check for check in checks(part, kind=kind, runs=False) if check.name == name]
+        with pytest.raises((CheckFailed, PartFailure), match=words):
+            check()
+
+
 @fedmpi.testing.parametrize_with_checks(GOOD, runs=False)
 def test_a_good_part_passes(check) -> None:
     assert check()
