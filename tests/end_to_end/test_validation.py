@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import f1_score
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
@@ -60,6 +61,9 @@ def test_validation_scores_are_those_of_the_samples_held_out(shards: Path, tmp_p
     last = records(tmp_path / "RUN")[-1]
     assert last["val_loss"] == pytest.approx(float(cross_entropy(logits, y.long())), rel=1e-4)
     assert last["val_accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()), abs=1e-6)
+    assert last["val_macro_f1"] == pytest.approx(
+        f1_score(y, logits.argmax(1), average="macro", zero_division=0.0), abs=1e-6
+    )
     test_x, test_y = done.experiment.data.test()
     assert last["test_accuracy"] == pytest.approx(evaluate(flat.module, test_x, test_y, 10, 2000).accuracy, abs=1e-6)
     assert last["val_accuracy"] != last["test_accuracy"]

@@ -163,8 +163,11 @@ KEYS: dict[str, Key] = {
         ("all", "participants"),
         "strata",
         lambda a, b: (
-            int((a.strata[1][2] != b.strata[1][2]).sum()) == 8
-            and np.array_equal(b.strata[0][2] != b.strata[1][2], np.isin(np.arange(12), b.cohort[0][0]))
+            (
+                int((a.strata[1][2] != b.strata[1][2]).sum()) == 8
+                and np.array_equal(b.strata[0][2] != b.strata[1][2], np.isin(np.arange(12), b.cohort[0][0]))
+            )
+            and (a.told("bytes_client_up")[1], b.told("bytes_client_up")[1]) == (16 * 1840, 8 * 1840)
         ),
     ),
     "participation.opening": Key(

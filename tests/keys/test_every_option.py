@@ -167,3 +167,14 @@ def _behaves_otherwise(one: torch.nn.Module, other: torch.nn.Module, data: Any) 
         x = torch.randint(1, 40, (4, 12)) if data is TEXTS else torch.randn(4, *data.feature_shape)
         found.append(model.train()(x).detach())
     return not torch.equal(*found)
+
+
+def half_rate(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.5) -> None:
+    """A server optimizer of one's own whose rate is not that of `aggregation.lr`."""
+    w.add_(update, alpha=lr)
+
+
+def test_a_part_of_ones_own_keeps_its_own_defaults(watcher: Watcher):
+    own = f"{SOME} rounds=1 aggregation.optimizer=tests.keys.test_every_option:half_rate"
+    assert half_as_far(watcher.see(f"{SOME} rounds=1"), watcher.see(own))
+    assert np.array_equal(watcher.see(f"{own} aggregation.lr=1").model, watcher.see(f"{SOME} rounds=1").model)

@@ -117,6 +117,13 @@ COMPOSITIONS |= {
         "aggregation.lr=0.05",
     ],
     "clipped norms of updates in eight bits": [*UNEVEN_SMALL, *SOME, *RULES["clipped norms"], "transport.kind=int8"],
+    "vectors of an algorithm go to those who drop out, and do not come back": [
+        *(*UNEVEN_SMALL, *SOME, "local.algorithm=scaffold", "system.drop_out=0.4"),
+    ],
+    "an opening step on a batch lasts as long as a batch": [
+        *(*UNEVEN_SMALL, *STRATA, *CLOCK[:2], "participation.opening=true", "participation.probe=batch"),
+        *("local.batch_size=8", "system.speed_median=5.0"),
+    ],
     "the median of the opening step": [*UNEVEN_SMALL, *STRATA, *RULES["the median"], "participation.opening=true"],
     "q-FFL with q = 0.3 and a constant of its own": [
         *(*UNEVEN_SMALL, *BY_SIZE, "aggregation.weights=q-ffl", "aggregation.q=0.3", "aggregation.lipschitz=7.0"),
