@@ -114,12 +114,16 @@ def kept_values(fraction: float, values: int) -> int:
 
 
 def keep_largest(update: Tensor, fraction: float) -> Tensor:
-    """Zero all but the values of largest magnitude, in place (top-k sparsification, Stich et al. 2018)."""
-    places = torch.topk(update.abs(), kept_values(fraction, update.numel()), sorted=False).indices
-    kept = update[places]
-    update.zero_()
-    update[places] = kept
-    return update
+    """Zero all but the values of largest magnitude, in place (top-k sparsification, Stich et al. 2018).
+
+    Of values equally large, those of lower places are kept. Which of two values nearly as large is kept may depend on a
+    rounding: what arrives of two updates that differ by roundings may differ by the smallest value kept.
+    """
+    magnitudes, count = update.abs(), kept_values(fraction, update.numel())
+    smallest = torch.topk(magnitudes, count, sorted=False).values.min()
+    kept = magnitudes > smallest
+    kept[torch.nonzero(magnitudes == smallest).squeeze(1)[: count - int(kept.sum())]] = True
+    return update.masked_fill_(~kept, 0.0)
 
 
 def quantise(update: Tensor, draws: Tensor) -> Tensor:

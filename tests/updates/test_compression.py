@@ -100,6 +100,32 @@ def test_top_k_sends_the_largest_values_as_they_are():
     assert sent[places].abs().min() >= sent[found == 0].abs().max()
 
 
+def test_of_values_equally_large_top_k_sends_those_of_lower_places():
+    signs = torch.tensor([-1.0, 1.0]).repeat(500)
+    for count in (1, 7, 400):
+        found = keep_largest(0.5 * signs.clone(), count / 1000)
+        assert found.nonzero().squeeze(1).tolist() == list(range(count)) and torch.equal(
+            found[:count], 0.5 * signs[:count]
+        )
+    larger = 0.5 * signs.clone()
+    larger[[990, 20]] = 2.0
+    assert keep_largest(larger, 0.005).nonzero().squeeze(1).tolist() == [0, 1, 2, 20, 990]
+
+
+def test_a_rounding_of_an_update_changes_what_top_k_makes_of_it_by_no_more_than_values_nearly_equal():
+    """Which of two values as large but for a rounding is sent jumps: by about the smallest one sent, never more."""
+    sent = update()
+    order = sent.abs().argsort(descending=True)
+    smallest, next_one = order[12], order[13]
+    sent[next_one] = sent[smallest] * (1 - 1e-7)
+    rounded = sent.clone()
+    rounded[next_one] = sent[smallest] * (1 + 2e-7)
+    one, other = keep_largest(sent.clone(), 0.01), keep_largest(rounded, 0.01)
+    apart = (one - other).nonzero().squeeze(1).tolist()
+    assert sorted(apart) == sorted([int(smallest), int(next_one)])
+    assert float((one - other).abs().max()) == pytest.approx(float(sent[smallest].abs()), rel=1e-6)
+
+
 def test_a_value_beyond_float16_is_refused_and_bfloat16_takes_it():
     large = torch.tensor([1e5, 1.0])
     with pytest.raises(FloatingPointError, match="bfloat16"):
