@@ -555,9 +555,9 @@ KEYS: dict[str, Key] = {
     ),
     "cluster.state_memory": Key(
         f"{SOME} local.algorithm=scaffold",
-        ("2", "0"),
+        ("2", str(2 * 1840 / 2**30)),
         "state",
-        lambda a, b: a.state == [0, 0] and b.state[0] == 4 and np.array_equal(a.model[-1], b.model[-1]),
+        lambda a, b: a.state == [0, 0] and b.state[0] == 2 and np.array_equal(a.model[-1], b.model[-1]),
     ),
     "evaluation.every": Key(
         f"{SOME} rounds=5",

@@ -18,7 +18,7 @@ from tests.keys.watched import QUIET, Watcher
 from tests.reference.compare import same
 from tests.reference.plain_loop import DROPOUT, PlainLoop, batches, sampled_rows, stream
 
-EPOCH_BITS = 32
+EPOCH_BITS, SCHEDULE = 32, 12
 SEVERAL = "topology.kind=mediators topology.clients_per_mediator=3 topology.mediator_epochs=2"
 SMALL = "model.hidden=[6] model.dropout=0.3 rounds=3"
 COMPOSITIONS = {
@@ -174,3 +174,12 @@ def test_a_run_with_mediators_is_the_papers_loop(name: str, watcher: Watcher):
             if not same(key, record.get(key), value)
         }
         assert not wrong, f"round {t}: {wrong}"
+
+
+def test_random_groups_are_drawn_for_every_round_and_static_ones_for_all_clients_once(watcher: Watcher):
+    base = "model.hidden=[6] participation.clients=all topology.kind=mediators topology.clients_per_mediator=5"
+    groups = np.arange(12) // 5
+    for reschedule, rounds in (("static", (0, 0)), ("every-round", (0, 1))):
+        seen = watcher.see(f"{base} topology.scheduling=random topology.reschedule={reschedule}")
+        for found, t in zip(seen.mediators, rounds, strict=True):
+            assert found[stream(0, SCHEDULE, t).permutation(12)].tolist() == groups.tolist()

@@ -124,6 +124,13 @@ COMPOSITIONS |= {
         *(*UNEVEN_SMALL, *STRATA, *CLOCK[:2], "participation.opening=true", "participation.probe=batch"),
         *("local.batch_size=8", "system.speed_median=5.0"),
     ],
+    "models after one step spread as far as that step goes": [
+        *(*UNEVEN_SMALL, *STRATA, "participation.features=one-step-change", "participation.allocation=neyman"),
+        "logging.diagnostics=true",
+    ],
+    "FedNova's second vector takes its time on the way up": [
+        *(*UNEVEN_SMALL, *CLOCK, "local.algorithm=fednova", "system.upload=5e3"),
+    ],
     "the median of the opening step": [*UNEVEN_SMALL, *STRATA, *RULES["the median"], "participation.opening=true"],
     "q-FFL with q = 0.3 and a constant of its own": [
         *(*UNEVEN_SMALL, *BY_SIZE, "aggregation.weights=q-ffl", "aggregation.q=0.3", "aggregation.lipschitz=7.0"),
