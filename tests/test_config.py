@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import KINDS, parts
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
+from fedmpi.config.loading import flat_table, given_config, words_about_digits
 
 
 def from_settings(*settings: str):
@@ -37,6 +39,27 @@ def test_the_file_overrides_the_preset_and_settings_override_the_file(tmp_path: 
     config = load_config(path, ["local.lr=0.25"])
     assert (config.rounds, config.local.lr, config.local.batch_size) == (7, 0.25, 3)
     assert config.participation.fraction == 0.1
+
+
+def test_a_preset_has_other_values_on_the_digits_and_those_of_its_paper_elsewhere():
+    on_digits, elsewhere = from_settings("preset=fedsso"), from_settings("preset=fedsso", "data.shards=shards/mine")
+    assert (on_digits.local.lr, elsewhere.local.lr) == (0.2, 0.01)
+    assert (
+        fedmpi.Config(preset="fedsso").local.lr == from_settings("preset=fedsso", "data.shards=digits:alpha=9").local.lr
+    )
+    assert words_about_digits(flat_table(on_digits)) == (
+        "preset fedsso on the embedded digits: local.lr = 0.2 (else 0.01)"
+    )
+    assert words_about_digits(flat_table(elsewhere)) == ""
+    assert from_settings("preset=fedsso", "local.lr=0.05").local.lr == 0.05
+
+
+def test_what_a_preset_has_on_the_digits_does_not_follow_a_complete_configuration_to_other_data():
+    complete = fedmpi.Config(preset="astraea")
+    with pytest.raises(UserError, match=r"participation.count = 10: start from the preset"):
+        given_config(complete, {"data.shards": "shards/mine", "topology.clients_per_mediator": 10})
+    own = {"participation.count": 50, "topology.clients_per_mediator": 10}
+    assert given_config(complete, {"data.shards": "shards/mine", **own}).participation.count == 50
 
 
 def test_a_count_replaces_the_fraction_of_the_preset():

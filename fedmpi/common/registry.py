@@ -24,6 +24,9 @@ from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, o
 MARKS = "__fedmpi__"
 """The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
 
+DIGITS = "digits"
+"""The name of the embedded data set."""
+
 Chosen = TypeVar("Chosen", bound=Callable[..., Any])
 
 
@@ -346,6 +349,11 @@ def load(path: str, key: str) -> Any:
         hint = f": did you mean {near[0]!r}?" if near else ""
         raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")
     return found
+
+
+def is_digits(choice: Any) -> bool:
+    """Whether a choice of `data.shards` names the embedded digits: "digits" or "digits:key=value,..."."""
+    return isinstance(choice, str) and choice.partition(":")[0] == DIGITS
 
 
 def built_in_name(chosen: Any) -> str | None:

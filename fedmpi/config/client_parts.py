@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedmpi.common.registry import DIGITS
 from fedmpi.config.base import (
     PLANNED,
     Choice,
@@ -24,7 +25,7 @@ from fedmpi.config.base import (
 class DataPart(Part):
     """Which data."""
 
-    shards: Choice = "digits"
+    shards: Choice = DIGITS
     """Folder written by `python -m data_prep`, or "digits": the 1,797 embedded handwritten digits of scikit-learn
     ("digits:clients=50,partition=dirichlet,alpha=0.1" chooses how they are dealt out), or "package.module:function" of
     your own: function(**options) gives ClientArrays."""

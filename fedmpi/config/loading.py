@@ -13,11 +13,12 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.common.registry import DIGITS, is_digits
 from fedmpi.config.base import written
 from fedmpi.config.checks import why_meaningless
 from fedmpi.config.choices import option_values, without_foreign_options
 from fedmpi.config.parts import Config
-from fedmpi.config.presets import preset_table
+from fedmpi.config.presets import preset_named
 
 Table = dict[str, Any]
 DEEPEST = 16
@@ -93,7 +94,7 @@ def filled(values: Mapping[str, Any]) -> Table:
     if values.get("preset") is None:
         return dict(values)
     own = _flatten({key: _plain(value) for key, value in values.items()}, "Config")
-    table = _flatten(preset_table(str(values["preset"])), f"preset {values['preset']}")
+    table = _preset_values(str(values["preset"]), own)
     _drop_alternatives(table, own)
     together = without_foreign_options({**table, **own}, dict.fromkeys(own, "Config"), _tables())
     return nested(together, "Config")
@@ -123,8 +124,9 @@ def build_config(layers: Sequence[tuple[str, Table]], base: Table | None = None)
                 f"preset = {user['preset']!r}: a complete Config cannot change its preset, {values.get('preset')!r}; "
                 "start from the preset and override that"
             )
+        _refuse_values_of_digits(values, user)
     elif user.get("preset") is not None:
-        values = _flatten(preset_table(str(user["preset"])), f"preset {user['preset']}")
+        values = _preset_values(str(user["preset"]), user)
     _drop_alternatives(values, user)
     values.update(user)
     values = without_foreign_options(values, origins, _tables())
@@ -132,6 +134,59 @@ def build_config(layers: Sequence[tuple[str, Table]], base: Table | None = None)
     _refuse_meaningless(config, origins)
     kept = {key: value for key, value in values.items() if _relevant(config, key)}
     return _validate(kept | option_values(config), origins)
+
+
+def _preset_values(name: str, user: Table) -> Table:
+    """{"part.key": value} of a preset, with those for the embedded digits where these are the data."""
+    preset = preset_named(name)
+    values = _flatten(preset.table, f"preset {name}")
+    if is_digits(user.get("data.shards", DIGITS)):
+        own = _flatten(preset.digits, f"preset {name}")
+        _drop_alternatives(values, own)
+        values |= own
+    return values
+
+
+def values_for_digits(table: Table) -> list[tuple[str, str, str]]:
+    """(key, the preset's value, the one used) wherever a complete configuration has its preset's value for the digits.
+
+    Parameters
+    ----------
+    table : dict
+        {"part.key": value}, as `flat_table` gives it.
+    """
+    if table.get("preset") is None or not is_digits(table.get("data.shards", DIGITS)):
+        return []
+    preset = preset_named(table["preset"])
+    general, found = _flatten(preset.table, "preset"), []
+    for key, value in _flatten(preset.digits, "preset").items():
+        if table.get(key) == value:
+            pair = next((pair for pair in ALTERNATIVES if key in pair), (key,))
+            before = [
+                f"{k.partition('.')[2]} = {general[k]}" if k != key else str(general[k]) for k in pair if k in general
+            ]
+            found.append((key, before[0] if before else "unset", str(value)))
+    return found
+
+
+def words_about_digits(table: Table) -> str:
+    """`values_for_digits` as half a sentence; "" where there are none."""
+    found = values_for_digits(table)
+    told = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
+    return f"preset {table['preset']} on the embedded digits: {told}" if found else ""
+
+
+def _refuse_values_of_digits(base: Table, user: Table) -> None:
+    """Refuse to take what a complete configuration holds for the embedded digits to other data."""
+    if is_digits(user.get("data.shards", DIGITS)):
+        return
+    kept = [(key, here) for key, _, here in values_for_digits(base) if key not in user]
+    if kept:
+        key, here = kept[0]
+        raise UserError(
+            f"data.shards = {written(user['data.shards'])!r}: this complete Config has the values of preset "
+            f"{base['preset']} for the embedded digits, such as {key} = {here}: start from the preset and override that"
+        )
 
 
 def read_toml(path: Path) -> Table:

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import DIGITS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.arrays import ArrayShard
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shards import ShardStore
 
-NAME = "digits"
 CLASSES = 10
 TEST_EVERY = 5
 LEVELS = 16  # pixel values are 0 ... 16
@@ -51,12 +51,7 @@ class DigitsOptions:
     seed: int = 0
 
 
-def is_digits(where: str | Path) -> bool:
-    """Whether ``data.shards`` names the embedded digits: ``"digits"`` or ``"digits:key=value,..."``."""
-    return isinstance(where, str) and where.split(":", 1)[0] == NAME
-
-
-def open_digits(where: str = NAME, options: Mapping[str, Any] | None = None) -> ShardStore:
+def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -> ShardStore:
     """The embedded digits as a store; `options` count over those written in `where`.
 
     Raises
@@ -160,7 +155,7 @@ def _manifest(options: DigitsOptions, x: npt.NDArray[Any], y: npt.NDArray[Any], 
     digest = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
     law = {"alpha": options.alpha} if options.partition == "dirichlet" else {}
     return Manifest(
-        dataset=NAME,
+        dataset=DIGITS,
         partition=options.partition,
         partition_options=law,
         seed=options.seed,

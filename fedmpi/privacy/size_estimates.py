@@ -182,8 +182,7 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
             Saturation(
                 "probability",
                 f"the sampling probability is 1: samples.wanted = {wanted} is not below the estimated total of "
-                f"{size_estimate.total:.0f}, so every sample is used; lower samples.wanted"
-                + ("" if math.isinf(size_estimate.epsilon) else f" or raise samples.threshold (now {threshold})"),
+                f"{size_estimate.total:.0f}, so every sample is used; {_cause(size_estimate, wanted, threshold)}",
             )
         )
     private = math.isfinite(size_estimate.epsilon)
@@ -213,3 +212,19 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
             )
         )
     return tuple(found)
+
+
+def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
+    """Why the estimate is not above K, and what helps: too many wanted, too many clipped, or mostly noise."""
+    told = float(size_estimate.told.sum())
+    if wanted >= size_estimate.true_total:
+        return f"the {size_estimate.asked} clients asked hold no more: lower samples.wanted"
+    if wanted >= told:
+        return f"sizes above {threshold - 1} count as that: raise samples.threshold (now {threshold})"
+    deviation = size_estimate.standard_deviation
+    share = 0.5 * math.erfc((told - wanted) / (deviation * math.sqrt(2)))
+    return (
+        f"the answers of {size_estimate.asked} clients at samples.epsilon = {size_estimate.epsilon:g} leave the total "
+        f"uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "
+        "samples.epsilon, ask more clients, or lower samples.wanted"
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fedmpi
 from fedmpi.common.plan import Plan
+from fedmpi.config.loading import flat_table, words_about_digits
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.records.history import Record
 from fedmpi.records.provenance import git_commit, versions
@@ -90,6 +91,8 @@ def announce(experiment: Experiment) -> None:
         experiment.model.size,
     )
     log.info("placement: %s", experiment.trainer.layout.description)
+    if told := words_about_digits(flat_table(experiment.config)):
+        log.info("%s", told)
     log.info("engine: %s", experiment.trainer.engine.description)
     if experiment.trainer.hooks is not None:
         log.info("algorithm: %s", experiment.trainer.hooks.description)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import subprocess
 import tomllib
@@ -10,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.config import presets
+from fedmpi import api
+from fedmpi.config import Preset, presets
 from tests.end_to_end.runs import SECONDS, records
 from tests.mpi.launch import run_alone
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
 PRESETS = presets()
 NAMES = [preset.name for preset in PRESETS]
-ROUNDS_OF = dict.fromkeys(NAMES, 2) | {"fedavg": 30}
+ROUNDS = 2
 
 # One process runs all examples, so that torch is imported once; it prints the exit code of each as its last line.
 RUN_EXAMPLES = """
@@ -45,7 +47,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     for preset in PRESETS:
         program, *words = shlex.split(preset.example)
         assert program == "fedmpi"
-        rounds = ["--set", f"rounds={ROUNDS_OF[preset.name]}"]
+        rounds = ["--set", f"rounds={ROUNDS}"]
         arguments[preset.name] = [*words, *rounds, "--out", str(folder / preset.name)]
     done = run_alone(["-c", RUN_EXAMPLES, json.dumps(arguments)], timeout=300)
     assert done.returncode == 0, done.stderr
@@ -57,14 +59,21 @@ def test_the_example_of_every_preset_works_as_it_stands(name: str, examples: tup
     folder, codes = examples
     assert codes[name] == 0
     recorded = records(folder / name)
-    assert [record["round"] for record in recorded] == list(range(ROUNDS_OF[name]))
+    assert [record["round"] for record in recorded] == list(range(ROUNDS))
     assert all(record["train_loss"] > 0 and record["samples"] > 0 for record in recorded)
 
 
-def test_fedavg_learns_the_digits(examples: tuple[Path, dict[str, object]]):
-    """Guessing scores 0.1; over seeds 0 to 5 the example's round 30 scored 0.91 to 0.94."""
-    folder, _ = examples
-    assert max(record["test_accuracy"] for record in records(folder / "fedavg")) > 0.8
+@pytest.mark.parametrize(
+    "preset", [pytest.param(p, marks=() if p.name == "fedavg" else pytest.mark.slow) for p in PRESETS]
+)
+def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog: pytest.LogCaptureFixture):
+    """Guessing scores 0.1, with a standard error of 0.016 on 355 images; 20 rounds scored 0.77 to 0.97."""
+    with caplog.at_level(logging.INFO, "fedmpi"):
+        run = api.run(preset.name, {"rounds": 20, "evaluation.every": 20, "cluster.threads": 1})
+    assert run.summary["final"]["test_accuracy"] > 0.6
+    told = [record.message for record in caplog.records if "on the embedded digits" in record.message]
+    keys = [f"{table}.{key} = {value}" for table, values in preset.digits.items() for key, value in values.items()]
+    assert len(told) == bool(keys) and all(key in told[0] for key in keys)
 
 
 MEDIATED = [p.name for p in PRESETS if p.table.get("topology", {}).get("kind") == "mediators"]

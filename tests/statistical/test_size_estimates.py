@@ -262,9 +262,21 @@ def test_a_saturated_run_is_told_which_setting_to_change():
     by_kind = {one.kind: one.message for one in saturations(found, 2048, 100)}
     assert sampling_probability(2048, found.total) == 1
     assert set(by_kind) == {"probability", "clipping"}
-    assert "samples.wanted" in by_kind["probability"] and "samples.threshold" in by_kind["clipping"]
+    assert "raise samples.threshold (now 100)" in by_kind["probability"] and "threshold" in by_kind["clipping"]
+    assert "lower samples.wanted" in saturations(found, 6000, 100)[0].message
     well = estimate("exact", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     assert saturations(well, 2048, 100) == ()
+
+
+def test_a_probability_of_one_by_noise_is_put_down_to_noise_with_its_share_of_the_rounds():
+    """2,000 estimates: the share told has a standard error of 0.01, five of which are allowed (false alarms: 1e-6)."""
+    sizes, rounds = np.full(20, 72), 2000
+    totals = [estimate("randomised-response", sizes, 3.0, 150, answer_stream(STREAMS, t, False)) for t in range(rounds)]
+    low = [found for found in totals if sampling_probability(256, found.total) == 1]
+    (one,) = saturations(low[0], 256, 150)
+    assert one.kind == "probability" and "raise samples.epsilon, ask more clients" in one.message
+    share = float(one.message.split("about ")[1].split("%")[0]) / 100
+    assert share == pytest.approx(len(low) / rounds, abs=0.05) and 0.15 < share < 0.4
 
 
 @pytest.mark.parametrize(
