@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.decorators import combiner
 from fedmpi.common.errors import UserError
+from fedmpi.common.later import Later
 from fedmpi.common.registry import Part
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = Later("torch")
 
 
 @combiner(name="mean")
@@ -174,8 +179,8 @@ class Combiner:
         assert self._measure is not None
         with calling(self.part, round):
             found = self._measure(updates)
-        if not isinstance(found, Tensor) or not bool(found.isfinite().all()):
-            shown = "values that are not finite" if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(found, torch.Tensor) or not bool(found.isfinite().all()):
+            shown = "values that are not finite" if isinstance(found, torch.Tensor) else type(found).__name__
             raise refuse_result(self.part, f"measure() returned {shown}: return a tensor, to be summed", round)
         return found.double()
 
@@ -203,8 +208,10 @@ class Combiner:
         with calling(self.part, round):
             found = self._combine(updates, coefficients.clone(), *told)
         width = updates.shape[1]
-        if not isinstance(found, Tensor) or found.shape != (width,):
-            shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(found, torch.Tensor) or found.shape != (width,):
+            shown = (
+                f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            )
             problem = (
                 f"returned {shown} for updates of shape {tuple(updates.shape)}: return a tensor with one value a "
                 f"coordinate, shape ({width},)"

@@ -14,15 +14,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.decorators import server_optimizer
+from fedmpi.common.later import Later
 from fedmpi.common.registry import Part
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = Later("torch")
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -196,8 +201,8 @@ class ServerOptimizer:
             self._start(w)
             moved = getattr(self._chosen, "step", self._chosen)(w, update.clone() if self.part.foreign else update)
         if moved is not None and moved is not w:
-            if not isinstance(moved, Tensor) or moved.shape != w.shape:
-                found = f"shape {tuple(moved.shape)}" if isinstance(moved, Tensor) else type(moved).__name__
+            if not isinstance(moved, torch.Tensor) or moved.shape != w.shape:
+                found = f"shape {tuple(moved.shape)}" if isinstance(moved, torch.Tensor) else type(moved).__name__
                 problem = f"returned {found}: change w in place, or return its next value, shape ({w.numel()},)"
                 raise refuse_result(self.part, problem, self._rounds)
             w.copy_(moved)

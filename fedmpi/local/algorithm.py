@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from fedmpi.common.later import Later
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from fedmpi.config import Config
+else:
+    torch = Later("torch")
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ def vector_like(kept: Tensor, value: Any, what: str) -> Tensor:
     TypeError, ValueError
         The value is no tensor, array or number, or has another length.
     """
-    if not isinstance(value, Tensor | np.ndarray | np.generic | float | int):
+    if not isinstance(value, torch.Tensor | np.ndarray | np.generic | float | int):
         raise TypeError(f"{what} must be a vector of {kept.numel()} values, not {type(value).__name__}")
     vector = torch.as_tensor(value).detach().to(device=kept.device, dtype=kept.dtype)
     if vector.dim() == 0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from fedmpi.common.registry import register, resolve
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedmpi.config import Config
 
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.later import Later
 from fedmpi.common.registry import register
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
-from fedmpi.local.work import LocalRule, OwnOptimizer
-from fedmpi.models.flat import FlatModel, add_gradients
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedmpi.local.work import LocalRule, OwnOptimizer
+    from fedmpi.models import flat
+    from fedmpi.models.flat import FlatModel
+else:
+    torch, flat = Later("torch"), Later("fedmpi.models.flat")
 
 
 class LocalOptimizer(Protocol):
@@ -88,7 +94,7 @@ class SGD:
             self.values.lerp_(self.start, self.pull)
         if self.correction is not None:
             self.values.add_(self.correction, alpha=-self.lr)
-        add_gradients(self.views, gradients, -self.lr)
+        flat.add_gradients(self.views, gradients, -self.lr)
 
 
 @register("local optimizer", name="adam")
@@ -201,6 +207,8 @@ class Foreign:
 
 def own_optimizer(config: Config) -> OwnOptimizer | None:
     """The user's own optimizer that a configuration chooses; None for built-in ones."""
+    from fedmpi.local.work import OwnOptimizer
+
     part = chosen(config, "local optimizer")
     if not part.foreign:
         return None

@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.calling import kept_generators, naming, refuse_result
 from fedmpi.common.errors import UserError
+from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register, resolve
 
-PerSample = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional
+
+    PerSample = Callable[[Tensor, Tensor], Tensor]
+else:
+    torch, functional = Later("torch"), Later("torch.nn.functional")
 
 
 @register("loss", "cross-entropy")
@@ -105,7 +109,7 @@ class Loss:
             targets = targets.clone()
         with naming(self.part):
             losses = self._function(outputs, targets)
-        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
+        if not isinstance(losses, torch.Tensor) or losses.shape != outputs.shape[:1]:
             raise refuse_result(self.part, _wrong_shape(losses, len(outputs)))
         return losses if losses.dtype == outputs.dtype else losses.to(outputs.dtype)
 
@@ -124,9 +128,9 @@ class Loss:
 
 def _wrong_shape(returned: Any, samples: int) -> str:
     found, mean = type(returned).__name__, ""
-    if isinstance(returned, Tensor) and returned.dim():
+    if isinstance(returned, torch.Tensor) and returned.dim():
         found = f"a tensor of shape {tuple(returned.shape)}"
-    elif isinstance(returned, Tensor):
+    elif isinstance(returned, torch.Tensor):
         found, mean = "a single number", ': leave out the mean (reduction="none" in torch)'
     return f"returned {found} for {samples} samples, but a loss gives one value a sample, shape ({samples},){mean}"
 
