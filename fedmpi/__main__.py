@@ -1,20 +1,39 @@
 """The fedmpi command, also `python -m fedmpi`.
 
 What is loaded before signals are heeded takes milliseconds: a warning of the batch system that arrives earlier ends the
-process, as it would any program.
+process, as it would any program. What is loaded before the first line is printed takes a few tenths of a second.
 """
 
 import sys
+from functools import partial
 
 from fedmpi.process.signals import Interrupt
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script: run a command; any failure ends all ranks of the job."""
     interrupt = Interrupt() if sys.argv[1:2] == ["train"] else None
+    from fedmpi.process.guard import run_guarded
+
+    run_guarded(partial(_run, interrupt))
+
+
+def _run(interrupt: Interrupt | None) -> int:
+    if interrupt is not None and "--help" not in sys.argv:
+        _greet()
     from fedmpi.cli import run_command
 
-    run_command(interrupt)
+    return run_command(interrupt)
+
+
+def _greet() -> None:
+    """The first line of a run, before anything slow is loaded; rank 0 says it."""
+    from fedmpi import __version__
+    from fedmpi.cluster import read_launch, who_runs
+
+    who, launch = who_runs(), read_launch()
+    if launch is None or launch.rank == 0:
+        print(f"fedmpi {__version__}: {who}, loading ...", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from torch import nn
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
+from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
 from fedmpi.config.loading import given_config
 from fedmpi.data.arrays import ClientArrays
@@ -43,7 +44,7 @@ from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
 from fedmpi.rounds.loop import Ending, Simulation
-from fedmpi.rounds.round_record import announce
+from fedmpi.rounds.round_record import announce, opening_lines
 
 _one_at_a_time = threading.RLock()
 """Torch's threads and generators belong to the process: runs of several threads wait for one another."""
@@ -227,6 +228,8 @@ def _run(
     recorder = open_recorder(cluster, folder, config, resume, experiment.model.module)
     try:
         announce(experiment)
+        if progress and cluster.is_server:
+            print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
         simulation = Simulation(experiment, recorder, on_round=on_round, stop=stop, progress=progress)
         ending = simulation.run()
     finally:

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+import fedmpi
 from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
+from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.loading import assignments
-from fedmpi.process.guard import run_guarded
+from fedmpi.config.loading import assignments, flat_table, words_about_digits
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 
 app = typer.Typer(
     name="fedmpi",
     help="A parallel simulator for sampling strategies in federated learning.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
 )
 
@@ -37,24 +36,32 @@ ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="PART.KEY=VALUE", help="Override one key.")]
 
 
-def run_command(interrupt: Interrupt | None = None) -> None:
-    """Run the command that the arguments name; any failure ends all ranks of the job.
+def run_command(interrupt: Interrupt | None = None) -> int:
+    """Run the command that the arguments name; returns the exit code.
 
     Parameters
     ----------
     interrupt : Interrupt, optional
         Hears of signals, where the command can save and stop.
     """
-    run_guarded(partial(_run, interrupt))
-
-
-def _run(interrupt: Interrupt | None) -> int:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False, obj=interrupt)
     except CommandLineError as error:
         told = getattr(error, "format_message", error.__str__)()
         raise UserError(f"{told.rstrip('.')} (try --help)") from error
     return code if isinstance(code, int) else 0
+
+
+@app.callback(invoke_without_command=True)
+def fedmpi_itself(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """A parallel simulator for sampling strategies in federated learning."""
+    if version:
+        print(f"fedmpi {fedmpi.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
@@ -98,16 +105,19 @@ def list_presets() -> None:
 
     Example: fedmpi presets
     """
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console()
     for preset in presets():
-        parts = [
-            f"{part}.{key} = {value}"
-            for part, keys in preset.table.items()
-            if isinstance(keys, dict)
-            for key, value in keys.items()
-        ]
-        console.print(f"[bold]{preset.name}[/bold]  {preset.title}")
-        console.print(f"    paper: {preset.paper}\n    parts: {', '.join(parts)}\n    try:   {preset.example}\n")
+        screen.print(Text(paragraph(preset.title, f"{preset.name}  ", "    "), style="bold"), soft_wrap=True)
+        print(paragraph(preset.paper, "    paper: "))
+        print(paragraph(_listed(preset.table), "    parts: "))
+        if preset.digits:
+            print(paragraph(f"{_listed(preset.digits)} (on the embedded digits instead)", "    digits: "))
+        print(paragraph(preset.example, "    try:   "), end="\n\n")
+
+
+def _listed(table: dict[str, Any]) -> str:
+    tables = {part: keys for part, keys in table.items() if isinstance(keys, dict)}
+    return ", ".join(f"{part}.{key} = {value}" for part, keys in tables.items() for key, value in keys.items())
 
 
 @app.command()
@@ -121,11 +131,10 @@ def parts(
     """
     from fedmpi.inspect.parts import list_parts, show_part
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
     if choice is not None:
-        show_part(choice, kind, console)
+        show_part(choice, kind)
     else:
-        list_parts(kind, console)
+        list_parts(kind)
 
 
 @app.command()
@@ -161,11 +170,15 @@ def show(
     if help_fields:
         for key, default, description in key_descriptions():
             if key.startswith("["):
-                print(f"\n{key}  {description}")
+                print("\n" + paragraph(description, f"{key}  ", "    "))
             else:
-                print(f"{key} (default: {default})\n    {description}")
+                print(paragraph(f"{key} (default: {default})", further="    "))
+                print(paragraph(description, "    "))
         return
-    print(config_toml(_load(config, settings)), end="")
+    loaded = _load(config, settings)
+    if told := words_about_digits(flat_table(loaded)):
+        print(f"# {told}")
+    print(config_toml(loaded), end="")
 
 
 @app.command()
@@ -181,7 +194,7 @@ def inspect(
     from fedmpi.inspect.report import inspect_folder
 
     inspection = inspect_folder(shards, verify=verify)
-    inspection.render(Console())
+    inspection.render(console())
     if plot is not None:
         inspection.plot(plot)
         print(f"drawn to {plot}")
@@ -206,7 +219,7 @@ def estimate(
     held = open_store(sizes).sizes
     asked = len(held) if participants is None else participants
     samples = max(1, round(float(held.mean()) * asked / 10)) if wanted is None else wanted
-    assess.render(assess.assess(held, epsilon, threshold, samples, participants), samples, Console(soft_wrap=True))
+    assess.render(assess.assess(held, epsilon, threshold, samples, participants), samples, console())
     if plot is not None:
         assess.plot(held, epsilon, threshold, samples, plot, participants)
         print(f"drawn to {plot}")

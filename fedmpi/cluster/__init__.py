@@ -5,7 +5,7 @@ from fedmpi.cluster.ending import abort_job, agree_on_end, world_rank
 from fedmpi.cluster.launcher import Launch, LauncherMismatch, read_launch, start_mpi
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import choose_device
-from fedmpi.cluster.world import Cluster
+from fedmpi.cluster.world import Cluster, who_runs
 
 __all__ = [
     "BytesMoved",
@@ -18,5 +18,6 @@ __all__ = [
     "choose_device",
     "read_launch",
     "start_mpi",
+    "who_runs",
     "world_rank",
 ]

@@ -71,6 +71,16 @@ class Communicators:
                 comm.Free()
 
 
+def count_nodes(everyone: MPI.Intracomm) -> int:
+    """How many nodes the ranks are on; collective."""
+    from mpi4py import MPI
+
+    node = everyone.Split_type(MPI.COMM_TYPE_SHARED, key=everyone.rank)
+    nodes = total(everyone, int(node.rank == 0))
+    node.Free()
+    return nodes
+
+
 def maximum(comm: MPI.Intracomm, value: int) -> int:
     """The largest of the ranks' integers, on all ranks; waits politely."""
     from mpi4py import MPI

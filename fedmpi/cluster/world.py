@@ -17,14 +17,14 @@ from numpy.typing import DTypeLike
 
 from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arrays
 from fedmpi.cluster.choice import build_sum
-from fedmpi.cluster.communicators import Communicators, maximum
+from fedmpi.cluster.communicators import Communicators, count_nodes, maximum
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.courier import calls_from_threads
 from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
-from fedmpi.cluster.launcher import short_version, start_mpi
+from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
@@ -318,3 +318,13 @@ class Cluster:
     def abort(self, code: int) -> NoReturn:
         """End the whole job now with this exit code."""
         abort_job(code)
+
+
+def who_runs() -> str:
+    """The processes that were launched together, in words, as soon as MPI has started; collective."""
+    launch = read_launch()
+    mpi = start_mpi() if launch is not None and launch.size > 1 else None
+    if mpi is None:
+        return "one process"
+    nodes = count_nodes(mpi.COMM_WORLD)
+    return f"{mpi.COMM_WORLD.Get_size()} ranks on {nodes} node{'s' if nodes > 1 else ''}"

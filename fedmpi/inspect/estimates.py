@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.terminal import show_table
 from fedmpi.common.types import Floats, Ints
 from fedmpi.inspect.plot import check_picture
 from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
@@ -154,24 +154,24 @@ def render(assessments: list[Assessment], wanted: int, console: Console) -> None
         Where to print.
     """
     best = assessments[0]
-    table = Table(
-        title=f"{best.clients:,} clients, {best.samples:,} samples: "
-        f"ε = {best.epsilon:g}, M = {best.threshold}, K = {wanted}",
-        caption=f"clipped clients: {best.clipped_fraction:.1%}",
+    show_table(
+        console,
+        ("mechanism", "bias", "std", "error / n", "P(floor)", "P(p = 1)", "samples drawn, 5 % … 95 %"),
+        [
+            (
+                one.mechanism,
+                f"{one.bias:+,.0f}",
+                f"{one.standard_deviation:,.0f}",
+                f"{one.relative_error:.3g}",
+                f"{one.floor_probability:.1%}",
+                f"{one.saturation_probability:.1%}",
+                f"{one.drawn_low:,.0f} … {one.drawn_high:,.0f}",
+            )
+            for one in assessments
+        ],
+        f"{best.clients:,} clients, {best.samples:,} samples: ε = {best.epsilon:g}, M = {best.threshold}, K = {wanted}",
+        f"clipped clients: {best.clipped_fraction:.1%}",
     )
-    for heading in ("mechanism", "bias", "std", "error / n", "P(floor)", "P(p = 1)", "samples drawn, 5 % … 95 %"):
-        table.add_column(heading, justify="left" if heading == "mechanism" else "right")
-    for one in assessments:
-        table.add_row(
-            one.mechanism,
-            f"{one.bias:+,.0f}",
-            f"{one.standard_deviation:,.0f}",
-            f"{one.relative_error:.3g}",
-            f"{one.floor_probability:.1%}",
-            f"{one.saturation_probability:.1%}",
-            f"{one.drawn_low:,.0f} … {one.drawn_high:,.0f}",
-        )
-    console.print(table)
     console.print(advice(assessments))
 
 

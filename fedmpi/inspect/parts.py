@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 from difflib import get_close_matches
 
-from rich.console import Console
-
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED, Option
 from fedmpi.common.registry import KINDS, Part, describe, parts, resolve
+from fedmpi.common.terminal import paragraph
 
 
-def list_parts(kind: str | None, console: Console) -> None:
+def list_parts(kind: str | None) -> None:
     """Print the built-in parts of a kind, or of all kinds.
 
     Raises
@@ -23,17 +22,17 @@ def list_parts(kind: str | None, console: Console) -> None:
     for name in [_known(kind)] if kind is not None else KINDS:
         found = parts(name)
         if found:
-            console.print(f"{name}  ({KINDS[name].key})")
+            print(f"{name}  ({KINDS[name].key})")
         for part in found:
-            console.print(f"  {part.name:<20} {part.title}")
+            print(paragraph(part.title, f"  {part.name:<20} "))
             for option in part.options:
-                console.print(f"      {_line(option)}")
-            console.print(f"      source: {_source(part)}")
+                print(paragraph(_line(option), "      ", " " * 10))
+            print(paragraph(_source(part), "      source: "))
         if found:
-            console.print()
+            print()
 
 
-def show_part(choice: str, kind: str | None, console: Console) -> None:
+def show_part(choice: str, kind: str | None) -> None:
     """Print one part, built-in or of the user's own.
 
     Raises
@@ -42,16 +41,16 @@ def show_part(choice: str, kind: str | None, console: Console) -> None:
         When there is no such part, or nothing tells its kind.
     """
     part = describe(choice) if kind is None else resolve(_known(kind), choice)
-    console.print(f"{part.name}  {part.kind}, chosen by {part.key}")
-    console.print(f"  {part.title}")
+    print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
+    print(paragraph(part.title, "  "))
     for option in part.options:
-        console.print(f"  {KINDS[part.kind].table}.{_line(option)}")
+        print(paragraph(f"{KINDS[part.kind].table}.{_line(option)}", "  ", " " * 6))
     for mark, value in part.marks.items():
         if value not in ((), None):
-            console.print(f"  {mark} = {', '.join(value) if isinstance(value, tuple) else value}")
-    console.print(f"  source: {_source(part)}")
+            print(paragraph(f"{mark} = {', '.join(value) if isinstance(value, tuple) else value}", "  "))
+    print(paragraph(_source(part), "  source: "))
     if part.foreign:
-        console.print(f"  sha256: {part.digest}")
+        print(f"  sha256: {part.digest}")
 
 
 def _line(option: Option) -> str:

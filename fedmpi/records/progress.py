@@ -9,9 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
+
+from fedmpi.common.terminal import console, on_terminal, paragraph, spoken
+
+IMPORTANCE = ("accuracy", "validation accuracy", "loss", "clients/s")
+"""Facts of a round in the order in which they are kept where there is little room."""
+SHORTEST_BAR, LONGEST_BAR = 8, 40
+"""Characters."""
+FULL, EMPTY = "\u2588", "\u2591"
 
 
 class Display(Protocol):
@@ -24,46 +32,103 @@ class Display(Protocol):
         """End the display."""
 
 
-def open_display(rounds: int, first: int, interval: float) -> Display:
-    """A bar when standard output is a terminal, plain lines otherwise."""
-    return _Bar(rounds, first) if sys.stdout.isatty() else _Lines(rounds, first, interval)
+def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> Display:
+    """A bar where standard output is the user's own terminal, plain lines otherwise.
+
+    Parameters
+    ----------
+    rounds, first : int
+        All rounds, and the first that is run.
+    interval : float
+        Seconds between two plain lines.
+    launched : bool
+        Whether an MPI launcher started this process: what looks like a terminal then may be one that the launcher made
+        (Open MPI does), whose output it copies to wherever its own goes.
+    """
+    return _Bar(rounds, first) if on_terminal() and not launched else _Lines(rounds, first, interval)
 
 
 class _Bar:
+    """One line at the bottom that is redrawn; what is printed meanwhile appears above it."""
+
     def __init__(self, rounds: int, first: int):
-        self._progress = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-        )
-        self._task = self._progress.add_task("rounds", total=rounds, completed=first, facts="")
-        self._progress.start()
+        self._task, self._console = Task(rounds, first), console()
+        self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._line)
+        self._live.start()
+
+    def _line(self) -> Text:
+        line = self._task.line(self._console.width)
+        if not self._console.encoding.startswith("utf"):
+            line = line.replace(FULL, "#").replace(EMPTY, ".")
+        return Text(line, no_wrap=True, overflow="crop")
 
     def update(self, record: dict[str, Any]) -> None:
-        self._progress.update(self._task, completed=record["round"] + 1, facts=_facts(record))
+        self._task.update(record)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()
 
 
 class _Lines:
     def __init__(self, rounds: int, first: int, interval: float):
-        self._rounds, self._first, self._interval = rounds, first, interval
-        self._started = time.perf_counter()
+        self._task, self._interval = Task(rounds, first), interval
         self._shown = float("-inf")
 
     def update(self, record: dict[str, Any]) -> None:
-        now, done = time.perf_counter(), record["round"] + 1
-        if now - self._shown < self._interval and done < self._rounds:
+        self._task.update(record)
+        now = time.perf_counter()
+        if now - self._shown < self._interval and self._task.done < self._task.rounds:
             return
         self._shown = now
-        left = (now - self._started) / max(1, done - self._first) * (self._rounds - done)
-        print(f"round {done}/{self._rounds}  {_facts(record)}  {left:.0f} s left", flush=True)
+        print("  ".join([self._task.place, *self._task.facts.values(), self._task.left]), flush=True)
 
     def close(self) -> None:
         sys.stdout.flush()
+
+
+class Task:
+    """The rounds of a run: how many are done, what the last one came to, how long the others will take."""
+
+    def __init__(self, rounds: int, first: int):
+        self.rounds, self.first, self.done = rounds, first, first
+        self.facts: dict[str, str] = {}
+        self._started = self._latest = time.perf_counter()
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Take note of a finished round."""
+        self.done, self.facts, self._latest = record["round"] + 1, _facts(record) or self.facts, time.perf_counter()
+
+    @property
+    def place(self) -> str:
+        """Where the run is."""
+        return f"round {self.done}/{self.rounds}"
+
+    @property
+    def left(self) -> str:
+        """How long the rest will take, by the mean of the rounds so far."""
+        if self.done >= self.rounds:
+            return f"{spoken(self._latest - self._started)} in all"
+        if self.done == self.first:
+            return ""
+        each = (self._latest - self._started) / (self.done - self.first)
+        return f"{spoken(each * (self.rounds - self.done))} left"
+
+    def line(self, width: int) -> str:
+        """One line of at most `width` characters: what matters most, and a bar where there is room for it."""
+        wanted = [name for name in IMPORTANCE if self.facts.get(name)]
+        shown: list[str] = []
+        room = width - len(self.place) - (2 + len(self.left) if self.left else 0)
+        for name in wanted:
+            if len(self.facts[name]) + 2 <= room:
+                shown.append(name)
+                room -= len(self.facts[name]) + 2
+        words = [self.facts[name] for name in self.facts if name in shown] + ([self.left] if self.left else [])
+        bar = [self._bar(min(room - 2, LONGEST_BAR))] if room - 2 >= SHORTEST_BAR else []
+        return "  ".join([self.place, *bar, *words])
+
+    def _bar(self, length: int) -> str:
+        full = length * self.done // max(self.rounds, 1)
+        return FULL * full + EMPTY * (length - full)
 
 
 @contextmanager
@@ -88,24 +153,24 @@ class TerminalWarnings(logging.Handler):
         print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
-def _facts(record: dict[str, Any]) -> str:
-    facts = [f"loss {record['train_loss']:.4f}"] if record.get("train_loss") is not None else []
+def _facts(record: dict[str, Any]) -> dict[str, str]:
+    facts = {"loss": f"loss {record['train_loss']:.4f}"} if record.get("train_loss") is not None else {}
     for part, name in (("test", "accuracy"), ("val", "validation accuracy")):
         if f"{part}_accuracy" in record:
-            facts.append(f"{name} {record[f'{part}_accuracy']:.4f}")
+            facts[name] = f"{name} {record[f'{part}_accuracy']:.4f}"
     if record["seconds"] > 0:
-        facts.append(f"{record['participants'] / record['seconds']:.0f} clients/s")
-    return "  ".join(facts)
+        facts["clients/s"] = f"{record['participants'] / record['seconds']:.0f} clients/s"
+    return facts
 
 
 def show_summary(summary: dict[str, Any], folder: str) -> None:
-    """The table at the end of a run."""
-    table = Table(title=f"run {folder}", show_header=False)
+    """The table at the end of a run, and where its results lie."""
+    table = Table(show_header=False)
     final = summary["final"]
     rows = {
         "rounds": final.get("round", -1) + 1,
         **_scores(summary),
-        "wall time": f"{summary['wall_seconds']:.1f} s",
+        "wall time": spoken(summary["wall_seconds"]),
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
         "moved by MPI": f"{summary['mpi_bytes']['total'] / 1e6:.1f} MB",
@@ -117,7 +182,8 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
             rows["traffic to target"] = f"{summary['megabytes_to_target']:.1f} MB"
     for name, value in rows.items():
         table.add_row(name, str(value))
-    Console(soft_wrap=True).print(table)
+    console().print(table)
+    print(paragraph(f"results in {folder}: metrics.jsonl (the rounds), model.safetensors, summary.json, run.log"))
 
 
 def _scores(summary: dict[str, Any]) -> dict[str, str]:

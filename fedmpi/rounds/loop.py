@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from fedmpi.cluster import read_launch
 from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.plan import Plan
 from fedmpi.records.history import History, Record
@@ -91,7 +92,9 @@ class Simulation:
         first, self.unsettled = self.saved.resume(self.model)
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
         if self.progress:
-            self.display = open_display(self.config.rounds, first, self.config.logging.interval)
+            self.display = open_display(
+                self.config.rounds, first, self.config.logging.interval, launched=read_launch() is not None
+            )
         ending: Ending = "finished"
         t = first - 1
         for t in range(first, self.config.rounds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import fedmpi
 from fedmpi.common.plan import Plan
+from fedmpi.config.base import written
 from fedmpi.config.loading import flat_table, words_about_digits
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.records.history import Record
@@ -96,6 +98,17 @@ def announce(experiment: Experiment) -> None:
     log.info("engine: %s", experiment.trainer.engine.description)
     if experiment.trainer.hooks is not None:
         log.info("algorithm: %s", experiment.trainer.hooks.description)
+
+
+def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
+    """What a run is, for the terminal, once everything is loaded."""
+    config, sizes = experiment.config, experiment.data.sizes
+    what = [f"preset {config.preset}"] if config.preset else []
+    what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {written(config.data.shards)}"]
+    what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
+    what += [f"into {folder}"] if folder is not None else []
+    told = words_about_digits(flat_table(config))
+    return ["; ".join(what), *([told] if told else [])]
 
 
 def summary_facts(experiment: Experiment) -> Record:

@@ -97,10 +97,10 @@ def rank_of_job(job: Job, rank: int) -> psutil.Process:
     raise AssertionError(f"no rank {rank} among the children of {job.args}")
 
 
-def run_on_terminal(args: Sequence[str | Path], env: Mapping[str, str]) -> tuple[int, str]:
-    """Run `python ARGS` with standard output on a terminal of 120 columns; exit code and all that it printed."""
+def run_on_terminal(args: Sequence[str | Path], env: Mapping[str, str], columns: int = 120) -> tuple[int, str]:
+    """Run `python ARGS` with standard output on a terminal of some columns; exit code and all that it printed."""
     primary, secondary = pty.openpty()
-    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, *map(str, args)],
         stdin=subprocess.DEVNULL,

@@ -106,9 +106,11 @@ def test_the_log_names_versions_ranks_and_the_engine_with_its_reason(run: Done):
 
 
 def test_progress_is_plain_lines_where_the_output_is_no_terminal(run: Done):
-    lines = [line for line in run.job.stdout.splitlines() if line.startswith("round ")]
+    first, _, *others = run.job.stdout.splitlines()
+    assert first.startswith("fedmpi ") and first.endswith("3 ranks on 1 node, loading ...")
+    lines = [line for line in others if line.startswith("round ")]
     assert len(lines) == ROUNDS  # logging.interval = 0 shows them all
-    assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and "s left" in lines[0]
+    assert lines[0].startswith(f"round 1/{ROUNDS}  loss ") and "clients/s" in lines[0] and " left" in lines[0]
     assert "\x1b" not in run.job.stdout
 
 
@@ -140,7 +142,7 @@ def test_the_configuration_of_a_run_repeats_it(run: Done, repeated: tuple[Path, 
 def test_a_terminal_shows_a_progress_bar(repeated: tuple[Path, str]):
     _, printed = repeated
     assert "\x1b[" in printed
-    assert f"{ROUNDS}/{ROUNDS}" in printed and "━" in printed and "accuracy" in printed and "clients/s" in printed
+    assert f"{ROUNDS}/{ROUNDS}" in printed and "█" in printed and "accuracy" in printed and "clients/s" in printed
 
 
 def test_without_mpi4py_one_process_trains_and_says_so(repeated: tuple[Path, str]):

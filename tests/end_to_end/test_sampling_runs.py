@@ -75,7 +75,7 @@ def test_fedsso_opens_with_one_step_of_every_client(system: tuple[str, ...]):
     assert torch.allclose(one.model, expected, atol=1e-6)
     assert one.records[0]["opening"] and one.records[0]["participants"] == 12
     assert one.records[0]["steps"] == 12 and sum(one.records[0]["stratum_sizes"]) == 12
-    two = run("preset=fedsso", *SMALL, "rounds=2", "participation.fraction=0.5", *system)
+    two = run("preset=fedsso", *SMALL, "rounds=2", "local.lr=0.01", "participation.fraction=0.5", *system)
     assert "opening" not in two.records[1] and two.records[1]["participants"] == 6
     assert two.records[1]["lr"] == pytest.approx(0.01 / 2)
 

@@ -27,21 +27,21 @@ CONFIGURATIONS = {
     "merged": f"{MASKED} local.engine=merged local.steps=1 local.batch_size=all",
     "shared": f"preset=fedavg participation.count=7 topology.placement=shared {SMALL}",
     "owned": f"preset=fedavg participation.count=7 topology.placement=owner {SMALL}",
-    "all train": "preset=fedsampling samples.wanted=300 samples.threshold=150 topology.placement=shared "
-    f"server.trains=always {SMALL}",
+    "all train": "preset=fedsampling aggregation.lr=0.05 samples.wanted=300 samples.threshold=150 "
+    f"topology.placement=shared server.trains=always {SMALL}",
     "hardly anybody there": "preset=fedavg participation.count=3 samples.rule=bernoulli samples.wanted=100 "
     "topology.placement=shared server.trains=always system.availability=bernoulli system.probability=0.04 "
     f"evaluation.every=1 {SMALL}",
     "exact and shared": "preset=fedavg aggregation.exact=true participation.count=7 topology.placement=shared "
     f"server.trains=always {SMALL}",
     "weighted": f"preset=fedavg-weighted participation.count=7 {SMALL}",
-    "fedsampling": f"preset=fedsampling samples.wanted=300 samples.threshold=150 {SMALL}",
-    "naive": f"preset=fedsampling-naive samples.ratio=0.1 {SMALL}",
-    "centralized": f"preset=centralized samples.wanted=100 {SMALL}",
+    "fedsampling": f"preset=fedsampling aggregation.lr=0.05 samples.wanted=300 samples.threshold=150 {SMALL}",
+    "naive": f"preset=fedsampling-naive aggregation.lr=0.05 samples.ratio=0.1 {SMALL}",
+    "centralized": f"preset=centralized aggregation.lr=0.05 samples.wanted=100 {SMALL}",
     "adam and samples": "preset=fedavg local.optimizer=adam local.lr=0.005 samples.rule=bernoulli "
     f"samples.wanted=60 local.epsilon=1e-3 {SMALL}",
     "fedsts": f"preset=fedsts participation.count=6 participation.strata=4 local.lr=0.1 {SMALL}",
-    "fedsso": f"preset=fedsso participation.fraction=0.3 {SMALL}",
+    "fedsso": f"preset=fedsso local.lr=0.01 participation.fraction=0.3 {SMALL}",
     "astraea": f"{ASTRAEA} local.epsilon=1e-3",
     "exact astraea": f"{ASTRAEA} aggregation.exact=true",
     "exact placed astraea": f"{ASTRAEA} topology.placement=mediator aggregation.exact=true",
@@ -54,7 +54,8 @@ CONFIGURATIONS = {
     "exact fedavg": f"preset=fedavg aggregation.exact=true participation.count=7 {SMALL}",
     "exact bfloat16": f"preset=fedavg aggregation.exact=true local.precision=bfloat16 participation.count=7 {SMALL}",
     "exact bfloat16 astraea": f"{ASTRAEA} aggregation.exact=true local.precision=bfloat16",
-    "exact fedsampling": f"preset=fedsampling aggregation.exact=true samples.wanted=300 samples.threshold=150 {SMALL}",
+    "exact fedsampling": "preset=fedsampling aggregation.lr=0.05 aggregation.exact=true samples.wanted=300 "
+    f"samples.threshold=150 {SMALL}",
 }
 NAMES = list(CONFIGURATIONS)
 RANKS = [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 8))]

@@ -17,8 +17,11 @@ from fedmpi.privacy.size_estimates import estimate, saturations
 from fedmpi.rounds.server import Planner
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
-PRIVATE = ("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=duchi", "samples.threshold=40")
-ASKED = (*PRIVATE, "samples.asked=participants", "samples.epsilon=1")
+PRIVATE = (
+    *("preset=fedsampling", "samples.wanted=25", "samples.size_estimate=duchi", "samples.threshold=40"),
+    "samples.epsilon=3",
+)
+ASKED = (*PRIVATE[:-1], "samples.asked=participants", "samples.epsilon=1")
 
 
 def planner(*settings: str) -> Planner:

@@ -1,0 +1,89 @@
+"""Text on the user's terminal: its width, words that stay whole, colours unless NO_COLOR is set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def console() -> Console:
+    """Standard output; no escape codes of any kind beside text where NO_COLOR is set (no-color.org)."""
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(highlight=False, markup=False, emoji=False, color_system=None if plain else "auto")
+
+
+def on_terminal() -> bool:
+    """Whether standard output is a terminal on which a line can be redrawn."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def show_table(
+    screen: Console, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", caption: str = ""
+) -> None:
+    """A table, its first column left and the others right; where it would not fit, one line a cell.
+
+    Parameters
+    ----------
+    screen : Console
+        From `console`.
+    headings : sequence of str
+        Of the columns.
+    rows : iterable of sequences of str
+    title, caption : str
+        Above and below.
+    """
+    cells = [list(row) for row in rows]
+    table = Table(*headings, title=title or None, caption=caption or None)
+    for number, column in enumerate(table.columns):
+        column.justify = "right" if number else "left"
+    for row in cells:
+        table.add_row(*row)
+    if screen.measure(table).minimum <= screen.width:
+        screen.print(table)
+        return
+    for line in filter(None, (title, *(line for row in cells for line in _in_lines(headings, row)), caption)):
+        screen.print(Text(paragraph(line, "" if line in (title, caption) else "  ")), soft_wrap=True)
+
+
+def _in_lines(headings: Sequence[str], row: Sequence[str]) -> Iterator[str]:
+    yield f"{headings[0]} {row[0]}"
+    for heading, cell in zip(headings[1:], row[1:], strict=True):
+        yield f"  {heading}: {cell}"
+
+
+def paragraph(text: str, first: str = "", further: str | None = None) -> str:
+    """A text between whole words to the width of the terminal; one line where standard output is none.
+
+    Parameters
+    ----------
+    text : str
+    first, further : str
+        What stands before the first line, and before the others (as many spaces unless given).
+    """
+    further = " " * len(first) if further is None else further
+    if not sys.stdout.isatty():
+        return first + text
+    return textwrap.fill(
+        text,
+        max(20, shutil.get_terminal_size().columns),
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def spoken(seconds: float) -> str:
+    """A time as people say it: "4 s", "3 min", "2.5 h", "12 days", "30 years"."""
+    for unit, length, limit in (("s", 1.0, 100.0), ("min", 60.0, 100 * 60), ("h", 3600.0, 48 * 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.{int(unit == 'h')}f} {unit}"
+    days = seconds / 86_400
+    return f"{days:.1f} days" if days < 10 else f"{days:.0f} days" if days < 1000 else f"{days / 365.25:,.0f} years"
