@@ -1,0 +1,150 @@
+"""A run that dies, writes half, loses power or meets a full disk at any one of its calls that write goes on to the bit.
+
+Every case is a process of its own, forked from this one, which then resumes the run. A full disk and nothing else makes
+a run say something: one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.records.hold import FOLDER, LAPSES
+from tests.end_to_end.runs import curve
+from tests.faults.disk import DIED, Disk, Mode, faulty
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SETTINGS = {
+    "data.shards": "digits:clients=6",
+    "model.hidden": [8],
+    "rounds": 4,
+    "checkpoint.every": 2,
+    "checkpoint.keep": 1,
+    "logging.tensorboard": False,
+    "local.engine": "sequential",
+    "local.algorithm": "scaffold",
+    "local.batch_size": 50,
+    "participation.count": 2,
+    "aggregation.optimizer": "adam",
+    "cluster.threads": 1,
+}
+FINISHED, REFUSED, BROKEN = 0, 2, 3
+LATER = {**SETTINGS, "rounds": 6, "checkpoint.keep": 2}
+"""With which a finished run goes on."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What an undisturbed run left, and its calls."""
+
+    left: tuple[Any, ...]
+    calls: list[str]
+
+
+def left_by(run: Path) -> tuple[Any, ...]:
+    """Curve, model, and all of the summary but the seconds."""
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["wall_seconds"]
+    return curve(run), (run / "model.safetensors").read_bytes(), summary
+
+
+def undisturbed(folder: Path, settings: dict[str, Any], before: Callable[[Path], None]) -> Whole:
+    before(folder)
+    with faulty(Disk(folder)) as disk:
+        fedmpi.run({}, settings, out=folder, resume=True)
+    return Whole(left_by(folder), disk.calls)
+
+
+def in_child(folder: Path, settings: dict[str, Any], mode: Mode, at: int) -> tuple[int, str]:
+    """Exit code of a run on the faulty disk, and what it said."""
+    heard, told = os.pipe()
+    child = os.fork()
+    if not child:
+        code, said = BROKEN, b""
+        try:
+            with faulty(Disk(folder, mode, at)):
+                fedmpi.run({}, settings, out=folder, resume=True)
+            code = FINISHED
+        except UserError as error:
+            code, said = REFUSED, str(error).encode()
+        except BaseException as error:
+            said = repr(error).encode()
+        finally:
+            os.write(told, said[:60_000])
+            os._exit(code)
+    os.close(told)
+    with open(heard, "rb") as pipe:
+        said = pipe.read().decode()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def resumed(folder: Path, settings: dict[str, Any]) -> None:
+    """Go on; of a holder that died before it could say who it was, the minute's wait is skipped."""
+    try:
+        fedmpi.run({}, settings, out=folder, resume=True)
+    except UserError as error:
+        assert re.search(r"in use by another run.* 60 s after its last sign of life", str(error))
+        for path in (folder / FOLDER).iterdir():
+            os.utime(path, (time.time() - LAPSES - 1,) * 2)
+        fedmpi.run({}, settings, out=folder, resume=True)
+
+
+def nothing(folder: Path) -> None:
+    """A run from its beginning."""
+
+
+def finished(folder: Path) -> None:
+    """A run that was finished with fewer rounds and goes on."""
+    fedmpi.run({}, SETTINGS, out=folder)
+
+
+def survives(whole: Whole, run: Path, settings: dict[str, Any], mode: Mode, at: int) -> None:
+    """One case: the call goes wrong, and the run goes on."""
+    case = f"{mode} at call {at}, {whole.calls[at]}"
+    code, said = in_child(run, settings, mode, at)
+    if mode == "full":
+        assert code in (FINISHED, REFUSED), f"{case}: {said}"
+        if code == REFUSED:
+            assert re.search(r"run folder \S+( failed)? \(No space left on device\): ", said), f"{case}: {said}"
+            assert "\n" not in said
+    else:
+        assert code == DIED, f"{case}: {code} {said}"
+    try:
+        with faulty(Disk(run)):
+            resumed(run, settings)
+    except Exception as error:
+        raise AssertionError(f"{case}: cannot go on: {error}") from error
+    assert left_by(run) == whole.left, case
+    shutil.rmtree(run)
+
+
+@pytest.mark.parametrize(
+    ("modes", "settings", "before"),
+    [(("torn", "crash"), SETTINGS, nothing), (("power",), SETTINGS, nothing), (("full",), SETTINGS, nothing)]
+    + [(("power",), LATER, finished)],
+    ids=["death", "power", "full", "power, of a run that goes on with more rounds"],
+)
+def test_a_run_survives_whatever_happens_at_any_of_its_calls(
+    tmp_path: Path, modes: tuple[Mode, ...], settings: dict[str, Any], before: Callable[[Path], None]
+):
+    """To die after a call is to die before the next: only after a write is that another case than "torn"."""
+    whole = undisturbed(tmp_path / "WHOLE", settings, before)
+    for mode in modes:
+        for at in range(len(whole.calls)):
+            if mode == "crash" and not whole.calls[at - 1].startswith("write"):
+                continue
+            run = tmp_path / f"{mode}-{at}"
+            before(run)
+            survives(whole, run, settings, mode, at)
+    assert len(whole.calls) > 50
