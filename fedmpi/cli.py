@@ -80,8 +80,10 @@ def train(
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
     from fedmpi import api  # slow: a wrong configuration is refused before
+    from fedmpi.process.lost_pages import say_lost_pages
     from fedmpi.records.progress import show_summary
 
+    say_lost_pages()
     interrupt: Interrupt | None = context.obj
     folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
     stop = interrupt.asked if interrupt else None

@@ -87,8 +87,12 @@ def writing(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = next((words for numbers, words in REMEDIES if error.errno in numbers), "see to the disk")
         raise RunFailure(
-            f"writing to the run folder {run} failed ({error.strerror or error}): {remedy}, then go on with "
+            f"writing to the run folder {run} failed ({error.strerror or error}): {remedy(error)}, then go on with "
             f"--resume --out {run}"
         ) from error
+
+
+def remedy(error: OSError) -> str:
+    """What helps."""
+    return next((words for numbers, words in REMEDIES if error.errno in numbers), "see to the disk")

@@ -34,13 +34,21 @@ class DataWatch:
     ----------
     store : ShardStore
         Just opened, so that its files have the sizes that the manifest says.
+
+    Attributes
+    ----------
+    latest : DataWatch or None
+        The one of the process's latest run.
     """
+
+    latest: DataWatch | None = None
 
     def __init__(self, store: ShardStore):
         folder, files = store.folder, store.manifest.files()
         self._sums = {} if folder is None else {folder / file.name: file.sha256 for file in files}
         self._marks = {path: _mark(path) for path in self._sums}
         self._looked = time.monotonic()
+        DataWatch.latest = self
 
     def look(self) -> None:
         """As `check`, at most every few seconds."""

@@ -13,6 +13,7 @@ writes anything, and ends.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -33,6 +34,8 @@ RENEWED, LAPSES = 5.0, 60.0
 """Seconds between two signs of life, and without one until the hold is lost."""
 ATTEMPTS = 5
 """To make the next number, while others do so too."""
+_held: set[tuple[int, int]] = set()
+"""The files of the folders that this process holds, by device and inode."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Holder:
         """The one with the highest number; None where nobody ever held the folder."""
         for number, path in reversed(_numbered(run)):
             with suppress(FileNotFoundError):  # the next holder has just removed it
+                # Opened first: NFS then asks its server, also for the time.
                 return cls(path, number, _facts(path), path.stat().st_mtime)
         return None
 
@@ -67,6 +71,10 @@ class Holder:
         """Whether it must be taken to write to the folder still."""
         if not self.heard or self._is_copy():
             return False
+        if self._here() and self.facts.get("pid") == os.getpid():
+            return (
+                _identity(self.path) in _held
+            )  # one that could not be released, on a full or lost disk, is free all the same
         if self._here():
             return _process_began(self.facts.get("pid")) == self.facts.get("began")
         if self._earlier_turn():
@@ -79,7 +87,7 @@ class Holder:
     def _is_copy(self) -> bool:
         """Whether the file came here with a copy of the whole folder; told apart on the machine of the original."""
         with suppress(OSError):
-            return self._here() and self.facts.get("file") != _identity(self.path)
+            return self._here() and self.facts.get("file") != list(_identity(self.path))
         return False
 
     def _earlier_turn(self) -> bool:
@@ -147,6 +155,8 @@ class Hold:
         self.before: Holder | None = None
         (run / FOLDER).mkdir(exist_ok=True)
         self.path = self._take()
+        self._file = _identity(self.path)
+        _held.add(self._file)
         self._released = threading.Event()
         self._renewing = threading.Thread(target=self._renew, name="fedmpi-hold", daemon=True)
         self._renewing.start()
@@ -178,8 +188,14 @@ class Hold:
         RunFailure
             It is not, or it has vanished.
         """
-        if self.path.exists():
+        try:
+            os.close(
+                os.open(self.path, os.O_RDONLY)
+            )  # NFS asks its server when a file is opened, not when it is looked up
             return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise
         if not self.run.is_dir():
             raise RunFailure(
                 f"the run folder {self.run} has vanished: what was not copied is lost; put a copy back and go on with "
@@ -200,6 +216,7 @@ class Hold:
         """Let others have the folder."""
         self._released.set()
         self._renewing.join()
+        _held.discard(self._file)
         with suppress(OSError):
             os.utime(self.path, (0, 0))
 
@@ -253,9 +270,9 @@ def _facts(path: Path) -> Mapping[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _identity(path: Path) -> list[int]:
+def _identity(path: Path) -> tuple[int, int]:
     found = path.stat()
-    return [found.st_dev, found.st_ino]
+    return found.st_dev, found.st_ino
 
 
 @cache

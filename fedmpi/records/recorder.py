@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, sync_folder, write_whole, writing
+from fedmpi.common.files import make_folder, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
 from fedmpi.records.changes import Changes, compare
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
@@ -289,7 +289,9 @@ class Recorder:
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the run folder {folder} ({error.strerror or error}): choose another --out")
+    return UserError(
+        f"cannot write the run folder {folder} ({error.strerror or error}): {remedy(error)}, or choose another --out"
+    )
 
 
 class RunLog(logging.FileHandler):

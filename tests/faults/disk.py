@@ -156,10 +156,15 @@ def faulty(disk: Disk) -> Iterator[Disk]:
     def unlink(path: Any, *more: Any, **named: Any) -> None:
         if not disk.inside(path) or not os.path.exists(path):
             return real["unlink"](path, *more, **named)  # type: ignore[no-any-return]
-        content = Path(path).read_bytes()
+        content, found = Path(path).read_bytes(), os.stat(path)
         work = lambda: real["unlink"](path, *more, **named)  # noqa: E731
         disk.call("unlink", path, work, work, False)
-        disk.named(path, lambda: Path(path).write_bytes(content))
+
+        def undo() -> None:
+            Path(path).write_bytes(content)
+            real["utime"](path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+        disk.named(path, undo)
 
     def rename(source: Any, target: Any, *more: Any, **named: Any) -> None:
         if not disk.inside(target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -83,7 +84,21 @@ def test_the_folder_of_a_killed_process_of_this_machine_is_free_at_once(tmp_path
 
 def test_a_process_that_got_the_id_of_a_dead_one_is_not_taken_for_it(tmp_path: Path):
     Hold(tmp_path)
-    altered(tmp_path, began=1)  # this process began at another time
+    altered(tmp_path, pid=os.getppid())
+    with pytest.raises(UserError, match=f"process {os.getppid()} on"):
+        altered(tmp_path, began=hold._process_began(os.getppid()))
+        Hold(tmp_path)
+    altered(tmp_path, began=1)  # that process began at another time
+    Hold(tmp_path).release()
+
+
+def test_a_folder_that_could_not_be_released_is_free_for_the_process_that_held_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = Hold(tmp_path)
+    monkeypatch.setattr("os.utime", lambda *where: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+    first.release()
+    assert first.path.stat().st_mtime > 0
     Hold(tmp_path).release()
 
 
@@ -192,7 +207,7 @@ def test_a_number_that_was_outdated_when_it_was_made_wins_nothing(tmp_path: Path
 
     def slow(path: Path) -> bool:
         monkeypatch.setattr(hold, "_made", made)
-        assert made(path.with_name("000009.json"))
+        path.with_name("000009.json").touch()
         return made(path)
 
     monkeypatch.setattr(hold, "_made", slow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,15 +21,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.files import writing
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
+from fedmpi.process.guard import _ending_of
 from fedmpi.records import hold
 from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.model_file import model_file
 from fedmpi.records.recorder import OF_A_RUN, Recorder
 from tests.data_prep.command import main
-from tests.end_to_end.in_process import run_into
+from tests.end_to_end.in_process import QUIET, run_into
 from tests.end_to_end.runs import curve
 from tests.end_to_end.user_models import tied
 
@@ -460,7 +463,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_when_there_is_
     assert run_into(run, *SETTINGS, stop_after=2) == 75
     whole = {path: path.read_bytes() for path in (run / "checkpoints").iterdir()}
     filler = fill(small_disk, pages * 4096)
-    with pytest.raises(UserError, match=rf"run folder {run} .*No space left on device"):
+    with pytest.raises(UserError, match=rf"run folder {run} .*No space left on device\): make room there"):
         run_into(run, *SETTINGS, resume=True)
     assert {path: path.read_bytes() for path in whole} == whole
     assert not list(run.rglob("*.partial"))
@@ -479,6 +482,38 @@ def test_events_on_a_full_disk_are_one_sentence_too(small_disk: Path, capsys: py
         for t in range(10_000):
             recorder.checkpoint(t, {}, {})
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_folder_that_vanishes_while_training_is_one_sentence_and_exit_code_1(undisturbed: Path, tmp_path: Path):
+    run, spare = tmp_path / "RUN", tmp_path / "SPARE"
+
+    def lose(record: dict[str, Any]) -> None:
+        if record["round"] == 2:
+            run.rename(spare)
+
+    with pytest.raises(RunFailure, match=rf"^the run folder {run} has vanished: ") as info:
+        fedmpi.run(load_config(None, [*QUIET, *SETTINGS]), out=run, on_round=lose)
+    assert _ending_of(info.value)[0] == 1
+    spare.rename(run)
+    assert run_into(run, *SETTINGS, resume=True) == 0
+    assert curve(run) == curve(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EROFS, "make it writable"),
+        (errno.EDQUOT, "make room"),
+        (errno.ESTALE, "see where"),
+        (errno.EIO, "see to"),
+    ],
+)
+def test_what_helps_depends_on_what_the_disk_says(tmp_path: Path, number: int, words: str):
+    with (
+        pytest.raises(RunFailure, match=rf"\({os.strerror(number)}\): {words}.*, then go on with --resume"),
+        writing(tmp_path),
+    ):
+        raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize("call", ["write", "checkpoint", "finish"])
