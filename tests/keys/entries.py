@@ -639,6 +639,10 @@ KEYS: dict[str, Key] = {
 OF_RANKS = ("topology.placement", "topology.balance", "server.trains", "cluster.reduction")
 """Keys that mean something on several ranks only: see `tests/keys/test_keys_of_ranks.py`."""
 
+OF_STALLS = ("cluster.watchdog", "cluster.patience")
+"""Keys that show in a job that stands still only: see tests/process/test_watchdog.py and
+tests/faults/test_signals_and_stalls.py."""
+
 ONE_VALUE = ("task.kind",)
 """Keys with a single value, which nothing can be compared with."""
 

@@ -131,6 +131,9 @@ COMPOSITIONS |= {
     "FedNova's second vector takes its time on the way up": [
         *(*UNEVEN_SMALL, *CLOCK, "local.algorithm=fednova", "system.upload=5e3"),
     ],
+    "noise is shared out among those who are wanted": [
+        *(*UNEVEN_SMALL, *SOME, "aggregation.weights=uniform", "privacy.clip_norm=0.2", "privacy.noise_multiplier=1"),
+    ],
     "the median of the opening step": [*UNEVEN_SMALL, *STRATA, *RULES["the median"], "participation.opening=true"],
     "q-FFL with q = 0.3 and a constant of its own": [
         *(*UNEVEN_SMALL, *BY_SIZE, "aggregation.weights=q-ffl", "aggregation.q=0.3", "aggregation.lipschitz=7.0"),
