@@ -22,6 +22,7 @@ from data_prep.prepare import Job, parse_law_options, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import named_folder
 from fedmpi.inspect.plot import check_picture
 from fedmpi.inspect.report import inspect_folder
 from fedmpi.process.guard import run_guarded
@@ -116,7 +117,7 @@ def prepare_command(
     context: typer.Context,
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A name that `list` shows.")],
     law: Annotated[str, typer.Option("--partition", metavar="NAME", help="How samples are given to clients.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
     clients: Annotated[int | None, typer.Option(metavar="N", help="Clients; some partitions count them.")] = None,
     shards: Annotated[int, typer.Option(metavar="S", help="Training shards.")] = 8,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**64 - 1, help="Seed of the partition.")] = 0,
@@ -184,7 +185,7 @@ def prepare_command(
         strict=strict,
         overwrite=overwrite,
         read_options={name: value for name, value in given.items() if value is not None},
-        command="python -m data_prep " + shlex.join(context.obj),
+        command="python -m data_prep " + as_text(shlex.join(context.obj)),
     )
     if plot is not None:
         check_picture(plot)
@@ -198,6 +199,11 @@ def prepare_command(
             inspection.plot(plot)
             console.print(f"drawn to {plot}", markup=False)
     cluster.close()
+
+
+def as_text(words: str) -> str:
+    """Words of the command line without the bytes that are no UTF-8."""
+    return words.encode("utf-8", "backslashreplace").decode()
 
 
 def _task(task: str | None) -> Task | None:

@@ -15,10 +15,12 @@ from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.room import GrowingFile
 from data_prep.statistics import class_count_blocks
+from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, ShardFile, shard_name
 
+LONGEST_NAME = 4000
 CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
 
 
@@ -137,7 +139,14 @@ def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:
         return np.arange(partition.clients)
     if raw.user_names is None:
         return partition.users
-    return np.char.encode(np.array([raw.user_names[user] for user in partition.users]), "utf-8")
+    names = [raw.user_names[user].encode("utf-8", "replace") for user in partition.users]
+    longest = max(map(len, names))
+    if longest > LONGEST_NAME:
+        raise UserError(
+            f"{raw.name} names a user with {longest:,} bytes, and all names take as much room as the longest: shorten "
+            f"those beyond {LONGEST_NAME:,}"
+        )
+    return np.array(names)
 
 
 def row_bytes(raw: RawDataset) -> int:

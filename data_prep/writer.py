@@ -240,6 +240,11 @@ def _describe(raw: RawDataset) -> DataDescription:
 def _check(raw: RawDataset) -> None:
     if raw.task == "text" and not raw.vocabulary:
         raise UserError(f"{raw.name} is text without a vocabulary, so a model could not size its embedding: give one")
+    if raw.test_x.shape[1:] != raw.feature_shape:
+        raise UserError(
+            f"training samples of {raw.name} have the shape {raw.feature_shape}, test samples {raw.test_x.shape[1:]}: "
+            "these files do not belong together"
+        )
     for part, labels in (("training", raw.labels), ("test", raw.test_y)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < raw.classes:
             raise UserError(

@@ -27,6 +27,7 @@ from torch import nn
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
 from fedmpi.config.loading import given_config
@@ -186,7 +187,9 @@ def run(
         with ending_together():
             if resume and out is None:
                 raise UserError("resume needs out, the folder of the run to continue")
-            if not isinstance(out, str | Path | None):
+            if isinstance(out, str):
+                out = named_folder(out)
+            if not isinstance(out, Path | None):
                 raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
             for name, function in (("on_round", on_round), ("stop", stop)):
                 if function is not None and not callable(function):

@@ -17,6 +17,7 @@ from rich.text import Text
 import fedmpi
 from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.loading import assignments, flat_table, words_about_digits
@@ -69,7 +70,9 @@ def train(
     context: typer.Context,
     config: ConfigFile = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RUN", parser=named_folder, help="Folder of the run.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that RUN holds, if any.")] = False,
 ) -> int:
     """Train: one process, or many under mpiexec or srun.

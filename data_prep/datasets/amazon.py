@@ -79,7 +79,7 @@ def _add(line: str, where: str, texts: LabelledTexts, tally: Tally, seen: set[by
     """Add one review; `seen` holds those there are already, None where duplicates are kept."""
     try:
         review = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         tally.bad(where, f"not JSON ({error})")
         return
     if not isinstance(review, dict):

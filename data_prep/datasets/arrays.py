@@ -18,6 +18,7 @@ from fedmpi.common.errors import UserError
 
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
 CHANNELS = (1, 3, 4)
+LARGEST_TOKEN = 10_000_000
 TABLES = (".csv", ".csv.gz")
 INSTEAD = {
     ".npy": "one array has no labels; write both with numpy.savez('mine.npz', x=x, y=y)",
@@ -51,7 +52,9 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train = _usable(f"{raw}, array x", x, train, kind, tally)
     test = _usable(f"{raw}, array {'x' if rest is None else 'x_test'}", test_source, test, kind, tally)
     if not len(train) or not len(test):
-        raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row")
+        why = f": the first that is none: {tally.first}" if tally.first else ""
+        raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row{why}")
+    vocabulary = _vocabulary(raw, x[train], test_source[test]) if task == "text" else ()
     users, user_names = _users(content, train, tally)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
@@ -75,7 +78,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         skipped=tally.unreadable,
         licence=ARRAYS.licence,
         citation=ARRAYS.citation,
-        vocabulary=tuple(map(str, range(_largest(x, test_source) + 1))) if task == "text" else (),
+        vocabulary=vocabulary,
         notes=tuple(tally.notes),
     )
     return data if task == "text" else measured(data)
@@ -102,7 +105,7 @@ def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
     UserError
         When the dtype is not a number, or the shape and the task do not fit.
     """
-    if x.dtype.kind not in "uif" or x.ndim < 2:
+    if x.dtype.kind not in "uif" or x.ndim < 2 or 0 in x.shape:
         raise UserError(f"{raw}: x is {x.dtype} {x.shape}; it must hold numbers, one row of them a sample")
     wide_integers = x.dtype.kind in "ui" and x.dtype != np.uint8
     if task is None and wide_integers and x.ndim == 2:
@@ -198,6 +201,17 @@ def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Kind, ta
         why = "a token id below 0 or beyond 32 bits" if kind == "int32" else "a number that is not finite in 32 bits"
         tally.bad(f"{where}, row {row}", why)
     return rows[good]
+
+
+def _vocabulary(raw: Path, *arrays: NDArray[Any]) -> tuple[str, ...]:
+    """The token ids as words, 0 to the largest."""
+    largest = _largest(*arrays)
+    if largest > LARGEST_TOKEN:
+        raise UserError(
+            f"{raw}: the largest token id is {largest:,}, and a model keeps a vector for each id below: number the "
+            f"words from 0 on, to {LARGEST_TOKEN:,} at most"
+        )
+    return tuple(map(str, range(largest + 1)))
 
 
 def _largest(*arrays: NDArray[Any]) -> int:

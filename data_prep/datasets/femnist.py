@@ -102,7 +102,7 @@ def _json_writers(path: Path) -> Iterator[Writer]:
                     yield name, np.asarray(value["x"], np.float64), np.asarray(value["y"])
         if users != seen:
             raise ValueError(f"users names {len(users or ())} writers, user_data holds {len(seen)}, not the same")
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise UserError(
             f"{path}, writer {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it again"
         ) from error
@@ -113,7 +113,7 @@ def _hdf5_writers(path: Path) -> Iterator[Writer]:
         with h5py.File(path, "r") as file:
             for name, group in file["examples"].items():
                 yield name, group["pixels"][()].reshape(len(group["label"]), -1), group["label"][()]
-    except (OSError, KeyError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path} is not a TFF file (examples/WRITER/pixels and label): {error}") from error
 
 

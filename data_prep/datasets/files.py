@@ -20,6 +20,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 
 BLOCK = 1 << 20
+LONGEST_LINE = 1 << 26
+"""Bytes of a line of text: what is unzipped may be much longer than the file."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
 HOLD_OUT = Streams(0)
@@ -67,6 +69,8 @@ def require(raw: Path, patterns: tuple[str, ...], hint: str) -> Path:
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """The content of a file, unzipped on the way when its name ends in .gz."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file; --raw must lead to files")
     try:
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
@@ -80,7 +84,11 @@ def lines(path: Path) -> Iterator[str]:
     """
     with open_bytes(path) as stream:
         try:
-            for number, line in enumerate(stream):
+            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b"")):
+                if len(line) == LONGEST_LINE:
+                    raise UserError(
+                        f"{path}, line {number + 1} is longer than {LONGEST_LINE:,} bytes; end rows with a line feed"
+                    )
                 if number == 0:
                     if line.startswith(UTF_16):
                         raise UserError(f"{path} is UTF-16 text; save it as UTF-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,14 @@ from PIL import Image
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, raised
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 DEEP_GREY = {"I;16", "I;16L", "I;16B", "I;16N"}
 GREY_MODES = {"L", "1", "LA"} | DEEP_GREY
 UNRANGED = {"I", "F"}
+MOST_PIXELS = 2**26
+"""Of one image: a small file may claim to be larger than memory."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class ImageRows:
         for place, row in enumerate(index):
             try:
                 out[place] = decode(self.paths[row], self.form)
-            except (OSError, ValueError, SyntaxError) as error:
-                raise UserError(f"{self.paths[row]} cannot be decoded ({error}); remove it and run again") from error
+            except Exception as error:  # decoders raise errors of many kinds
+                raise UserError(
+                    f"{self.paths[row]} cannot be decoded ({raised(error)}); remove it and run again"
+                ) from error
         return out
 
     def stored(self) -> NDArray[Any]:
@@ -102,6 +107,9 @@ def class_folders(folder: Path) -> tuple[str, ...]:
         When there is none.
     """
     names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
+    for name in names:
+        if not name.isprintable():
+            raise UserError(f"the class folder {name!r} of {folder} has a name that is no text; rename it")
     if not names:
         raise UserError(f"{folder} holds no class folders; the images of each class belong in a folder of its own")
     return names
@@ -173,7 +181,7 @@ def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
             raise UserError(f"{folder} holds the class folder {min(set(found) - set(names))!r}, which is no class here")
         for name in found:
             for path in sorted((folder / name).rglob("*")):
-                if path.suffix.lower() in SUFFIXES and (facts := _facts(path, tally)) is not None:
+                if path.suffix.lower() in SUFFIXES and path.is_file() and (facts := _facts(path, tally)) is not None:
                     paths.append(path)
                     labels.append(names.index(name))
                     sizes.append(facts[0])
@@ -189,14 +197,17 @@ def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
 def _facts(path: Path, tally: Tally) -> tuple[tuple[int, int], str] | None:
     """Width and height, and mode of an image that can be read."""
     try:
-        with Image.open(path) as image:
+        with catch_warnings(action="ignore"), Image.open(path) as image:
             size, mode = image.size, image.mode
             if image.format == "PNG":
                 image.verify()
             else:
                 image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        tally.bad(str(path), f"not a readable image ({error})")
+    except Exception as error:  # decoders raise errors of many kinds
+        tally.bad(str(path), f"not a readable image ({raised(error)})")
+        return None
+    if size[0] * size[1] > MOST_PIXELS:
+        tally.bad(str(path), f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all")
         return None
     if mode in UNRANGED:
         tally.bad(str(path), "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from gzip import GzipFile
@@ -48,7 +49,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             raise UserError(f"{path} is damaged or cut short ({error}); fetch it again") from error
     offset = 4 + 4 * dimensions
     _check_size(path, path.stat().st_size - offset, shape)
-    return np.memmap(path, np.uint8, "r", offset, shape) if shape[0] else np.empty(shape, np.uint8)
+    return np.memmap(path, np.uint8, "r", offset, shape) if all(shape) else np.empty(shape, np.uint8)
 
 
 def _header(stream: GzipFile | BufferedReader, path: Path, dimensions: int) -> tuple[int, ...]:
@@ -64,17 +65,18 @@ def _header(stream: GzipFile | BufferedReader, path: Path, dimensions: int) -> t
 
 def _unzipped(stream: GzipFile | BufferedReader, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     scratch = Scratch((), np.uint8)
-    while block := stream.read(BLOCK):
+    while scratch.length <= math.prod(shape) and (block := stream.read(BLOCK)):
         scratch.append(np.frombuffer(block, np.uint8))
     _check_size(path, scratch.length, shape)
     return scratch.rows().reshape(shape)
 
 
 def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
-    expected = int(np.prod(shape, dtype=np.int64))
+    expected = math.prod(shape)
     if found != expected:
+        more = " or more" if found > expected else ""
         raise UserError(
-            f"{path} holds {found} bytes of data where its header says {expected} "
+            f"{path} holds {found} bytes of data{more} where its header says {expected} "
             f"({' x '.join(map(str, shape))}); fetch it again"
         )
 
@@ -94,8 +96,8 @@ def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[Any], N
         raise UserError(
             f"{images} holds {len(x)} images but {labels} holds {len(y)} labels; they do not belong together"
         )
-    if not len(x):
-        raise UserError(f"{images} holds no images; fetch it again")
+    if not x.size:
+        raise UserError(f"{images} holds no images ({' x '.join(map(str, x.shape))}); fetch it again")
     wrong = np.flatnonzero(y >= classes)
     if len(wrong):
         raise UserError(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 BLOCK = 1 << 18
+LARGEST = 1 << 28
+"""Characters of one value: what is unzipped may be much longer than the file."""
 FOLLOWS = frozenset(",:]} \t\r\n")  # what may stand behind a value or a key
 _DECODER = json.JSONDecoder()
 
@@ -96,6 +98,8 @@ class _Text:
                 if self._ended or self._buffer[end : end + 1] in FOLLOWS:  # a number cut short (2 of 2.5) is one too
                     self._buffer = self._buffer[end:]
                     return value
+            if len(self._buffer) > LARGEST:
+                raise ValueError(f"a value of more than {LARGEST:,} characters")
             self._read(max(BLOCK, len(self._buffer)))
 
     def _read(self, characters: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import BLOCK, UTF_16, Scratch, lines, open_bytes
 from data_prep.datasets.labels import UNLABELLED, is_missing
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, raised, shown
 
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 USER_COLUMN = "user"
 # How files that are no tables begin, whatever their name says.
 FOREIGN = {b"PAR1": "Parquet", b"\x93NUMPY": ".npy", b"PK\x03\x04": "zip (.npz, .xlsx)", b"\x89HDF": "HDF5"}
 BLOCK_ROWS = 1024
+LONGEST_NAME = 1000
+"""Characters of a label or of a user: arrays of texts are as wide as the longest."""
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -39,10 +42,13 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             arrays = {}
             for member in MEMBERS:
                 if member in there:
-                    with archive.open(f"{member}.npy") as stream:
+                    name = member if member in archive.namelist() else f"{member}.npy"
+                    with archive.open(name) as stream:
                         arrays[member] = as_text(_stream_array(stream, f"{path}, array {member}"), path, member)
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
-        raise UserError(f"{path} is not a readable .npz file ({error}); write it with numpy.savez") from error
+    except UserError:
+        raise
+    except Exception as error:  # damaged archives make zipfile raise errors of many kinds
+        raise UserError(f"{path} is not a readable .npz file ({raised(error)}); write it with numpy.savez") from error
     for member in ("x", "y"):
         if member not in arrays:
             raise UserError(
@@ -62,7 +68,7 @@ def as_text(values: NDArray[Any], path: Path, member: str) -> NDArray[Any]:
     if values.dtype.kind != "S":
         return values
     try:
-        return np.char.decode(values, "utf-8")
+        return np.char.decode(values, "utf-8") if values.dtype.itemsize else values.astype(str)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}, array {member}: {error.object!r} is no UTF-8 text; store texts, not bytes") from error
 
@@ -72,16 +78,24 @@ def _stream_array(stream: IO[bytes], where: str) -> NDArray[Any]:
         version = npy_format.read_magic(stream)
         read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran, dtype = read_header(stream)
-    except ValueError as error:
-        raise UserError(f"{where}: not an array ({error}); write the file with numpy.savez") from error
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception as error:  # the header is Python text, and fails in as many ways
+        raise UserError(f"{where}: not an array ({raised(error)}); write the file with numpy.savez") from error
+    if not shape or min(shape) < 0 or not dtype.itemsize:
+        raise UserError(f"{where}: {dtype} of shape {shape} holds no rows; write it again")
     if dtype.hasobject:
         raise UserError(f"{where}: it holds Python objects; convert it to numbers or texts, e.g. with astype(str)")
     # Bytes, not values: rows of 0 bytes and Fortran order need no special case on disk.
     scratch = Scratch((), np.uint8)
-    while block := stream.read(BLOCK):
+    expected = dtype.itemsize * math.prod(shape)
+    while scratch.length <= expected and (block := stream.read(BLOCK)):
         scratch.append(np.frombuffer(block, np.uint8))
-    if scratch.length != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
-        raise UserError(f"{where}: {scratch.length} bytes where its header says {shape} of {dtype}; write it again")
+    if scratch.length != expected:
+        more = " or more" if scratch.length > expected else ""
+        raise UserError(
+            f"{where}: {scratch.length} bytes{more} where its header says {shape} of {dtype}; write it again"
+        )
     flat = scratch.rows().view(dtype)
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
@@ -112,7 +126,12 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     """
     _refuse_foreign(path)
     reader = csv.reader(lines(path))
-    header = next(reader, [])
+    try:
+        header = next(reader, [])
+    except csv.Error as error:
+        raise UserError(
+            f"{path} begins with what is no row of a CSV table ({error}); end lines with a line feed (LF or CR LF)"
+        ) from error
     if label not in header:
         raise UserError(
             f"{path} has no column {label!r} ({', '.join(header[:12])}); name the label column with --label"
@@ -126,6 +145,7 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
         raise UserError(f"{path} has no feature column besides {', '.join(special.values())}")
     scratch, block = Scratch((len(columns),), np.float32), []
     texts: dict[str, list[str]] = {name: [] for name in special.values()}
+    unreadable = tally.unreadable
     for where, row in _rows(reader, path, tally):
         if len(row) != len(header):
             tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
@@ -141,18 +161,42 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
         try:
             block.append([float(row[column]) for column in columns])
         except ValueError as error:
-            tally.bad(where, f"not a number ({error})")
+            tally.bad(where, f"not a number ({_not_a_number(header, row, columns) or error})")
+            continue
+        if any(len(row[column]) > LONGEST_NAME for column in special):
+            tally.bad(where, f"a label or user of more than {LONGEST_NAME:,} characters")
             continue
         for column, name in special.items():
             texts[name].append(row[column].strip())
         if len(block) == BLOCK_ROWS:
-            scratch.append(np.array(block, np.float32))
+            scratch.append(_single(block))
             block = []
-    scratch.append(np.array(block, np.float32).reshape(-1, len(columns)))
+    scratch.append(_single(block).reshape(-1, len(columns)))
+    if not scratch.length and tally.unreadable > unreadable:
+        raise UserError(
+            f"{path} holds no row that can be read; the first: {tally.first}; every column but the label and "
+            f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
+        )
     table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "y": np.array(texts[label])}
     if USER_COLUMN in texts:
         table["user"] = np.array(texts[USER_COLUMN])
     return table
+
+
+def _single(rows: list[list[float]]) -> NDArray[np.float32]:
+    """Numbers in single precision; those beyond are infinite, and told as such later."""
+    with np.errstate(over="ignore"):
+        return np.array(rows, np.float32)
+
+
+def _not_a_number(header: list[str], row: list[str], columns: list[int]) -> str:
+    """The first column of a row that holds no number, and what it holds."""
+    for column in columns:
+        try:
+            float(row[column])
+        except ValueError:
+            return f"{shown(row[column], repr)} in column {shown(header[column], repr)}"
+    return ""
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fedmpi.common.errors import RunFailure
+from fedmpi.common.errors import RunFailure, UserError
 
 WITHOUT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 """What file systems answer that cannot sync a folder."""
@@ -22,6 +22,13 @@ REMEDIES = (
     ((errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV), "see where the folder has gone and put it back"),
 )
 """What helps, by what the system says."""
+
+
+def named_folder(text: str) -> Path:
+    """The folder that a command line names; UserError for an empty name, which would be the working directory."""
+    if not text.strip():
+        raise UserError("the name of a folder is empty: give one, or . for the working directory")
+    return Path(text)
 
 
 def write_whole(path: Path, *parts: bytes | memoryview) -> None:

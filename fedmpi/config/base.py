@@ -49,7 +49,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 def _choice(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    if value is None or isinstance(value, (bool, int, float, list, tuple, dict)):
+    if not isinstance(value, str) and not callable(value):
         raise ValueError('give a name, "package.module:object", or the object itself')
     return built_in_name(value) or value
 

@@ -178,6 +178,14 @@ class Manifest:
         return [*self.train, *(file for file in others if file is not None)]
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; names that no file system takes name none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a shard folder.
 
@@ -187,9 +195,10 @@ def read_manifest(folder: Path) -> Manifest:
         The folder or its manifest is missing, is not JSON, has another schema, lacks a key, or contradicts itself; a
         file that it names would lie outside the folder.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UserError(
-            f'the shard folder {folder} does not exist: name a folder written by python -m data_prep, or "digits"'
+            f"the shard folder {shown(folder)} does not exist: name a folder written by python -m data_prep, or "
+            '"digits"'
         )
     path = folder / MANIFEST
     if (folder / PREPARING).exists():

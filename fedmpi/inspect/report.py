@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedmpi.common.evenness import gini
 from fedmpi.common.types import Floats, Ints
@@ -142,9 +143,9 @@ class Inspection:
 
     def render(self, console: Console) -> None:
         """Print the table."""
-        table = Table(show_header=False, title=f"{self.store.folder or 'embedded'}", title_justify="left")
+        table = Table(show_header=False, title=Text(str(self.store.folder or "embedded")), title_justify="left")
         for name, value in self.lines():
-            table.add_row(name, value)
+            table.add_row(name, Text(value))  # as it stands: brackets are no markup
         console.print(table)
 
     def lines(self) -> list[tuple[str, str]]:

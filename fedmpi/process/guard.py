@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after sa
 
 from __future__ import annotations
 
+import io
 import socket
 import sys
 import time
@@ -41,6 +42,9 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
         `RanksDisagree` that all ranks raise alike is printed once. When the ranks differ, or one failed, the job is
         aborted instead.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         launch = read_launch()
         if launch is not None and launch.size > 1:

@@ -23,6 +23,7 @@ from fedmpi.common.files import make_folder, sync_folder, write_whole
 
 log = logging.getLogger("fedmpi")
 
+MOST_ROUNDS = 10**8  # as many as the eight digits of a checkpoint's name tell apart
 DIGITS = 64  # of a SHA-256
 LENGTH_BYTES = 8  # of the safetensors header's length, at the start of the file
 SET_ASIDE = ".damaged"
@@ -138,7 +139,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         facts = json.loads(ours)
         next_round = facts.pop("next_round")
         settled, record = facts.get("settled", 0), facts.get("unsettled")
-        counts = all(type(number) is int and number >= 0 for number in (next_round, settled))
+        counts = all(type(number) is int and 0 <= number < MOST_ROUNDS for number in (next_round, settled))
         if not counts or not isinstance(record, dict | None):
             raise ValueError(f"it goes on at round {next_round!r} after {settled!r} records")
         return Checkpoint(next_round, load(whole), facts)

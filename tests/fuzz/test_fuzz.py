@@ -1,0 +1,31 @@
+"""A short run of the fuzzers; `python -m tests.fuzz` runs them as long as wished, see docs/operation.md."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.fuzz import checkpoints, configurations, raw, shards
+from tests.fuzz.guarded import Beside
+
+EXAMPLES = {configurations: 15, shards: 12, checkpoints: 25, raw: 12}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__.rpartition(".")[2])
+def test_any_input_is_refused_in_a_sentence_or_used_rightly(kind: ModuleType) -> None:
+    with Beside(kind.attempt) as attempt:
+
+        @settings(
+            max_examples=EXAMPLES[kind],
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(kind.strategy())
+        def try_one(case: object) -> None:
+            attempt(case)
+
+        try_one()
