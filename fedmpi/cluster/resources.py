@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_CORES = 4096
+LEAST_SECONDS_OF_LOAD = 0.2
 
 
 def core_mask() -> np.ndarray:
@@ -50,9 +52,8 @@ def fair_threads(masks: np.ndarray, node_rank: int, allowed: int, environ: Mappi
     environ : mapping
         Environment variables.
     """
-    explicit = environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    if explicit.isdigit() and int(explicit) > 0:
-        return int(explicit)
+    if explicit := explicit_threads(environ):
+        return explicit
     own = masks[node_rank]
     share = float((1 / masks.sum(axis=0)[own]).sum())
     if allowed < own.sum():
@@ -61,6 +62,52 @@ def fair_threads(masks: np.ndarray, node_rank: int, allowed: int, environ: Mappi
     if per_task.isdigit():
         share = min(share, int(per_task))
     return max(1, int(share + 1e-9))
+
+
+def explicit_threads(environ: Mapping[str, str]) -> int:
+    """OMP_NUM_THREADS, or 0 where it is not set to a number."""
+    explicit = environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(explicit) if explicit.isdigit() else 0
+
+
+class Load:
+    """What some cores work, and what this process does of it, from the making of this object on.
+
+    Parameters
+    ----------
+    mask : bool (cores,)
+        The cores looked at.
+    """
+
+    def __init__(self, mask: np.ndarray):
+        self._mask = mask
+        self._busy, self._own, self._since = busy_seconds(mask), time.process_time(), time.monotonic()
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Seconds since the start (a few tenths at least), and core seconds of all processes and of this one."""
+        time.sleep(max(0.0, LEAST_SECONDS_OF_LOAD - (time.monotonic() - self._since)))
+        passed = time.monotonic() - self._since
+        return passed, busy_seconds(self._mask) - self._busy, time.process_time() - self._own
+
+
+def busy_seconds(mask: np.ndarray) -> float:
+    """What the cores of the mask have worked since the machine started, in seconds, by /proc/stat; 0 without one."""
+    try:
+        with open("/proc/stat") as file:
+            lines = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
+    except OSError:
+        return 0.0
+    counted = (line for line in lines if int(line[0][3:]) < len(mask) and mask[int(line[0][3:])])
+    # user, nice, system, (idle, waiting for disks,) interrupts, soft interrupts
+    return sum(float(line[i]) for line in counted for i in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
+
+
+def threads_beside_others(fair: int, cores: int, others: float, ranks: int) -> int:
+    """Threads of a rank where other processes keep `others` of the node's `cores` busy: its share of those left.
+
+    Threads that wait for one another on a core that something else uses make a step many times slower, not by a share.
+    """
+    return max(1, min(fair, int((cores - others) / ranks + 0.5)))
 
 
 def choose_device(request: str, node_rank: int) -> torch.device:

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arrays
 from fedmpi.cluster.choice import build_sum
-from fedmpi.cluster.communicators import Communicators, count_nodes, maximum
+from fedmpi.cluster.communicators import Communicators, count_nodes, maximum, total
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.courier import calls_from_threads
 from fedmpi.cluster.dealt_rows import DealtRows
@@ -26,7 +26,7 @@ from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.relay import Group
-from fedmpi.cluster.resources import choose_device, core_mask, cores_allowed, fair_threads
+from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
 from fedmpi.cluster.waiting import meet
 
@@ -63,6 +63,7 @@ class Cluster:
         self._comms = comms
         self._reduction: Reduction = reduction
         self._moved = BytesMoved()
+        self._load = Load(core_mask() if comms is None else comms.core_masks.any(axis=0))
         self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
         self._current: Sum | None = None
         self._dealt: DealtRows | None = None
@@ -270,6 +271,13 @@ class Cluster:
         """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
         masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
         return fair_threads(masks, node_rank, cores_allowed(), os.environ)
+
+    def cores_of_others(self) -> float:
+        """Cores of this rank's node that processes of other jobs have kept busy since this one began; collective."""
+        passed, busy, own = self._load.seconds()
+        if self._comms is not None:
+            own = total(self._comms.node, round(1e6 * own)) / 1e6
+        return max(0.0, (busy - own) / passed)
 
     def device(self, request: str = "auto") -> torch.device:
         """The torch device of this rank, made the current one; see `resources.choose_device`."""

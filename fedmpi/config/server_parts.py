@@ -196,7 +196,9 @@ class ClusterPart(Part):
     device: str = "auto"
     """auto (a GPU per rank where there are some), cpu, cuda, cuda:1, …; of one kind on all ranks."""
     threads: Annotated[int, Field(ge=0), limits(0, 1024, "no node has as many cores for one rank")] = 0
-    """Threads of one rank; 0 = the node's cores divided by its ranks."""
+    """Threads of one rank. 0 = the node's cores (those that the job may use) divided by its ranks, less what other
+    processes keep busy at the start, and one where a step is too small for more. Name it where two runs shall agree in
+    their last bits; with aggregation.exact it is one."""
     watchdog: Literal["off", "warn", "end"] = "warn"
     """What is done about a rank that the others wait for and that does nothing any more (stopped, in an endless loop,
     on a file system that hangs). warn: say which, where and since when; end: also end the job, with exit code 1. A rank

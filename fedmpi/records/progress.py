@@ -15,8 +15,14 @@ from rich.text import Text
 
 from fedmpi.common.terminal import console, on_terminal, paragraph, spoken
 
+log = logging.getLogger("fedmpi")
+
 IMPORTANCE = ("accuracy", "validation accuracy", "loss", "clients/s")
 """Facts of a round in the order in which they are kept where there is little room."""
+ROUNDS_OF_OUTLOOK, SECONDS_OF_OUTLOOK = 5, 60.0
+"""How many rounds, or seconds of them, are enough to tell how long a run will take."""
+LONG_WORK = 2 * 86_400.0
+"""Seconds of work that are worth a warning."""
 SHORTEST_BAR, LONGEST_BAR = 8, 40
 """Characters."""
 FULL, EMPTY = "\u2588", "\u2591"
@@ -129,6 +135,39 @@ class Task:
     def _bar(self, length: int) -> str:
         full = length * self.done // max(self.rounds, 1)
         return FULL * full + EMPTY * (length - full)
+
+
+class Outlook:
+    """Warns once, after the first rounds, where the rest of a run will take days.
+
+    Parameters
+    ----------
+    rounds, first : int
+        All rounds, and the first that is run.
+    """
+
+    def __init__(self, rounds: int, first: int):
+        self._rounds, self._first, self._said = rounds, first, False
+        self._seconds: list[float] = []
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Take note of a finished round; the first, which loads and tries, does not count where there are others."""
+        if self._said:
+            return
+        self._seconds.append(record["seconds"])
+        done, rounds = record["round"] + 1, self._seconds[1:] or self._seconds
+        if len(self._seconds) < ROUNDS_OF_OUTLOOK and sum(self._seconds) < SECONDS_OF_OUTLOOK:
+            return
+        self._said = True
+        each = sum(rounds) / len(rounds)
+        if (left := each * (self._rounds - done)) > LONG_WORK:
+            log.warning(
+                "%s of %s rounds are left, at %.3g s each about %s: set fewer rounds, or count on --resume",
+                f"{self._rounds - done:,}",
+                f"{self._rounds:,}",
+                each,
+                spoken(left),
+            )
 
 
 @contextmanager

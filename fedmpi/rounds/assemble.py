@@ -43,7 +43,7 @@ from fedmpi.rounds.server import Planner
 from fedmpi.rounds.server_step import ServerStep
 from fedmpi.rounds.sum import Around, RoundTotals, own_updates
 from fedmpi.rounds.training import Trainer
-from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device
+from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
@@ -135,6 +135,7 @@ class Experiment:
         module = build(config.model.name, config.model.options, data.description, config.seed)
         model = FlatModel(module, device, loss)
         check_buffers(config, model)
+        settle_threads(config, cluster, model.size, data.sizes)
         shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
         liars = attackers(config, streams, len(data.sizes))

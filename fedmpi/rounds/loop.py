@@ -16,7 +16,7 @@ from fedmpi.cluster import read_launch
 from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.plan import Plan
 from fedmpi.records.history import History, Record
-from fedmpi.records.progress import Display, open_display
+from fedmpi.records.progress import Display, Outlook, open_display
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import Listener, OnRound
@@ -83,6 +83,7 @@ class Simulation:
         self.stop = stop or (lambda: False)
         self.progress = progress and self.cluster.is_server
         self.display: Display | None = None
+        self.outlook: Outlook | None = None
         self.unsettled: Record | None = None
         self.phases: dict[str, float] = {}
         self.summary: Record = {}
@@ -91,6 +92,7 @@ class Simulation:
         """Run all rounds that are left; says why it ended."""
         first, self.unsettled = self.saved.resume(self.model)
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
+        self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(
                 self.config.rounds, first, self.config.logging.interval, launched=read_launch() is not None
@@ -202,6 +204,8 @@ class Simulation:
             self.recorder.write(record)
         else:
             self.history.add(record)
+        if self.outlook is not None:
+            self.outlook.update(record)
         if self.display is not None:
             self.display.update(record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedmpi.common.terminal import spoken
-from fedmpi.records.progress import Task, open_display
+from fedmpi.records.progress import Outlook, Task, open_display
 from tests.end_to_end.runs import SECONDS, run_on_terminal
 from tests.mpi.launch import run_alone
 
@@ -129,3 +130,15 @@ def test_the_version_and_the_shells_completion_are_there() -> None:
         env = {"_FEDMPI_COMPLETE": "complete_bash", "COMP_WORDS": "fedmpi pre", "COMP_CWORD": "1"}
         program = "import sys; sys.argv = ['fedmpi']; from fedmpi.__main__ import main; main()"
         assert run_alone(["-c", program], timeout=SECONDS, env=env).stdout.split() == ["presets"]
+
+
+def test_work_of_days_is_announced_once_after_the_first_rounds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        for rounds in (10**9, 10**6):
+            outlook = Outlook(rounds, 0)
+            for t in range(9):
+                outlook.update({"round": t, "seconds": 99.0 if t == 0 and rounds < 10**9 else 0.1})
+    assert [record.message for record in caplog.records] == [
+        f"{left} rounds are left, at {each} s each about 3 years: set fewer rounds, or count on --resume"
+        for left, each in (("999,999,995 of 1,000,000,000", "0.1"), ("999,999 of 1,000,000", "99"))
+    ]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -17,7 +22,7 @@ from fedmpi.cluster.launcher import (
     read_launches,
     short_version,
 )
-from fedmpi.cluster.resources import choose_device, fair_threads
+from fedmpi.cluster.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.cluster.window import CACHE_LINE, slice_of
 from fedmpi.common.errors import UserError
@@ -139,6 +144,30 @@ def test_quota_slurm_and_explicit_threads_limit_the_share():
     assert fair_threads(masks(everything), 0, 8, {"SLURM_CPUS_PER_TASK": "3"}) == 3
     assert fair_threads(masks(everything), 0, 8, {"OMP_NUM_THREADS": "5"}) == 5
     assert fair_threads(masks(everything), 0, 8, {"OMP_NUM_THREADS": "5,2"}) == 5
+
+
+def test_cores_that_other_processes_keep_busy_are_left_to_them():
+    assert threads_beside_others(fair=2, cores=2, others=0.2, ranks=1) == 2
+    assert threads_beside_others(fair=2, cores=2, others=0.9, ranks=1) == 1
+    assert threads_beside_others(fair=16, cores=64, others=40.0, ranks=4) == 6
+    assert threads_beside_others(fair=4, cores=16, others=1.0, ranks=4) == 4
+    assert threads_beside_others(fair=1, cores=2, others=9.0, ranks=2) == 1
+
+
+def test_the_work_of_another_process_is_seen_and_ones_own_is_not_counted():
+    """A process that computes all the time, on the one core looked at: it has at least a part of it, however busy."""
+    core = min(os.sched_getaffinity(0))
+    mask = np.arange(MOST_CORES) == core
+    pinned = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    load = Load(mask)
+    spinning = subprocess.Popen([sys.executable, "-c", pinned])
+    try:
+        time.sleep(1.0)
+        passed, busy, own = load.seconds()
+    finally:
+        spinning.kill()
+        spinning.wait()
+    assert passed >= 1.0 and 0.2 < busy - own <= passed + 0.1 and own < 0.5
 
 
 def test_an_unusable_device_is_the_users_error():

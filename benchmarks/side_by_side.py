@@ -1,0 +1,75 @@
+"""Two runs of one process each, side by side, against one alone on one thread: what sharing a machine costs.
+
+    python -m benchmarks.side_by_side                  the default threads; nothing else should run
+    python -m benchmarks.side_by_side --threads 2      what happened without looking at the load
+
+A run's time is that of its rounds after the first five. Prints one line a case, with the ratio to the run alone. The
+load of the machine by others is printed too: above about 0.2 cores the ratios mean little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fedmpi.cluster.resources import Load, core_mask
+
+WORKLOADS = {
+    "small": ["preset=fedavg", "rounds=60"],
+    "large": [
+        *("preset=fedavg", "rounds=25", "model.hidden=[1500,1500]", "local.batch_size=40", "participation.count=10"),
+        "local.engine=batched",
+    ],
+}
+WARM = 5
+
+
+def start(folder: Path, settings: list[str], threads: int) -> subprocess.Popen[bytes]:
+    """One run, in a process that does not inherit a number of threads."""
+    keys = [*settings, f"cluster.threads={threads}", "logging.tensorboard=false", "checkpoint.every=0"]
+    words = [word for key in keys for word in ("--set", key)]
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "fedmpi", "train", *words, "--out", str(folder)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+
+
+def seconds(folder: Path) -> float:
+    """Median time of a run's rounds after the first few."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    return statistics.median(record["seconds"] for record in records[WARM:])
+
+
+def together(folder: Path, count: int, settings: list[str], threads: int) -> list[float]:
+    """The times of so many runs side by side."""
+    folders = [folder / f"{count}-{threads}-{number}" for number in range(count)]
+    runs = [start(place, settings, threads) for place in folders]
+    codes = [run.wait() for run in runs]
+    if any(codes):
+        raise SystemExit("a run failed")
+    return [seconds(place) for place in folders]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=0, help="of each of the two runs; 0 = fedmpi's own choice")
+    parser.add_argument("--workload", choices=WORKLOADS, nargs="*", default=list(WORKLOADS))
+    asked = parser.parse_args()
+    load = Load(core_mask())
+    passed, busy, own = load.seconds()
+    print(f"{int(core_mask().sum())} cores, of which others use {(busy - own) / passed:.1f}")
+    for name in asked.workload:
+        with tempfile.TemporaryDirectory() as folder:
+            (alone,) = together(Path(folder), 1, WORKLOADS[name], 1)
+            times = together(Path(folder), 2, WORKLOADS[name], asked.threads)
+        told = ", ".join(f"{1e3 * time:.1f} ms ({time / alone:.2f} x)" for time in times)
+        print(f"{name}: alone on one thread {1e3 * alone:.1f} ms a round; two side by side {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
