@@ -82,6 +82,19 @@ class FloatSum:
             self.tensor.zero_()
             self._terms, self._carried = 0, True
 
+    def copied(self) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """The sum so far, for `put_back`."""
+        carried = self._long.clone() if self._carried and self._long is not None else None
+        return self.tensor.clone(), carried, self._terms
+
+    def put_back(self, copied: tuple[torch.Tensor, torch.Tensor | None, int]) -> None:
+        """Forget what was added since `copied`."""
+        self.reset()
+        self.tensor.copy_(copied[0])
+        self._terms, self._carried = copied[2], copied[1] is not None
+        if copied[1] is not None and self._long is not None:
+            self._long.copy_(copied[1])
+
     def squared_norm(self) -> float:
         """The squared norms of the partial sums, added up: finite only if the whole sum is."""
         squared = float(self.tensor.dot(self.tensor))

@@ -49,6 +49,10 @@ class RanksDisagree(Exception):
     """The ranks of a job do not do the work of one run: a sentence that all of them raise. The commands exit with 1."""
 
 
+class Divergence(FloatingPointError):
+    """Numbers left the range in which anything is learned: a sentence with the advice. The commands exit with 1."""
+
+
 class ClientFailure(Exception):
     """An exception inside the work of one client; names the client and the rank.
 

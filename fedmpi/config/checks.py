@@ -303,6 +303,11 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
             'transport.kind compresses each client\'s own update, which topology.kind = "mediators" never forms',
         ),
         (
+            loc.on_divergence == "drop" and _mediators(c),
+            'local.on_divergence = "drop" leaves out one client\'s update, which topology.kind = "mediators" never '
+            'forms: set it to "stop"',
+        ),
+        (
             c.logging.diagnostics and _mediators(c),
             'logging.diagnostics needs each client\'s own update, which topology.kind = "mediators" never forms',
         ),

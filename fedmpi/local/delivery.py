@@ -36,7 +36,7 @@ def deliver(
 
     Raises
     ------
-    FloatingPointError
+    Divergence
         Δ (d,) is not finite.
     """
     check_update(update, rule.lr)

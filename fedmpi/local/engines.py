@@ -15,6 +15,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config.choices import chosen
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
@@ -217,10 +218,11 @@ def choose_engine(
     """
     wanted, precision = config.local.engine, config.local.precision
     forward_traits(model, source.description)  # a model that does not fit the data is refused here, on every rank
-    sequential = SequentialEngine(model, source, streams, rank, observer, precision, hooks)
+    leaving = OnDivergence(config.local.on_divergence == "drop")
+    sequential = SequentialEngine(model, source, streams, rank, observer, precision, hooks, leaving)
     if wanted == "sequential":
         return SingleEngine(sequential, sequential)
-    merged = MergedEngine(model, source, streams, rank, precision)
+    merged = MergedEngine(model, source, streams, rank, precision, leaving)
     not_merged = _why_not_merged(config, observer, hooks) or merged.model_refusal()
     if wanted == "merged":
         _demand(wanted, not_merged or _why_several_steps(config, source))
@@ -230,7 +232,7 @@ def choose_engine(
         _demand(wanted, not_batched)
     if not_batched is not None:
         return CompositeEngine(merged, sequential, sequential, not_merged, why_rest=not_batched)
-    batched = BatchedEngine(model, source, streams, rank, observer, hooks=hooks)
+    batched = BatchedEngine(model, source, streams, rank, observer, hooks=hooks, on_divergence=leaving)
     if wanted == "batched":
         return SingleEngine(batched, sequential)
     return CompositeEngine(merged, sequential, sequential, not_merged, rival=batched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from fedmpi.common.activity import activity
-from fedmpi.common.errors import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
+
+log = logging.getLogger("fedmpi")
 
 LARGEST_LOSS = 2.0**40
 """Above it nothing is learned any more; the sums of losses that travel with the update keep to 2**50."""
@@ -30,17 +33,39 @@ def named_client(client: int, rank: int) -> Iterator[None]:
         raise ClientFailure(client, rank, cause) from cause
 
 
+class OnDivergence:
+    """What is done about a client whose training diverged (`local.on_divergence`).
+
+    Parameters
+    ----------
+    drops : bool
+        Whether the round goes on without it; otherwise its failure ends the run.
+    """
+
+    def __init__(self, drops: bool = False):
+        self.drops = drops
+        self._told = False
+
+    def leave_out(self, failure: ClientFailure, round: int) -> None:
+        """Raise a failure again that is none of diverging, or is to end the run; warn of the first other one."""
+        if not self.drops or not isinstance(failure.__cause__, Divergence):
+            raise failure
+        if not self._told:
+            self._told = True
+            log.warning("round %d goes on without a client that diverged: %s (said once a rank)", round, failure)
+
+
 def check_loss(loss_sum: float, lr: float) -> None:
     """Refuse a loss that is not a number, or `LARGEST_LOSS` or more.
 
     Raises
     ------
-    FloatingPointError
+    Divergence
         With the advice to lower the learning rate: a diverged client would ruin the global model without a word.
     """
     if not abs(loss_sum) < LARGEST_LOSS:
-        raise FloatingPointError(
-            f"the loss is {loss_sum:g}: training diverged at lr = {lr:g}; lower local.lr or aggregation.lr"
+        raise Divergence(
+            f"the loss is {loss_sum:g}{_moment()}: training diverged at lr = {lr:g}; lower local.lr or aggregation.lr"
         )
 
 
@@ -49,8 +74,12 @@ def check_update(delta: Tensor, lr: float) -> None:
 
     Raises
     ------
-    FloatingPointError
+    Divergence
         As `check_loss`.
     """
     if not math.isfinite(float(delta.dot(delta))):
-        raise FloatingPointError(f"the update is not finite: training diverged at lr = {lr:g}; lower local.lr")
+        raise Divergence(f"the update is not finite{_moment()}: training diverged at lr = {lr:g}; lower local.lr")
+
+
+def _moment() -> str:
+    return f" in round {activity.round}" if activity.round >= 0 else ""

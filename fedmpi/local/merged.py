@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
-from fedmpi.common.errors import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.local.failures import LARGEST_LOSS, check_loss, named_client
+from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, LocalRule, Task, WorkReport, task_size
@@ -46,6 +46,8 @@ class MergedEngine:
         Named in failures.
     precision : {"float32", "bfloat16"}
         Of the gradients' computation; everything else keeps the model's type.
+    on_divergence : OnDivergence, optional
+        By default a client whose gradient is not finite ends the run.
     """
 
     name = "merged"
@@ -58,7 +60,10 @@ class MergedEngine:
         streams: Streams,
         rank: int = 0,
         precision: Precision = "float32",
+        on_divergence: OnDivergence | None = None,
     ):
+        self.on_divergence = on_divergence or OnDivergence()
+        self._left_out: list[int] = []
         self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
         self._load_positions = getattr(source, "load_positions", None)
@@ -106,6 +111,9 @@ class MergedEngine:
         coefficients = np.fromiter((task.coefficient for task in tasks), np.float64, len(tasks))
         weights = np.repeat(coefficients / np.maximum(counts, 1), counts)
         report = self.train_rows(np.repeat(clients, counts), rows, weights, start, rule, round, total)
+        if self._left_out:
+            tasks = [task for task in tasks if task.client not in self._left_out]
+            coefficients = coefficients[~np.isin(clients, self._left_out)]
         report.clients, report.weight = len(tasks), float(coefficients.sum())
         report.samples = sum(task_size(task, self.source.sizes) for task in tasks)
         return report
@@ -144,11 +152,35 @@ class MergedEngine:
         reason = self.refusal(rule, total)
         if reason is not None:
             raise UserError(f'local.engine = "merged" is not exact here: {reason}; choose "auto"')
+        assert isinstance(total, FloatSum)
+        self._left_out = []
+        before = total.copied() if self.on_divergence.drops else None
+        try:
+            return self._train_rows(clients, rows, weights, start, rule, round, total)
+        except ClientFailure as failure:
+            self.on_divergence.leave_out(failure, round)
+        assert before is not None
+        total.put_back(before)
+        self._left_out = self._diverged(clients, rows, weights, start, rule, round)
+        kept = ~np.isin(clients, self._left_out)
+        report = self._train_rows(clients[kept], rows[kept], weights[kept], start, rule, round, total)
+        report.diverged = len(self._left_out)
+        return report
+
+    def _train_rows(
+        self,
+        clients: Ints,
+        rows: Ints,
+        weights: NDArray[np.float64],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: FloatSum,
+    ) -> WorkReport:
         self.model.bind(start)
         self.model.module.train()
         report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
         report.clients = report.steps = _runs(clients)[0].size
-        assert isinstance(total, FloatSum)
         views = self.model.views(total.tensor)
         with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
             for part in self._chunks(clients):
@@ -156,7 +188,7 @@ class MergedEngine:
                 total.added()
                 self._check(losses, clients[part], rule)
             if not math.isfinite(total.squared_norm()):
-                self._name_culprit(clients, rows, start, rule, round)
+                self._name_culprit(clients, rows, weights, start, rule, round)
         return report
 
     def _add_chunk(
@@ -250,7 +282,7 @@ class MergedEngine:
     def _fail(self, client: int, loss: float, rule: LocalRule) -> None:
         try:
             check_loss(loss, rule.lr)
-        except FloatingPointError as cause:
+        except Divergence as cause:
             raise ClientFailure(client, self.rank, cause) from cause
 
     def _name_the_failing(self, x: Tensor, y: Tensor, clients: Ints) -> None:
@@ -261,19 +293,39 @@ class MergedEngine:
                 self.model.losses(x[first : first + count], y[first : first + count])
             first += count
 
-    def _name_culprit(self, clients: Ints, rows: Ints, start: Tensor, rule: LocalRule, round: int) -> None:
+    def _name_culprit(
+        self, clients: Ints, rows: Ints, weights: NDArray[np.float64], start: Tensor, rule: LocalRule, round: int
+    ) -> None:
         """The sum is not finite though every loss is: find the first client whose gradient is not."""
+        for client, _, squared in self._each(clients, rows, weights, start, rule, round):
+            if not math.isfinite(squared):
+                self._fail(client, squared, rule)
+        raise Divergence(f"the sum of the updates overflows in round {round} at lr = {rule.lr:g}: lower local.lr")
+
+    def _diverged(
+        self, clients: Ints, rows: Ints, weights: NDArray[np.float64], start: Tensor, rule: LocalRule, round: int
+    ) -> list[int]:
+        """The clients with a loss or a gradient that is not finite."""
+        self.model.bind(start)
+        with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
+            return [
+                client
+                for client, losses, squared in self._each(clients, rows, weights, start, rule, round)
+                if not math.isfinite(squared) or not bool((losses.abs() < LARGEST_LOSS).all())
+            ]
+
+    def _each(
+        self, clients: Ints, rows: Ints, weights: NDArray[np.float64], start: Tensor, rule: LocalRule, round: int
+    ) -> Iterator[tuple[int, Tensor, float]]:
+        """Every client, the losses of its samples, and the squared length of what it adds to the sum."""
         own = torch.zeros_like(start)
         views = self.model.views(own)
         owners, counts = _runs(clients)
         for client, last, count in zip(owners.tolist(), np.cumsum(counts).tolist(), counts.tolist(), strict=True):
             part = slice(last - count, last)
             own.zero_()
-            weights = np.full(count, 1 / count)
-            self._add_chunk(views, clients[part], rows[part], weights, rule, round, WorkReport())
-            if not math.isfinite(squared := float(own.dot(own))):
-                self._fail(client, squared, rule)
-        raise FloatingPointError(f"the sum of the updates overflows at lr = {rule.lr:g}: lower local.lr")
+            losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, WorkReport())
+            yield client, losses, float(own.dot(own))
 
 
 def _runs(clients: Ints) -> tuple[Ints, Ints]:

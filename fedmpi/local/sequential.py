@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.delivery import deliver
-from fedmpi.local.failures import check_loss, named_client
+from fedmpi.local.failures import OnDivergence, check_loss, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
@@ -49,6 +50,8 @@ class SequentialEngine:
         Of the gradients' computation; everything else keeps the model's type.
     hooks : Hooks, optional
         Of a local algorithm that has some.
+    on_divergence : OnDivergence, optional
+        By default a client whose training diverges ends the run.
     """
 
     name = "sequential"
@@ -63,7 +66,9 @@ class SequentialEngine:
         observe: Observer | None = None,
         precision: Precision = "float32",
         hooks: Hooks | None = None,
+        on_divergence: OnDivergence | None = None,
     ):
+        self.on_divergence = on_divergence or OnDivergence()
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.precision, self.hooks = rank, observe, precision, hooks
         self._memory = WorkingMemory(model)
@@ -80,19 +85,24 @@ class SequentialEngine:
             Naming the client: anything raised inside its work, or a loss or an update that is not finite.
         """
         report = WorkReport()
-        w = self._memory.vector
         for task in tasks:
-            w.copy_(start)
-            client = None
-            if self.hooks is not None:
-                with named_client(task.client, self.rank):
-                    client = self.hooks.open(task, task_size(task, self.source.sizes))
-            done = self.advance(w, task, rule, round, hooks=client)
-            report += done
-            with named_client(task.client, self.rank):
-                deliver(task, w.sub_(start), rule, self.observe, total, client, done.steps)
-            report.weight += task.coefficient
+            try:
+                report += self._train(task, start, rule, round, total)
+            except ClientFailure as failure:
+                self.on_divergence.leave_out(failure, round)
+                report.diverged += 1
         return report
+
+    def _train(self, task: Task, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
+        w, client = self._memory.vector.copy_(start), None
+        if self.hooks is not None:
+            with named_client(task.client, self.rank):
+                client = self.hooks.open(task, task_size(task, self.source.sizes))
+        done = self.advance(w, task, rule, round, hooks=client)
+        with named_client(task.client, self.rank):
+            deliver(task, w.sub_(start), rule, self.observe, total, client, done.steps)
+        done.weight = task.coefficient
+        return done
 
     def advance(
         self,

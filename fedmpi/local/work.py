@@ -117,6 +117,8 @@ class WorkReport:
         Σ batch loss · rows of the batch and Σ rows, before each step.
     weight : float
         Σ coefficient.
+    diverged : int
+        Participants that were left out because their training diverged; they count nowhere else.
     load_seconds, train_seconds : float
         Time spent on reading data and on computing.
     """
@@ -129,6 +131,7 @@ class WorkReport:
     weight: float = 0.0
     load_seconds: float = 0.0
     train_seconds: float = 0.0
+    diverged: int = 0
 
     def __iadd__(self, other: WorkReport) -> WorkReport:
         self.clients += other.clients
@@ -139,6 +142,7 @@ class WorkReport:
         self.weight += other.weight
         self.load_seconds += other.load_seconds
         self.train_seconds += other.train_seconds
+        self.diverged += other.diverged
         return self
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
-from fedmpi.common.errors import ClientFailure, PartFailure, RanksDisagree, RunFailure, UserError
+from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
@@ -92,6 +92,8 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
         return OUR_FAULT, f"error: {error}", True
     if isinstance(error, PartFailure):
         return OUR_FAULT, f"error: {error}\n{error.trace}".rstrip(), True
+    if isinstance(error, Divergence):
+        return OUR_FAULT, f"error: {error}", False
     if isinstance(error, ClientFailure):
         return OUR_FAULT, f"error: {error}\n{_users_lines(error.__cause__)}".rstrip(), False
     if isinstance(error, KeyboardInterrupt):

@@ -119,7 +119,7 @@ def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_
     ----------
     plan : Plan
     sums : dict
-        The round's metric sums: `places`, `fingerprint`, `due`, `clients`, `visits`.
+        The round's metric sums: `places`, `fingerprint`, `due`, `clients`, `diverged`, `visits`.
     expected : int or None
         Participants with rows to train on; None where only who draws the rows knows.
     visits_each : int or None
@@ -136,9 +136,10 @@ def check_work(plan: Plan, sums: dict[str, float], expected: int | None, visits_
         _disagree(plan, f"{participants} participants are planned, but the ranks took {places} for theirs")
     if _modulo(planned):
         _disagree(plan, f"the ranks took {places} participants for theirs, but some of them twice and others not")
-    if trained != due or (expected is not None and trained != expected):
+    worked = trained + round(sums["diverged"])
+    if worked != due or (expected is not None and worked != expected):
         due = due if expected is None else expected
-        _disagree(plan, f"{due} participants have samples to train on, but {trained} were trained")
+        _disagree(plan, f"{due} participants have samples to train on, but {worked} were trained")
     if visits_each is not None and (visits := round(sums["visits"])) != visits_each * due:
         _disagree(plan, f"{visits_each * due} visits of mediators are planned, but there were {visits}")
 

@@ -67,6 +67,8 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
         facts["idle_seconds"] = totals.idle.tolist()
     if experiment.config.privacy.clip_norm is not None:
         facts["clipped_updates"] = round(totals.sums["clipped"])
+    if experiment.config.local.on_divergence == "drop":
+        facts["diverged"] = round(totals.sums["diverged"])
     if experiment.config.logging.diagnostics:
         norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
         facts["update_norm"] = norm / experiment.server.divisor(plan, totals)

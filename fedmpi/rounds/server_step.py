@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
@@ -58,7 +59,10 @@ class ServerStep:
         any."""
         privacy, divisor = self.config.privacy, self.divisor(plan, totals)
         update = totals.update / divisor
-        if not plan.one_step and (more := self.weighing.surplus(plan.coefficients)):
+        returned = plan.coefficients
+        if totals.sums["diverged"] and returned.size:  # of some nothing came back
+            returned = np.array([totals.sums["weight"]])
+        if not plan.one_step and (more := self.weighing.surplus(returned)):
             update.add_(model, alpha=more)
         if privacy.clip_norm is not None and adds_noise(self.config):
             share = 1 / planned_participants(self.config, self.clients)

@@ -31,7 +31,7 @@ from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.agreement import Attendance
 
-SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops")
+SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops", "diverged")
 ATTENDED = ("places", "fingerprint", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 Around = Callable[[Accumulator], CombinedSum | JudgedSum]
@@ -165,6 +165,7 @@ class RoundSum:
             float(stop),
             relayed.visits if relayed else 0,
             relayed.hops if relayed else 0,
+            report.diverged,
             attendance.places,
             attendance.fingerprint,
             attendance.due,

@@ -322,6 +322,12 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: a.summary["engine"].startswith("sequential") and b.summary["engine"].startswith("merged"),
     ),
+    "local.on_divergence": Key(
+        f"{SOME} local.lr=1e30",
+        ("drop", "stop"),
+        "refusal",
+        lambda a, b: "training diverged" in b.refusal and a.record[0]["diverged"] == 4,
+    ),
     "local.precision": Key(
         f"{SOME} {STEP}",
         ("float32", "bfloat16"),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from data_prep.augment import augment
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.records.recorder import open_recorder
@@ -129,7 +129,7 @@ class Watcher:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             try:
                 self._run(words, run, seen)
-            except UserError as error:
+            except (UserError, ClientFailure) as error:
                 seen.refusal = str(error)
         seen.shown = [line for line in printed.getvalue().splitlines() if line.startswith("round")]
         return seen

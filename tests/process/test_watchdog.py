@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 
 import psutil
 import pytest
 
+from fedmpi.cluster import Cluster
 from fedmpi.common.activity import PHASES, Activity
+from fedmpi.config import Config
 from fedmpi.process.watchdog import (
     LATE_TIMES,
     SECONDS_OF_SILENCE,
@@ -21,6 +25,8 @@ from fedmpi.process.watchdog import (
     Own,
     Process,
     State,
+    Watchdog,
+    watched,
 )
 
 PATIENCE, ROUND = 60.0, 30.0
@@ -142,3 +148,21 @@ def test_the_state_of_a_process_is_seen_and_a_later_one_of_its_number_is_another
         assert Process(process.host, child.pid, process.started + 1).seen == ""
         child.kill()
     assert process.seen == "" and Process.of(os.getpid()).seen
+
+
+def test_the_configuration_says_whether_there_is_a_watchdog_its_patience_and_what_it_may_do(monkeypatch) -> None:
+    looks: list[tuple[float, bool]] = []
+
+    def remember(watchdog: Watchdog, seconds: float) -> None:
+        looks.append((watchdog._judge.patience, watchdog.ends))
+
+    monkeypatch.setattr("fedmpi.process.watchdog.SECONDS_BETWEEN_LOOKS", 0.001)
+    monkeypatch.setattr(Watchdog, "_look", remember)
+    for mode, patience in (("off", 9.0), ("warn", 5.0), ("end", 7.0)):
+        with watched(Cluster(None, "none"), Config(cluster={"watchdog": mode, "patience": patience})):
+            running = [thread for thread in threading.enumerate() if thread.name == "fedmpi-watchdog"]
+            assert bool(running) == (mode != "off")
+            while mode != "off" and (patience, mode == "end") not in looks:
+                time.sleep(0.001)
+        assert not any(thread.is_alive() for thread in running)
+    assert set(looks) == {(5.0, False), (7.0, True)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.activity import activity
-from fedmpi.common.errors import ClientFailure, PartFailure
+from fedmpi.common.errors import ClientFailure, Divergence, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
@@ -23,7 +23,7 @@ from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
 from fedmpi.local.delivery import deliver
-from fedmpi.local.failures import check_loss, check_update, named_client
+from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
@@ -57,6 +57,8 @@ class BatchedEngine:
         Clients side by side; chosen by `chunk_size` when not given.
     hooks : Hooks, optional
         Of a local algorithm that has some, but no loss of its own.
+    on_divergence : OnDivergence, optional
+        By default a client whose training diverges ends the run.
 
     Raises
     ------
@@ -75,7 +77,10 @@ class BatchedEngine:
         observe: Observer | None = None,
         chunk: int | None = None,
         hooks: Hooks | None = None,
+        on_divergence: OnDivergence | None = None,
     ):
+        self.on_divergence = on_divergence or OnDivergence()
+        self._left_out: list[Task] = []
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
         self.net = translate(model.module, source.description)
@@ -99,11 +104,14 @@ class BatchedEngine:
             return report
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies(start.device))
-        chunks = -(-len(working) // capacity)
+        chunks, self._left_out = -(-len(working) // capacity), []
         with torch.no_grad():
             stack = self._prepare(-(-len(working) // chunks), rows, rule, start)
             for part in np.array_split(np.arange(len(working)), chunks):
                 report += self._train_chunk(stack, [working[i] for i in part], start, rule, round, total)
+        for task in self._left_out:
+            report.clients, report.weight = report.clients - 1, report.weight - task.coefficient
+        report.diverged = len(self._left_out)
         return report
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
@@ -152,8 +160,14 @@ class BatchedEngine:
             for block in stack.blocks(net.clients):
                 optimizer.finish(block, step + 1)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
+        try:
+            with named_client(tasks[0].client, self.rank):  # of several, those to blame are found one by one
+                check_loss(loss_sum, rule.lr)
+                if self.on_divergence.drops:
+                    stack.check_changes(rule.lr)
+        except ClientFailure as failure:
+            return self._one_by_one(failure, stack, tasks, start, rule, round, total)
         self._collect(stack, tasks, rule, total, clients, np.count_nonzero(timetable.counts, axis=0).tolist())
-        check_loss(loss_sum, rule.lr)
         return WorkReport(
             steps=int(np.count_nonzero(timetable.counts)),
             samples=sum(map(len, labels)),
@@ -162,6 +176,28 @@ class BatchedEngine:
             load_seconds=loaded - started,
             train_seconds=time.perf_counter() - loaded,
         )
+
+    def _one_by_one(
+        self,
+        failure: ClientFailure,
+        stack: Stack,
+        tasks: list[Task],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> WorkReport:
+        """The work of clients of which some diverged, each by itself: who did ends the run, or is left out."""
+        if len(tasks) == 1:
+            self.on_divergence.leave_out(failure, round)
+            self._left_out.append(tasks[0])
+            return WorkReport()
+        report = WorkReport()
+        for task in tasks:
+            report += self._train_chunk(stack, [task], start, rule, round, total)
+        if not self.on_divergence.drops:
+            raise failure  # together they exceed what none of them does
+        return report
 
     def _open(self, tasks: list[Task], labels: list[Tensor]) -> list[ClientHooks | None]:
         """What an algorithm does for each of the clients; nothing where there is no such algorithm."""
@@ -223,7 +259,7 @@ class BatchedEngine:
             with named_client(task.client, self.rank):
                 check_update(stack.change_of(number), rule.lr)
         raise ClientFailure(
-            tasks[0].client, self.rank, FloatingPointError(f"the weighted sum of {len(tasks)} updates is not finite")
+            tasks[0].client, self.rank, Divergence(f"the weighted sum of {len(tasks)} updates is not finite")
         )
 
 

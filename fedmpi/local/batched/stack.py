@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.local.batched.update import Block, StackOptimizer
+from fedmpi.local.failures import check_update
 from fedmpi.models.stacked.base import Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.dense import DropoutOp
 from fedmpi.models.stacked.losses import stacked_loss
@@ -184,6 +185,13 @@ class Stack:
             self._table(total).index_add_(0, self.tables.rows, scaled)
             length = length + scaled.square().sum()
         return length
+
+    def check_changes(self, lr: float) -> None:
+        """Refuse updates of the open clients that are not finite; see `check_update`."""
+        for client in range(self.clients):
+            check_update(self.values[client] - self.start[0], lr)
+        if self.tables is not None:
+            check_update((self.tables.values - self.tables.start).flatten(), lr)
 
     def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
         """The update Δ of one of the open clients as a flat vector (d,).
