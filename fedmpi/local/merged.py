@@ -25,10 +25,15 @@ from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, LocalRule, Task, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
+from fedmpi.models.memory import halved
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 """Samples of one pass: on a CPU few enough to keep the activations in the cache."""
+
+
+class _TooMany(Exception):
+    """The device has no memory for a pass of so many samples."""
 
 
 class MergedEngine:
@@ -64,6 +69,7 @@ class MergedEngine:
     ):
         self.on_divergence = on_divergence or OnDivergence()
         self._left_out: list[int] = []
+        self._rows = CHUNK_ROWS.get(model.device.type, CHUNK_ROWS["cpu"])
         self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
         self._load_positions = getattr(source, "load_positions", None)
@@ -183,10 +189,19 @@ class MergedEngine:
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
         with self.model.sparse_embeddings(self._prefer_sparse()), self.model.computing_in(self.precision):
-            for part in self._chunks(clients):
-                losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, report)
+            first, ends = 0, self._ends(clients)
+            while first < len(clients):
+                part = self._chunk(ends, first)
+                try:
+                    losses = self._add_chunk(views, clients[part], rows[part], weights[part], rule, round, report)
+                except _TooMany:
+                    losses = None
+                if losses is None:
+                    self._rows = halved(part.stop - first, "samples in a pass")
+                    continue
                 total.added()
                 self._check(losses, clients[part], rule)
+                first = part.stop
             if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, weights, start, rule, round)
         return report
@@ -217,6 +232,10 @@ class MergedEngine:
         except PartFailure:
             self._name_the_failing(x, y, clients)
             raise
+        except torch.OutOfMemoryError as error:
+            if len(clients) == 1 or (self.model.has_dropout and clients[0] == clients[-1]):
+                raise
+            raise _TooMany from error
         add_gradients(views, gradients, -rule.lr)
         report.loss_sum += float(losses.sum(dtype=torch.float64))
         report.load_seconds += loaded - started
@@ -245,20 +264,15 @@ class MergedEngine:
         assert chosen is not None and len(chosen) == batch_rows(rule, n)
         return chosen if task.rows is None else task.rows[chosen]
 
-    def _chunks(self, clients: Ints) -> Iterator[slice]:
-        """Cuts of about CHUNK_ROWS; between clients where masks are drawn, since a client draws for its whole batch."""
-        size = CHUNK_ROWS.get(self.model.device.type, CHUNK_ROWS["cpu"])
-        ends = np.arange(1, len(clients) + 1)
-        if self.model.has_dropout:
-            ends = np.cumsum(_runs(clients)[1])
-        first = 0
-        while first < len(clients):
-            place = int(np.searchsorted(ends, first + size, side="right"))
-            last = int(ends[max(place - 1, 0)])
-            if last <= first:  # a single client larger than a chunk
-                last = int(ends[place])
-            yield slice(first, last)
-            first = last
+    def _ends(self, clients: Ints) -> Ints:
+        """Where a pass may end: anywhere, but between clients where masks are drawn, for a client's whole batch."""
+        return np.cumsum(_runs(clients)[1]) if self.model.has_dropout else np.arange(1, len(clients) + 1)
+
+    def _chunk(self, ends: Ints, first: int) -> slice:
+        """The samples of one pass from `first` on, about `_rows`; more of them where a single client has more."""
+        place = int(np.searchsorted(ends, first + self._rows, side="right"))
+        last = int(ends[max(place - 1, 0)])
+        return slice(first, last if last > first else int(ends[place]))
 
     def _load(self, clients: Ints, rows: Ints) -> tuple[Tensor, Tensor]:
         if self._load_positions is None:

@@ -79,6 +79,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     previous, model.masks.source = model.masks.source, NoMasks()
     try:
         with torch.no_grad(), kept_generator(), full_precision():
+            _check_input_kept(model, x)
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
             whole = _logits(model, x, description)
@@ -104,6 +105,23 @@ def seed_module(streams: Streams, round: int, client: int) -> None:
     Used for models that draw from them: reproducible and the same on any rank, though engines then differ.
     """
     torch.manual_seed(streams.seed64(Purpose.MODULE, round, client))
+
+
+def _check_input_kept(model: FlatModel, x: Tensor) -> None:
+    """Refuse a forward pass that changes its input: the samples are kept, and seen again in later rounds."""
+    for training in (False, True):
+        model.module.train(training)
+        given = x.clone()
+        try:
+            model.module(given)
+        except Exception:  # reported by _logits, which runs the same pass
+            continue
+        if not torch.equal(given, x):
+            raise UserError(
+                "the model changes its input in place, as x /= 2 or a first layer with inplace=True do, which would "
+                "spoil the samples for later rounds: write x = x / 2, or clone x first"
+            )
+    model.module.train()
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:

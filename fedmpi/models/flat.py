@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout, remove_dropout
@@ -63,10 +64,11 @@ class FlatModel:
     Raises
     ------
     UserError
-        The module has nothing to train, or its values are of several float types.
+        The module has tensors without values, nothing to train, or its values are of several float types.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu", loss: Loss = CROSS_ENTROPY):
+        _check_values(module)
         self.loss = loss
         self.masks = install_dropout(module)
         self.module = module.to(device)
@@ -221,6 +223,21 @@ def add_gradients(views: list[Tensor], gradients: Sequence[Tensor], alpha: float
             dense.append((view, gradient))
     if dense:
         torch._foreach_add_([view for view, _ in dense], [gradient for _, gradient in dense], alpha=alpha)
+
+
+def _check_values(module: nn.Module) -> None:
+    """Refuse a module whose tensors have no values yet."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise UserError(
+                f"the model's {name} has no shape yet (nn.Lazy…): give the layer its sizes, or pass one batch through "
+                "the model where it is built"
+            )
+        if tensor.is_meta:
+            raise UserError(
+                f"the model's {name} lies on torch's meta device, without values: build the model on the processor, or "
+                "call its to_empty(device='cpu') and initialise it"
+            )
 
 
 def _travelling_buffers(module: nn.Module) -> list[Tensor]:

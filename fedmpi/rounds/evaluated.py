@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
@@ -10,7 +11,8 @@ from fedmpi.data.copies.client_samples import Samples
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.metrics import evaluate
+from fedmpi.models.memory import halved
+from fedmpi.tasks.metrics import Evaluation, evaluate
 
 NAMES = {"test": "test", "val": "validation"}
 
@@ -50,9 +52,19 @@ class EvaluatedParts:
         for part in self.names:
             x, y = self.samples(part)
             with flat.loss.kept_generators():
-                found = evaluate(flat.module, x, y, self._data.description.classes, self._rows, flat.loss)
+                found = self._evaluated(flat, x, y)
             facts |= found.facts(part)
         return facts
+
+    def _evaluated(self, flat: FlatModel, x: Tensor, y: Tensor) -> Evaluation:
+        """The evaluation, with half as many samples at once as often as the device has no memory for more."""
+        while True:
+            try:
+                return evaluate(flat.module, x, y, self._data.description.classes, self._rows, flat.loss)
+            except torch.OutOfMemoryError:
+                if min(self._rows, len(y)) == 1:
+                    raise
+            self._rows = halved(min(self._rows, len(y)), "samples evaluated")
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
         """Features and labels of "test" or "val" on this rank's device; kept if they are not too large."""

@@ -29,6 +29,7 @@ from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
+from fedmpi.models.memory import halved, ran_out
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -81,6 +82,7 @@ class BatchedEngine:
     ):
         self.on_divergence = on_divergence or OnDivergence()
         self._left_out: list[Task] = []
+        self._summing = False
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
         self.net = translate(model.module, source.description)
@@ -104,15 +106,46 @@ class BatchedEngine:
             return report
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies(start.device))
-        chunks, self._left_out = -(-len(working) // capacity), []
+        self._left_out = []
         with torch.no_grad():
-            stack = self._prepare(-(-len(working) // chunks), rows, rule, start)
-            for part in np.array_split(np.arange(len(working)), chunks):
-                report += self._train_chunk(stack, [working[i] for i in part], start, rule, round, total)
+            while working:
+                done, capacity = self._train_chunks(working, capacity, rows, start, rule, round, total, report)
+                working = working[done:]
         for task in self._left_out:
             report.clients, report.weight = report.clients - 1, report.weight - task.coefficient
         report.diverged = len(self._left_out)
         return report
+
+    def _train_chunks(
+        self,
+        tasks: list[Task],
+        capacity: int,
+        rows: int,
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+        report: WorkReport,
+    ) -> tuple[int, int]:
+        """Train tasks in chunks of about equal numbers; how many are done, and how many fit side by side.
+
+        Not all are done where the device runs out of memory: then fewer fit from now on.
+        """
+        chunks, done = -(-len(tasks) // capacity), 0
+        together = -(-len(tasks) // chunks)
+        try:
+            stack = self._prepare(together, rows, rule, start)
+            for part in np.array_split(np.arange(len(tasks)), chunks):
+                self._summing, together = False, len(part)
+                report += self._train_chunk(stack, [tasks[i] for i in part], start, rule, round, total)
+                done += len(part)
+            return done, capacity
+        except (torch.OutOfMemoryError, ClientFailure) as error:
+            if not ran_out(error) or self._summing or together == 1:
+                raise
+        self._stack = stack = None
+        self.chunk = halved(together, "clients side by side")
+        return done, self.chunk
 
     def _prepare(self, capacity: int, rows: int, rule: LocalRule, start: Tensor) -> Stack:
         """The stack of earlier rounds where it is large enough."""
@@ -167,6 +200,7 @@ class BatchedEngine:
                     stack.check_changes(rule.lr)
         except ClientFailure as failure:
             return self._one_by_one(failure, stack, tasks, start, rule, round, total)
+        self._summing = True
         self._collect(stack, tasks, rule, total, clients, np.count_nonzero(timetable.counts, axis=0).tolist())
         return WorkReport(
             steps=int(np.count_nonzero(timetable.counts)),

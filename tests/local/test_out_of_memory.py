@@ -1,0 +1,126 @@
+"""A device without memory for so much at once: the pass is halved, said so, and the result is the same to rounding."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.batched.stack import Stack
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
+from fedmpi.rounds.evaluated import EvaluatedParts
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, summed, tasks_of
+
+SIZES = [5, 12, 9, 7, 20, 3]
+ONE_STEP, EPOCHS = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None), LocalRule(lr=0.1, batch_size=4)
+
+
+def with_room_for(most: int, function, count):
+    """The function, on a device that has no memory for more than so many."""
+
+    def limited(*args, **named):
+        if count(*args) > most:
+            raise torch.OutOfMemoryError("made up")
+        return function(*args, **named)
+
+    return limited
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule", "owner", "name", "count", "most", "said"),
+    [
+        (MergedEngine, ONE_STEP, FlatModel, "weighted_gradient", lambda _, x, *rest: len(x), 8, "samples in a pass"),
+        (BatchedEngine, EPOCHS, Stack, "open", lambda _, features, *rest: len(features), 1, "clients side by side"),
+        (BatchedEngine, EPOCHS, Stack, "__init__", lambda _, net, capacity, *rest: capacity, 2, "clients side by side"),
+    ],
+)
+def test_training_goes_on_with_less_at_once(
+    engine, rule, owner, name, count, most, said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
+    expected, plain = summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
+    monkeypatch.setattr(owner, name, with_room_for(most, getattr(owner, name), count))
+    trainer = engine(model, source, STREAMS)
+    with caplog.at_level(logging.WARNING, logger="fedmpi"):
+        for _ in range(2):
+            found, report = summed(trainer, model, tasks_of(source), rule)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+            assert (report.clients, report.steps, report.samples) == (plain.clients, plain.steps, plain.samples)
+            assert report.weight == pytest.approx(plain.weight)
+    warnings = [told for told in caplog.messages if told.startswith("out of memory") and said in told]
+    assert 1 <= len(warnings) <= 6  # in the first round only, until it fits
+    monkeypatch.setattr(owner, name, with_room_for(0, getattr(owner, name), count))
+    with pytest.raises(Exception, match="made up"):  # not even one fits
+        summed(engine(model, source, STREAMS), model, tasks_of(source), rule)
+
+
+def test_what_is_half_summed_when_memory_runs_out_is_not_summed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
+    monkeypatch.setattr(Stack, "add_changes", with_room_for(0, Stack.add_changes, lambda *_: 1))
+    with pytest.raises(torch.OutOfMemoryError):
+        summed(BatchedEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
+
+
+class Small(nn.Module):
+    """A model on a device that has no memory for more than `most` samples in evaluation mode."""
+
+    def __init__(self, most: int, change: str = ""):
+        super().__init__()
+        self.most, self.change = most, change
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(x) > self.most:
+            raise torch.OutOfMemoryError("made up")
+        if self.change == "always" or (self.change == "evaluation" and not self.training):
+            x /= 2
+        return self.layer(x.flatten(1))
+
+
+def test_an_evaluation_goes_on_with_fewer_samples_at_once() -> None:
+    x, y = torch.randn(50, 16), torch.arange(50) % 4
+    store = SimpleNamespace(part_samples=lambda part: 50 if part == "test" else 0)
+    data = SimpleNamespace(description=SimpleNamespace(classes=4), test=lambda: (x, y))
+    evaluation = SimpleNamespace(parts=lambda val: ("test",), batch_size=40, on="test")
+    parts = EvaluatedParts(SimpleNamespace(evaluation=evaluation), store, data)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    model = FlatModel(Small(50))
+    whole = parts.scores(model, model.initial)
+    model.module.most = 7
+    assert parts.scores(model, model.initial) == pytest.approx(whole, rel=1e-6)
+    assert parts._rows == 5
+    model.module.most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        parts.scores(model, model.initial)
+
+
+FLAT = DataDescription((16,), "float32", 4, "vector", 0, (0.0,), (1.0,))
+
+
+@pytest.mark.parametrize("when", ["always", "evaluation"])
+def test_a_model_that_changes_its_input_is_refused(when: str) -> None:
+    with pytest.raises(UserError, match="changes its input in place"):
+        forward_traits(FlatModel(Small(50, when)), FLAT)
+    forward_traits(FlatModel(Small(50)), FLAT)
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        (lambda: nn.LazyLinear(4), "weight has no shape yet"),
+        (lambda: nn.Linear(16, 4, device="meta"), "weight lies on torch's meta device"),
+        (lambda: nn.LazyBatchNorm1d(), "has no shape yet"),
+    ],
+)
+def test_a_model_without_values_is_refused(layer, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        FlatModel(nn.Sequential(nn.Linear(16, 4), layer()))
