@@ -15,7 +15,7 @@ def main() -> None:
     interrupt = Interrupt() if sys.argv[1:2] == ["train"] else None
     from fedmpi.process.guard import run_guarded
 
-    run_guarded(partial(_run, interrupt))
+    run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"])
 
 
 def _run(interrupt: Interrupt | None) -> int:

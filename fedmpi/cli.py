@@ -1,4 +1,4 @@
-"""The commands: train, check, presets, parts, show, inspect, estimate.
+"""The commands: train, submit, doctor, prepare, check, presets, parts, show, inspect, estimate.
 
 Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -228,6 +228,75 @@ def estimate(
     if plot is not None:
         assess.plot(held, epsilon, threshold, samples, plot, participants)
         print(f"drawn to {plot}")
+
+
+@app.command()
+def submit(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Nodes.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks-per-node", metavar="R", help="Ranks on each node.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus-per-node", metavar="G", help="GPUs on each node.")] = 0,
+    limit: Annotated[str, typer.Option("--time", metavar="T", help="Time limit, as sbatch reads it.")] = "01:00:00",
+    array: Annotated[str, typer.Option("--array", metavar="SPEC", help="As sbatch's; %a is a task's number.")] = "",
+    out: Annotated[Path | None, typer.Option("--out", metavar="RUN", help="Folder of the run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, submit nothing.")] = False,
+    scripts: Annotated[
+        Path | None, typer.Option("--scripts", metavar="DIR", help="Write the scripts for use by hand there instead.")
+    ] = None,
+) -> None:
+    """Submit a training to SLURM: it resumes by itself after time limits, and its script is kept in RUN.
+
+    Example: fedmpi submit run.toml --nodes 2 --ranks-per-node 8 --time 12:00:00 --array 0-3 --set seed=%a --dry-run
+    """
+    from fedmpi.jobs import submission
+
+    if scripts is not None:
+        print("\n".join(map(str, submission.write_scripts(scripts))))
+        return
+    if config is None and not settings:
+        _load(config, settings)  # refuses
+    folder = out or Path("runs") / f"{config.stem if config else 'job'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    ready = submission.prepare_submission(config, settings or [], folder, nodes, ranks, gpus, limit, array)
+    if dry_run:
+        print(ready.script, end="")
+        return
+    number = submission.submit(ready)
+    print(f"job {number}: {ready.words}\nlogs, script and run: {ready.folder}\nto end it for good: scancel {number}")
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> int:
+    """Show what this machine or allocation offers a run, and what is wrong with it; exit code 1 if no run can start.
+
+    Example: mpiexec -n 3 fedmpi doctor
+    """
+    from fedmpi.doctor.advice import Advice
+    from fedmpi.doctor.examination import as_json, examine, report
+    from fedmpi.doctor.findings import Findings
+    from fedmpi.jobs.site import site_file
+
+    def tell(found: list[Findings], advice: list[Advice]) -> None:
+        print(as_json(found, advice) if json else report(found, advice, site_file()), flush=True)
+
+    return int(not examine(tell))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def prepare(context: typer.Context) -> int:
+    """Prepare a data set: the same as `python -m data_prep`, with the same arguments.
+
+    Example: fedmpi prepare digits --partition iid --clients 20 --shards 2 --out shards/digits
+    """
+    from data_prep import __main__ as data_prep
+    from data_prep import stop
+
+    stop.install()
+    return data_prep.run(list(context.args))
 
 
 def _load(config: Path | None, settings: list[str] | None) -> Config:

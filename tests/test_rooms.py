@@ -22,7 +22,7 @@ FLOORS = (
     ("config",),
     ("cluster", "data", "models", "tasks", "updates"),
     ("aggregation", "clients", "inspect", "local", "mediators", "privacy", "process", "records", "samples"),
-    ("rounds",),
+    ("doctor", "jobs", "rounds"),
     ("api",),
     ("testing",),
     ("cli",),

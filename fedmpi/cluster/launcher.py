@@ -119,6 +119,14 @@ def kept_handlers() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def library_version() -> str:
+    """What the MPI library that mpi4py loads says of itself, without starting it; "" where there is none."""
+    try:
+        return str(_import_mpi().Get_library_version())
+    except (ImportError, RuntimeError):
+        return ""
+
+
 def check_process_manager(environ: Mapping[str, str], library: str) -> None:
     """Refuse an MPICH without PMIx under a launcher that speaks nothing else: its start would abort the process.
 

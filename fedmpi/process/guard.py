@@ -26,7 +26,7 @@ ENDS_ALONE = "ends alone with exit code {}"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def run_guarded(main: Callable[[], int | None]) -> NoReturn:
+def run_guarded(main: Callable[[], int | None], joins: bool = True) -> NoReturn:
     """Run a command's main function so that an error on one rank ends the whole job.
 
     Parameters
@@ -34,6 +34,8 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
     main : callable
         Returns the exit code (None counts as 0). The codes 0 and 75 are for all ranks together; any other
         return, `SystemExit` or exception is a failure.
+    joins : bool
+        Whether to join the other ranks first; else `main` does, and says itself what is wrong when it cannot.
 
     Raises
     ------
@@ -47,7 +49,7 @@ def run_guarded(main: Callable[[], int | None]) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         launch = read_launch()
-        if launch is not None and launch.size > 1:
+        if joins and launch is not None and launch.size > 1:
             start_mpi()  # before anything can fail: only a rank that has joined can end the others
         code, why = main() or DONE, ""
     except LauncherMismatch as error:
