@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fedmpi
 from data_prep.__main__ import run as data_prep
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 from fedmpi.common.registry import load
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
@@ -231,6 +231,11 @@ def _another_signature() -> None:
 def test_a_part_that_leaves_ends_the_run_as_a_failure(part: Callable[..., Any], key: str) -> None:
     with pytest.raises((PartFailure, UserError), match="_leaves|_another_signature"):
         fedmpi.run("fedavg", {key: part, "rounds": 1}, data="digits:clients=4")
+
+
+def test_clients_that_diverge_together_are_a_failure_that_names_one() -> None:
+    with pytest.raises(ClientFailure, match="client [0-3] on rank 0: .*training diverged"):
+        fedmpi.run("fedavg", {"aggregation.lr": 1e9, "rounds": 3}, data="digits:clients=4")
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
