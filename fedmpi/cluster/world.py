@@ -25,6 +25,7 @@ from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
+from fedmpi.cluster.leftovers import claim, release, sweep
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
@@ -97,11 +98,15 @@ class Cluster:
         if mpi is None:
             log.info("one process: no MPI is installed")
             return cls(None, "none", reduction)
+        claim()
         library = short_version(mpi.Get_library_version())
         if mpi.COMM_WORLD.Get_size() == 1:
             log.info("one process (%s)", library)
+            sweep()
             return cls(None, library, reduction)
         cluster = cls(Communicators.split(mpi.COMM_WORLD), library, reduction)
+        if cluster.node_rank == 0:
+            sweep()
         if cluster.is_server:
             log.info("%d processes on %d node(s) (%s)", cluster.size, cluster.nodes, library)
         return cluster
@@ -304,6 +309,7 @@ class Cluster:
         if self._comms is not None:
             self._comms.free()
             self._comms = None
+        release()
 
     def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:
         """The sum of this kind, built when first asked for, which the next `reduce` sums."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ import numpy as np
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.common.activity import PHASES, Activity, activity
+from fedmpi.common.processes import Process
 from fedmpi.config import Config
 from fedmpi.process.signals import end_now
 
@@ -175,36 +175,6 @@ class Own:
         self._turns = source.turns
         waiting, idle = int(source.waiting), round(1000 * self._idle)
         return State(source.phase, source.round, source.first, source.client, source.beside, waiting, idle)
-
-
-@dataclass(frozen=True)
-class Process:
-    """A rank's process: its host, its number there, and when it was started, which tells it from later ones."""
-
-    host: str
-    pid: int
-    started: int
-
-    @classmethod
-    def of(cls, pid: int) -> Process:
-        """A process of this host."""
-        return cls(socket.gethostname(), pid, start_time(pid)[0])
-
-    @property
-    def seen(self) -> str:
-        """The letter that Linux has for its state; "" where there is no such process, or only what is left of one."""
-        started, letter = start_time(self.pid)
-        return letter if started == self.started and letter not in "ZX" else ""
-
-
-def start_time(pid: int) -> tuple[int, str]:
-    """When a process was started, in ticks since the system was, and the letter of its state; (0, "") without one."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0, ""
-    return int(fields[19]), fields[0]
 
 
 LETTERS = {"T": "its process is stopped", "t": "a debugger has stopped it", "D": "it waits for a disk or the network"}

@@ -159,7 +159,7 @@ def test_the_configuration_says_whether_there_is_a_watchdog_its_patience_and_wha
     monkeypatch.setattr("fedmpi.process.watchdog.SECONDS_BETWEEN_LOOKS", 0.001)
     monkeypatch.setattr(Watchdog, "_look", remember)
     for mode, patience in (("off", 9.0), ("warn", 5.0), ("end", 7.0)):
-        with watched(Cluster(None, "none"), Config(cluster={"watchdog": mode, "patience": patience})):
+        with watched(Cluster(None, "none"), Config(preset="fedavg", cluster={"watchdog": mode, "patience": patience})):
             running = [thread for thread in threading.enumerate() if thread.name == "fedmpi-watchdog"]
             assert bool(running) == (mode != "off")
             while mode != "off" and (patience, mode == "end") not in looks:
