@@ -1,4 +1,5 @@
-"""jobs/train.sbatch under a real SLURM: it trains, it ends as fedmpi ends, and it survives requeues and time limits.
+"""Jobs under a real SLURM: they end as fedmpi ends, go on after requeues, preemptions, time limits and kills, and stay
+cancelled when they are cancelled.
 
 Run by `.ci/slurm`, which raises a SLURM on this one machine.
 """
@@ -11,13 +12,24 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.end_to_end.runs import RICH, ROUNDS, TRAIN, Record, assert_same_curve_to_rounding, choices, curve, records
+from tests.end_to_end.runs import (
+    RICH,
+    ROUNDS,
+    TRAIN,
+    Record,
+    assert_same_curve_to_rounding,
+    choices,
+    curve,
+    records,
+    staying,
+)
 from tests.mpi.launch import REPOSITORY, run_alone
 
 pytestmark = [
@@ -28,7 +40,7 @@ SECONDS = 240
 """Limit of one wait on a busy machine."""
 REQUEUE_SECONDS = 2.5
 """SLURM refuses to start a job again within the second in which it was killed ("Job credential revoked")."""
-LAUNCHERS = ("srun", "mpiexec")
+LAUNCHERS = {"srun": "srun --kill-on-bad-exit=1", "mpiexec": "mpiexec"}
 UNHURRIED = {"NAP": "0.02"}
 
 
@@ -78,12 +90,20 @@ def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, timeout=30)
 
 
-def submit(folder: Path, config: Path, launcher: str, *options: str, env: Mapping[str, str] | None = None) -> SlurmJob:
+def submit(
+    folder: Path,
+    config: Path,
+    launcher: str,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    sbatch: Sequence[str] = (),
+) -> SlurmJob:
     """`sbatch jobs/train.sbatch` from the repository, with this environment's Python."""
     log = folder / "job.log"
-    chosen = {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": launcher, "PYTHONPATH": str(REPOSITORY), **(env or {})}
+    chosen = {"FEDMPI_COMMAND": f"{sys.executable} -m fedmpi", "PYTHONPATH": str(REPOSITORY), **(env or {})}
+    chosen |= {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": LAUNCHERS[launcher]}
     submitted = subprocess.run(
-        ["sbatch", "--parsable", f"--output={log}", "jobs/train.sbatch", config, folder / "RUN", *options],
+        ["sbatch", "--parsable", f"--output={log}", *sbatch, "jobs/train.sbatch", config, folder / "RUN", *options],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
@@ -142,16 +162,12 @@ def test_wrong_input_fails_with_2_and_one_sentence_in_the_log(folder: Path):
     assert "Traceback" not in job.words()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_warning_before_the_time_limit_saves_requeues_and_resumes(
-    launcher: str, folder: Path, undisturbed: list[Record]
-):
-    job = submit(folder, RICH, launcher, env=UNHURRIED)
-    job.wait_for_rounds(3)
-    assert command("scancel", "--signal=USR1", "--batch", job.number).returncode == 0
+def test_a_time_limit_shorter_than_the_work_saves_requeues_and_resumes(folder: Path, undisturbed: list[Record]):
+    """A minute, the shortest limit that SLURM knows; the run naps longer than that."""
+    job = submit(folder, RICH, "srun", env={"NAP": "0.1"}, sbatch=["--time=1", "--signal=B:USR1@10"])
     facts = job.wait_for_end()
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), f"{facts}\n{job.words()}"
-    assert "saved; asking for the job to be queued again" in job.words()
+    assert facts["JobState"] == "COMPLETED" and int(facts["Restarts"]) >= 1, f"{facts}\n{job.words()}"
+    assert "asking for the job to be queued again" in job.words()
     assert "stopped after saving" in job.words()
     assert_same_curve_to_rounding(curve(job.run), undisturbed)
 
@@ -167,3 +183,73 @@ def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undist
     assert_same_curve_to_rounding(curve(job.run), undisturbed)
     resumed = re.findall(r"resumed at round (\d+)", (job.run / "run.log").read_text())
     assert len(resumed) == 1 and int(resumed[0]) >= 5  # at the latest checkpoint at least
+
+
+def test_a_preempted_job_is_queued_again_and_goes_on(folder: Path, undisturbed: list[Record]):
+    job = submit(folder, RICH, "srun", env=UNHURRIED)
+    job.wait_for_rounds(3)
+    assert command("sbatch", "--partition=urgent", "--ntasks=4", "--output=/dev/null", "--wrap=true").returncode == 0
+    facts = job.wait_for_end()
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), f"{facts}\n{job.words()}"
+    assert "SLURM queues the job again" in job.words()
+    assert_same_curve_to_rounding(curve(job.run), undisturbed)
+
+
+def test_cancelled_killed_and_submitted_again_the_run_is_that_of_an_undisturbed_one(
+    folder: Path, undisturbed: list[Record]
+):
+    def cancel(job: SlurmJob) -> None:
+        command("scancel", job.number)
+
+    def kill_rank(job: SlurmJob) -> None:
+        ranks = [process for process in psutil.process_iter() if str(job.run) in " ".join(_words(process))]
+        [worker] = [process for process in ranks if process.environ().get("SLURM_PROCID") == "2" and _is_rank(process)]
+        worker.kill()
+
+    def cancel_step(job: SlurmJob) -> None:
+        command("scancel", f"{job.number}.0")
+
+    for rounds, strike, state in ((3, cancel, "CANCELLED"), (7, kill_rank, "FAILED"), (12, cancel_step, "FAILED")):
+        job = submit(folder, RICH, "srun", env=staying(folder / "RUN", rounds))
+        job.wait_for_rounds(rounds)
+        strike(job)
+        facts = job.wait_for_end()
+        assert (facts["JobState"], facts["Restarts"]) == (state, "0"), f"{facts}\n{job.words()}"
+        assert "asking for the job" not in job.words()
+    assert "the job was cancelled and stays so" in job.words()
+    done = submit(folder, RICH, "srun")
+    assert done.wait_for_end()["JobState"] == "COMPLETED", done.words()
+    assert_same_curve_to_rounding(curve(done.run), undisturbed)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    return Path(process.cmdline()[0]).name.startswith("python")
+
+
+def test_a_submitted_array_of_four_runs_side_by_side_each_in_its_folder(folder: Path):
+    words = ["--set", "preset=fedavg", "--set", "rounds=3", "--set", "seed=%a", "--array", "0-3", "--time", "10"]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CONFIG_HOME": str(folder / "none")}
+    submitted = subprocess.run(
+        [sys.executable, "-m", "fedmpi", "submit", *words, "--out", folder / "four runs"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environ,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    number = submitted.stdout.split(":")[0].removeprefix("job ")
+    waiter = SlurmJob(number, folder, folder / "none.log")
+    waiter.wait_until("over", lambda: not command("squeue", "--noheader", f"--jobs={number}").stdout.strip())
+    logs = "\n".join(path.read_text() for path in (folder / "four runs").glob("job-*.log"))
+    assert (folder / "four runs" / "job.sbatch").exists()
+    for task in range(4):
+        run = folder / "four runs" / str(task)
+        assert [record["round"] for record in records(run)] == [0, 1, 2], logs
+        assert f"seed = {task}" in (run / "config.toml").read_text()
