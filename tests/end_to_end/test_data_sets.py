@@ -135,7 +135,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("cifar10", "cifar100", "cinic10", "mind", "sentiment140", "amazon toys", "amazon toys, 2018")
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES])
 def test_a_data_set_is_prepared_inspected_and_trained(case: str, data_folder: Path, tmp_path: Path) -> None:
     """The loss of training is lower at the end than in the first round; every round counts its steps."""
     chosen = CASES[case]
