@@ -43,8 +43,7 @@ TEXTS = [
     "cuda:99",
 ]
 ODD = [True, False, None, [], {}, [1, 2], [0.5] * 3, {"a": {"b": 1}}, datetime.date(2020, 1, 1), *TEXTS]
-LONG = {"rounds", "local.epochs", "local.steps", "topology.mediator_epochs"}
-MOST_WORK = 200
+MOST_WORK = 50
 """Rounds times local passes times visits of a run that is tried."""
 
 

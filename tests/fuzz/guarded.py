@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.fuzz.verdict import Finding
 
-SECONDS = 60.0
+SECONDS = 150.0
 FORK = multiprocessing.get_context("fork")
 
 

@@ -166,7 +166,6 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("kind", "case", "expected"), FOUND, ids=[f"{kind.__name__[11:]}-{case[:2]}"[:60] for kind, case, _ in FOUND]
 )

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.fuzz import checkpoints, configurations, raw, shards
 from tests.fuzz.guarded import Beside
 
+pytestmark = pytest.mark.timeout(900)  # seconds, on a busy machine
 EXAMPLES = {configurations: 15, shards: 12, checkpoints: 25, raw: 12}
 
 
