@@ -133,6 +133,7 @@ class BatchedEngine:
         """
         chunks, done = -(-len(tasks) // capacity), 0
         together = -(-len(tasks) // chunks)
+        stack: Stack | None = None
         try:
             stack = self._prepare(together, rows, rule, start)
             for part in np.array_split(np.arange(len(tasks)), chunks):
