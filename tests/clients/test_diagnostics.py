@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from safetensors.torch import save_file
+from torch import nn
 
 from fedmpi.common.evenness import Usage, evenness
 from fedmpi.local.diagnostics import (
@@ -14,6 +18,8 @@ from fedmpi.local.diagnostics import (
     update_moments,
     weight_divergence,
 )
+from fedmpi.local.measures import Reference
+from fedmpi.models.flat import FlatModel
 
 CHANGES = np.random.default_rng(0).normal(size=(6, 40)) + 0.3
 COEFFICIENTS = np.array([0.1, 0.3, 0.05, 0.2, 0.2, 0.15])
@@ -93,6 +99,17 @@ def test_heterogeneity_of_quadratics_is_the_variance_of_their_optima() -> None:
     mean = np.average(optima, weights=weights)
     minimum = np.average((optima - mean) ** 2 + floors, weights=weights)
     assert heterogeneity(minimum, floors, weights) == pytest.approx(np.average((optima - mean) ** 2, weights=weights))
+
+
+def test_the_distance_from_a_reference_leaves_out_running_statistics(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model = FlatModel(module)
+    save_file(module.state_dict(), tmp_path / "reference.safetensors")
+    reference, w = Reference(str(tmp_path / "reference.safetensors"), model), model.initial.clone()
+    w[model.trainable :] += 5
+    assert reference.distance(w) == 0
+    w[: model.trainable] *= 1.5
+    assert reference.distance(w) == pytest.approx(0.5)
 
 
 def test_weight_divergence_is_relative() -> None:

@@ -158,6 +158,22 @@ def test_measures_are_those_of_a_model_that_is_not_in_training() -> None:
         np.testing.assert_allclose(row, expected, rtol=1e-5)
 
 
+def test_what_is_measured_of_an_attacker_is_on_the_labels_that_it_trains_on() -> None:
+    settings = ["data.shards=digits:clients=6", "participation.clients=power-of-choice", "participation.count=2"]
+    experiment = Experiment.connect(load_config(None, [*settings, "attack.kind=label-flip", "attack.fraction=0.5"]))
+    measure, w = experiment.inquiry.measure, experiment.model.initial
+    assert measure is not None and len(experiment.liars) == 3
+    found = measure(0, w, np.arange(6), ("accuracy",))[:, 0]
+    experiment.model.bind(w)
+    for k in range(6):
+        x, y = experiment.data.load(k)
+        trained_on = 9 - y if k in experiment.liars else y
+        with torch.no_grad():
+            right = experiment.model.module.eval()(x).argmax(1) == trained_on
+        assert found[k] == pytest.approx(float(right.double().mean()))
+    experiment.close()
+
+
 def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

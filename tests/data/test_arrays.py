@@ -76,6 +76,21 @@ def test_the_same_samples_of_other_clients_are_other_data():
     assert made(owner=owner).digest != made(owner=other).digest
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"test": (X[10:20], Y[:10])},
+        {"test": (X[:10], Y[10:20])},
+        {"val": (X[1:4], Y[:3])},
+        {"val": (X[:3], Y[1:4])},
+    ],
+    ids=["test-x", "test-y", "val-x", "val-y"],
+)
+def test_data_with_other_held_out_samples_are_other_data(more: dict[str, Any]):
+    held_out = {"val": (X[:3], Y[:3])}
+    assert made(**(held_out | more)).digest != made(**held_out).digest != made().digest
+
+
 def test_a_label_that_only_held_out_samples_have_is_a_class():
     val = X[:3], np.array([0, 6, 1])
     assert made(val=val).description.classes == 7

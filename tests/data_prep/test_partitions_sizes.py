@@ -127,3 +127,10 @@ def test_filling_by_mix_ends_with_every_request_met_from_stock(clients, classes,
     counts = fill_by_mix(sizes, stock, mixes, generator)
     np.testing.assert_array_equal(counts.sum(axis=1), sizes)
     np.testing.assert_array_equal(counts.sum(axis=0), stock)
+
+
+def test_who_finds_none_of_its_classes_left_takes_from_the_mix_of_the_stock() -> None:
+    """1,000 of 9,000 and 1,000 samples: 900 of the first are expected, with a standard deviation of 9.5."""
+    stock, mixes = np.array([0, 9000, 1000]), np.array([[1.0, 0.0, 0.0]])
+    counts = fill_by_mix(np.array([1000]), stock, mixes, np.random.default_rng(0))
+    assert counts.sum() == 1000 and abs(counts[0, 1] - 900) < 60

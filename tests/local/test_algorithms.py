@@ -158,9 +158,11 @@ def test_corrections_move_the_vectors_of_words_that_nobody_reads(name: str, engi
     check(engine, name, "text-cnn", RULES["epochs"], name)
 
 
+@pytest.mark.parametrize("mu", [0.9, 14.0])
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_a_proximal_term_holds_back_unread_words_too(engine: type) -> None:
-    rule = LocalRule(lr=0.05, epochs=3, batch_size=4, proximal_mu=0.9)
+def test_a_proximal_term_holds_back_unread_words_too(engine: type, mu: float) -> None:
+    """A step pulls by ημ: 4.5 % of the way back, and 70 %."""
+    rule = LocalRule(lr=0.05, epochs=3, batch_size=4, proximal_mu=mu)
     check(engine, "tests.local.own_algorithms:Scaffold", "text-cnn", rule, "scaffold")
 
 

@@ -75,11 +75,12 @@ def test_fifty_ragged_clients_reach_the_weights_of_the_sequential_engine(name: s
     "rule",
     [
         LocalRule(lr=0.05, epochs=None, steps=3, batch_size=7, proximal_mu=0.3),
+        LocalRule(lr=0.05, epochs=None, steps=3, batch_size=7, proximal_mu=14.0),
         LocalRule(optimizer="adam", lr=0.003, epochs=1, batch_size=7),
         LocalRule(optimizer="adam", lr=0.003, epochs=2, batch_size=7, proximal_mu=0.2),
         LocalRule(lr=0.05, epochs=2, batch_size=None),
     ],
-    ids=["sgd-steps-proximal", "adam", "adam-proximal", "whole-sets"],
+    ids=["sgd-steps-proximal", "sgd-steps-strongly-proximal", "adam", "adam-proximal", "whole-sets"],
 )
 def test_every_rule_agrees_in_double_precision(name: str, rule: LocalRule):
     assert_same_round(name, torch.float64, rule, ragged_sizes(12, 30))

@@ -64,6 +64,13 @@ def test_a_round_is_late_after_ten_of_the_longest_and_the_patience_and_said_agai
     assert all(list(finding.late) == [1] and finding.over for _, finding in found)
 
 
+def test_a_short_round_after_a_long_one_makes_nobody_late_sooner() -> None:
+    judge = experienced()
+    assert not found_in(judge, 2, lambda s: (at(1), {1: at(1), 2: at(1)}))
+    found_in(judge, 1, lambda s: (at(2), {1: at(2), 2: at(2)}))
+    assert judge.limit == LATE
+
+
 def test_whoever_goes_on_is_not_late_however_long_the_round() -> None:
     def busy(s: float) -> tuple[State, dict[int, State]]:
         return at(1, "sum", True, s), {1: at(1, idle=s % (PATIENCE - 1)), 2: at(1, idle=2.0)}

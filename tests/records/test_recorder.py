@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import fedmpi
+from fedmpi.cluster import BytesMoved, Cluster
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import writing
 from fedmpi.config import load_config
@@ -205,6 +206,15 @@ def test_the_summary_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path: Pa
     assert whole["samples_total"] == sum(record["samples"] for record in recorded) > 0
     assert whole["steps_total"] == sum(record["steps"] for record in recorded) > 0
     assert whole["size_epsilon_max"] == recorded[-1]["size_epsilon_max"] > 0
+
+
+def test_what_was_moved_before_an_interruption_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As if every part of the run moved seven bytes."""
+    monkeypatch.setattr(Cluster, "share_bytes", lambda self: BytesMoved(relay=7))
+    assert run_into(tmp_path / "RUN", *SETTINGS, "checkpoint.every=9", stop_after=1) == 75
+    assert run_into(tmp_path / "RUN", *SETTINGS, "checkpoint.every=9", resume=True, stop_after=2) == 75
+    assert run_into(tmp_path / "RUN", *SETTINGS, "checkpoint.every=9", resume=True) == 0
+    assert json.loads((tmp_path / "RUN" / "summary.json").read_text())["mpi_bytes"]["relay"] == 3 * 7
 
 
 def test_records_that_a_checkpoint_counts_on_must_be_there(undisturbed: Path, tmp_path: Path):

@@ -52,6 +52,12 @@ def test_evaluation_leaves_the_mode_of_the_module_alone():
     assert module.training
 
 
+def test_a_class_that_is_predicted_but_never_true_counts_as_zero():
+    confusion = np.array([[3, 0, 1], [0, 4, 0], [0, 0, 0]])
+    expected = f1_score([0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 2, 1, 1, 1, 1], average="macro")
+    assert macro_f1(confusion) == pytest.approx(expected) == pytest.approx((6 / 7 + 1 + 0) / 3)
+
+
 def test_a_class_that_is_never_right_counts_as_zero():
     confusion = np.array([[3, 1, 0], [2, 0, 0], [0, 0, 4]])
     assert macro_f1(confusion) == pytest.approx((6 / 9 + 0 + 1) / 3)
