@@ -60,6 +60,8 @@ def run(folder: Path, settings: tuple[str, ...], resume: bool = False, stop: int
 
     experiment.plan = planned  # type: ignore[method-assign]
     simulation.run()
+    if recorder is not None:
+        recorder.close()
     digest = hashlib.sha256(simulation.model.numpy().tobytes()).hexdigest()
     experiment.close()
     return {"cohorts": cohorts, "model": digest, "rank": experiment.cluster.rank}

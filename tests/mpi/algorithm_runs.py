@@ -33,6 +33,8 @@ def run(settings: list[str], folder: str, stop_after: int | None = None, resume:
     recorder = open_recorder(experiment.cluster, Path(folder), config, resume)
     simulation = Simulation(experiment, recorder, stop=lambda: next(rounds) == stop_after)
     assert simulation.run() == ("stopped" if stop_after else "finished")
+    if recorder is not None:
+        recorder.close()
     hooks = experiment.trainer.hooks
     own = np.array([0, 0] if hooks is None else [len(hooks.state), hooks.state.spilled], np.int64)
     kept = experiment.cluster.gather(own)
