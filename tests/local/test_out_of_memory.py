@@ -65,7 +65,15 @@ def test_training_goes_on_with_less_at_once(
 
 def test_what_is_half_summed_when_memory_runs_out_is_not_summed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, source = flat_model("mlp", SMALL_IMAGES, hidden=[9]), InMemorySource(SMALL_IMAGES, SIZES)
-    monkeypatch.setattr(Stack, "add_changes", with_room_for(0, Stack.add_changes, lambda *_: 1))
+    add, calls = Stack.add_changes, iter([True])
+
+    def added_and_out_of_memory(*args):
+        summed = add(*args)
+        if next(calls, False):
+            raise torch.OutOfMemoryError("made up")
+        return summed
+
+    monkeypatch.setattr(Stack, "add_changes", added_and_out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         summed(BatchedEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
 
