@@ -6,6 +6,7 @@ config.toml says: only `--resume` goes on with a run, and only with the one that
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
+from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.records.history import History, Record, as_line
@@ -80,6 +82,7 @@ class Recorder:
             raise _unwritable(folder, error) from error
         self._events: SummaryWriter | None = None
         self._summed = hashlib.sha256()
+        self._beside = Beside()
         self.history = History(config, keeps=False)
 
     def _claim(self, resume: bool) -> Hold:
@@ -219,6 +222,7 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         """Append one round's record to metrics.jsonl and TensorBoard."""
+        self._beside.check()
         with self._writing():
             line = as_line(record)
             with open(self.folder / "metrics.jsonl", "ab") as file:
@@ -236,16 +240,28 @@ class Recorder:
         return self.folder / "checkpoints"
 
     def checkpoint(self, next_round: int, tensors: dict[str, Tensor], header: Record) -> None:
-        """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on."""
-        checkpoint = Checkpoint(
-            next_round, tensors, {**header, "seconds": self.history.seconds, "records": self._summed.hexdigest()}
-        )
-        with self._writing():
-            self._sync()
-            save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
+        """Save a checkpoint from which the run goes on at `next_round`, after the records that it counts on.
+
+        Its content is that of now. It is written beside the rounds that follow: what fails is raised by the next call.
+        """
+        told = {**header, "seconds": self.history.seconds, "records": self._summed.hexdigest()}
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        checkpoint = Checkpoint(next_round, copies, copy.deepcopy(told))
+
+        def save() -> None:
+            with self._writing():
+                self._sync()
+                save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
+
+        self._beside.start(save)
+
+    def saved(self) -> None:
+        """Wait until the last checkpoint is on the disk."""
+        self._beside.wait()
 
     def finish(self, model: nn.Module, facts: Record) -> Record:
         """Write the final model and the summary; returns the summary."""
+        self.saved()
         with self._writing():
             write_whole(self.folder / "model.safetensors", model_file(model))
             kept = {"plugins": digests(self.sources)} if self.sources else {}
@@ -254,7 +270,11 @@ class Recorder:
         return summary
 
     def close(self) -> None:
-        """Flush and close the log and the events."""
+        """Flush and close the log and the events; a checkpoint that is being written is waited for."""
+        try:
+            self.saved()
+        except RunFailure as failure:  # of a run that another failure has ended
+            log.warning("%s", failure)
         try:
             if self._events is not None:
                 with writing(self.folder):

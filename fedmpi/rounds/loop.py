@@ -230,6 +230,8 @@ class Simulation:
         """Sum up; a finished run's folder gets model and summary, a stopped one only what it takes to go on."""
         if self.recorder is None:
             self._settle(last=True)  # of a stopped run: there is no folder in which its last record could wait
+        else:
+            self.recorder.saved()
         self.sums.release()
         moved = self.saved.moved()
         self.experiment.model.bind(self.model)

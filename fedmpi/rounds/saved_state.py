@@ -71,6 +71,8 @@ class SavedState:
         self.check(model, next_round - 1)
         tensors, header = self.gathered()
         header["mpi_bytes"] = asdict(self.moved())
+        if self.recorder is not None:
+            self.recorder.saved()  # the one before, which also tidies up the folder
         path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
         with writing(self.recorder.folder) if self.recorder else nullcontext():
             header |= self._save_client_state(path)

@@ -114,6 +114,7 @@ def test_records_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_p
     recorder.write({"round": 0})
     order.clear()
     recorder.checkpoint(1, {"model": torch.ones(3)}, {"settled": 1})
+    recorder.saved()
     recorder.close()
     assert order[:2] == [("sync", run / "metrics.jsonl"), ("sync", run)]
     assert order[-2][0] == "rename" and order[-2][1].parent == run / "checkpoints"

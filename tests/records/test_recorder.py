@@ -532,6 +532,7 @@ def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: 
     recorder = Recorder(tmp_path, CONFIG, resume=False)
     recorder.resume()
     recorder.checkpoint(1, {"model": torch.ones(10)}, {"settled": 0})
+    recorder.saved()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
@@ -540,6 +541,7 @@ def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: 
                 recorder.write({"round": 0, "long": "x" * 5000})
             elif call == "checkpoint":
                 recorder.checkpoint(2, {"model": torch.ones(5000)}, {"settled": 0})
+                recorder.saved()
             else:
                 recorder.finish(nn.Linear(100, 100), {})
     finally:
