@@ -11,6 +11,7 @@ import builtins
 import errno
 import io
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ class Disk:
     def __init__(self, folder: Path, mode: Mode = "count", at: int = -1):
         self.folder, self.mode, self.at = os.path.abspath(folder), mode, at
         self.calls: list[str] = []
+        self._one_at_a_time = threading.RLock()
         self.synced: dict[str, int] = {}
         self.undo: list[tuple[str, Callable[[], object]]] = []
 
@@ -50,6 +52,10 @@ class Disk:
 
     def call(self, name: str, path: Any, work: Callable[[], Any], half: Callable[[], Any], needs_room: bool) -> Any:
         """Do it, unless its number has come up; `half` is what is left of it then."""
+        with self._one_at_a_time:  # nobody does anything after a death
+            return self._call(name, path, work, half, needs_room)
+
+    def _call(self, name: str, path: Any, work: Callable[[], Any], half: Callable[[], Any], needs_room: bool) -> Any:
         number = len(self.calls)
         self.calls.append(f"{name} {os.path.relpath(os.path.abspath(os.fsdecode(path)), self.folder)}")
         if self.mode == "full" and number >= self.at and needs_room:
