@@ -53,9 +53,9 @@ class Whole:
 
 
 def left_by(run: Path) -> tuple[Any, ...]:
-    """Curve, model, and all of the summary but the seconds."""
+    """Curve, model, and all of the summary but the seconds and the commit, which may come meanwhile."""
     summary = json.loads((run / "summary.json").read_text())
-    del summary["wall_seconds"]
+    del summary["wall_seconds"], summary["git_commit"]
     return curve(run), (run / "model.safetensors").read_bytes(), summary
 
 
