@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.intervals import spread
 from benchmarks.repeat import finished, run_folder
-from fedmpi.records.recorder import LINKS
+from fedmpi.records.history import LINKS
 from fedmpi.updates.traffic import MEGABYTE, TargetCost, cost_to_target
 
 Record = dict[str, Any]

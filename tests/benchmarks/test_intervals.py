@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import intervals
 from benchmarks.intervals import Difference, paired, points, spread, spread_ratio, welch
 from benchmarks.repeat import Outcome, averaged, finished, read, run_folder, table_of
 
@@ -113,3 +115,8 @@ def test_a_difference_known_by_its_spreads_has_welchs_interval() -> None:
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high)) and found.n == 3
     with pytest.raises(ValueError, match="two seeds or more"):
         welch((1.0, 0.5, 1), (1.0, 0.5, 3))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(str(intervals.__file__)).parent.glob("*.py")))
+def test_every_benchmark_finds_what_it_imports(name: str) -> None:
+    importlib.import_module("benchmarks" if name == "__init__" else f"benchmarks.{name}")
