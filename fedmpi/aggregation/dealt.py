@@ -2,8 +2,8 @@
 
 The coordinates are cut into blocks, and ranks, the server too, are dealt neighbouring blocks. A client's update travels
 to them as soon as it is there (`cluster.dealt_rows`): a rank holds its coordinates of all updates, m · d/ranks values,
-and of whole updates never more than one. When a round's work is done, each rank combines its blocks, the rows in client
-order. The blocks depend on the plan's m and on d alone, so that any number of ranks computes the same bits.
+and of whole updates one, or a few small ones. When a round's work is done, each rank combines its blocks, the rows in
+client order. The blocks depend on the plan's m and on d alone, so that any number of ranks computes the same bits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Rows of values dealt out to the ranks by columns: each rank keeps its columns of every row, whoever made the row.
 
 A row leaves its maker as soon as it is there, a part for every rank. The next one waits until all ranks have begun to
-receive the one before, so that no rank ever holds more than one row beside its columns. Parts are taken in by a thread
-while a rank computes, where MPI allows calls from several threads, and else whenever it comes here. Sends are
-synchronous: once a rank's own have left and everybody says so in a barrier, everything has arrived (the consensus of
-Hoefler et al. 2010, "Scalable communication protocols for dynamic sparse data exchange", NBX).
+receive those before, unless they are small, so that no rank ever holds more than one large row, or a few megabytes of
+small ones, beside its columns. Parts are taken in by a thread while a rank computes, where MPI allows calls from
+several threads, and else whenever it comes here. Sends are synchronous: once a rank's own have left and everybody says
+so in a barrier, everything has arrived (the consensus of Hoefler et al. 2010, "Scalable communication protocols for
+dynamic sparse data exchange", NBX).
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ HEAD = np.dtype([("label", np.int64), ("factor", np.float64)])
 SLAB_BYTES = 48 << 20
 """Memory for rows is asked for in pieces of at least this size, so that it lies together; what of it is not yet written
 to takes no memory."""
+UNDER_WAY_BYTES = 4 << 20
+"""Rows that together are no larger may be under way at once: waiting for the receivers takes longer than they do."""
+MESSAGE_BYTES = 512
+"""What a message takes beside its values, about."""
 
 
 class DealtRows:
@@ -52,6 +57,7 @@ class DealtRows:
         self._slabs: list[NDArray[np.uint8]] = []
         self._slab_rows, self._rows = 1, 0
         self._sending: list[tuple[MPI.Request, NDArray[np.uint8]]] = []
+        self._under_way = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._receiving = False
@@ -88,7 +94,12 @@ class DealtRows:
         values : ndarray (columns,)
         """
         head = np.array([(label, factor)], HEAD).view(np.uint8)
-        self._let_leave()
+        size = values.nbytes + MESSAGE_BYTES * len(self._borders)
+        if self._under_way + size > UNDER_WAY_BYTES:
+            self._let_leave()
+        else:
+            self._take_in()
+        self._under_way += size
         for rank in range(len(self._borders) - 1):
             part = values[self._borders[rank] : self._borders[rank + 1]]
             if rank == self._rank:
@@ -154,7 +165,7 @@ class DealtRows:
         row[HEAD.itemsize :].view(self._dtype)[:] = part
 
     def _let_leave(self) -> None:
-        """Wait until the row before has left, and take in what comes meanwhile: two ranks may wait for one another."""
+        """Wait until all rows have left, and take in what comes meanwhile: two ranks may wait for one another."""
 
         def left() -> bool:
             self._take_in()
@@ -162,6 +173,7 @@ class DealtRows:
             return not self._sending
 
         wait_until(left, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
+        self._under_way = 0
 
     def _take_in(self) -> None:
         """Receive the parts that are there."""

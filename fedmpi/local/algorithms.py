@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.registry import register, resolve
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
+from fedmpi.local.schedule import effective_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,19 +121,6 @@ class FedNova(LocalAlgorithm):
         effective = sums["steps"] / totals.weight  # a mean of steps, also where weights are not normalised
         step: Tensor = sums["direction"] * (effective / totals.divisor)
         return step
-
-
-def effective_steps(steps: int, shrinking: float) -> float:
-    """‖a‖₁ of SGD with a proximal term: Σ_{j<τ} (1 − ημ)^j, which is τ without one (Wang et al. 2020).
-
-    Parameters
-    ----------
-    steps : int
-        τ.
-    shrinking : float
-        ημ.
-    """
-    return float(steps) if shrinking == 0 else (1 - (1 - shrinking) ** steps) / shrinking
 
 
 def _needs_sgd(config: Config, why: str, proximal: bool = False) -> str | None:

@@ -6,6 +6,7 @@ rows anew.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,22 @@ def step_count(rule: LocalRule, n: int) -> int:
         return rule.steps
     assert rule.epochs is not None
     return rule.epochs * -(-n // batch_rows(rule, n))
+
+
+def effective_steps(steps: int, shrinking: float) -> float:
+    """‖a‖₁ of SGD with a proximal term: Σ_{j<τ} (1 − ημ)^j, which is τ without one (Wang et al. 2020).
+
+    Parameters
+    ----------
+    steps : int
+        τ.
+    shrinking : float
+        ημ.
+    """
+    if shrinking == 0:
+        return float(steps)
+    shrunk = -math.expm1(steps * math.log1p(-shrinking)) if shrinking < 0.5 else 1 - (1 - shrinking) ** steps
+    return shrunk / shrinking
 
 
 def needs_order(rule: LocalRule, n: int) -> bool:

@@ -16,9 +16,9 @@ from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.algorithm import Totals
-from fedmpi.local.algorithms import effective_steps
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
+from fedmpi.local.schedule import effective_steps
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.timing import time_engines
 from fedmpi.local.work import LocalRule, Task
@@ -426,3 +426,19 @@ def test_numbers_are_summed_alike_in_any_order_where_sums_are_exact() -> None:
 def test_effective_steps_are_a_geometric_sum() -> None:
     assert effective_steps(5, 0.0) == 5
     assert effective_steps(3, 0.5) == pytest.approx(1 + 0.5 + 0.25)
+    assert effective_steps(3, 1.0) == 1 and effective_steps(3, 2.0) == pytest.approx(1)
+    for tiny in (1e-300, 1e-17, 1e-12, 1e-7):
+        assert effective_steps(1000, tiny) == pytest.approx(1000 - 999 * 500 * tiny, rel=1e6 * tiny**2 + 1e-14)
+
+
+@pytest.mark.parametrize("mu", [1e-40, 1e-15, 1e-6])
+def test_the_least_of_proximal_terms_are_none(mu: float) -> None:
+    """In float32, too, where a correction divided by such a μ would be infinite."""
+    for name, dtype in (("tests.local.own_algorithms:Scaffold", torch.float32), ("fednova", torch.float64)):
+        description, given = MODELS["text-cnn"]
+        ends = []
+        for pull in (0.0, mu):
+            rule = LocalRule(**{**vars(RULES["steps"]), "proximal_mu": pull})
+            model, source = flat_model("text-cnn", description, dtype, **given), Source(description, SIZES, dtype)
+            ends.append(list(simulate(BatchedEngine, name, model, source, rule))[-1])
+        assert relative_difference(*ends) < 1e-5

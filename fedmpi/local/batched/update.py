@@ -8,8 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedmpi.local.schedule import effective_steps
 from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.base import Step
+
+LEAST_PULL = 1e-15
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class StackSGD:
     """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c, two terms of which the layers do with their products.
 
     With corrections c the other two are one vector, made before the first step. Below ημ = 1/2 the layers take
-    w − η/(1 − ημ) ∇ℓ(w) and the rest is one step of ημ towards w_start − c/μ, which spares a pass over the values.
+    w − η/(1 − ημ) ∇ℓ(w) and the rest is one step of ημ towards w_start − c/μ, which spares a pass over the values; a
+    pull that moves no value by a digit is left to the other way, since c/μ may be more than a float holds.
     """
 
     fused = True
@@ -87,7 +91,7 @@ class StackSGD:
     def __init__(self, rule: LocalRule):
         self._lr, self._mu = rule.lr, rule.proximal_mu
         self._pull = pull = rule.lr * rule.proximal_mu
-        self._towards = 0 < pull < 0.5
+        self._towards = LEAST_PULL < pull < 0.5
         self.step = Step(keep=1, rate=-rule.lr / (1 - pull)) if self._towards else Step(keep=1 - pull, rate=-rule.lr)
 
     def prepare(self, block: Block) -> None:
@@ -110,8 +114,7 @@ class StackSGD:
 
     def drift(self, steps: int) -> float:
         """What a correction of 1 moves a value by whose gradients are zero, in so many steps: −η Σ (1 − ημ)^j."""
-        keep = 1 - self._pull
-        return -self._lr * (float(steps) if keep == 1 else (1 - keep**steps) / (1 - keep))
+        return -self._lr * effective_steps(steps, self._pull)
 
 
 class StackAdam:
