@@ -250,3 +250,16 @@ def test_one_number_is_both_the_factor_and_the_share() -> None:
     chosen = weighing(weights(lambda cohort, sizes: np.ones(1)))
     chosen._chosen = SimpleNamespace(after=lambda work: 0.25)
     assert chosen.after(ClientWork(0, 0, 1.0, 1.0, 1.0, 0.1)) == (0.25, 0.25)
+
+
+def test_hundreds_of_clients_of_a_rank_count_as_they_are_judged() -> None:
+    """More than are summed in float32 at once, with the largest share last."""
+    shares, total = [1.0] * 199 + [64.0], FloatSum(np.zeros(6, np.float32))
+    judged = JudgedSum(total, judging(shares), lambda *_: 1.0, Cluster.connect())
+    judged.reset()
+    judged.begin(Plan(0, 0.1, np.arange(200), np.ones(200), False, True), torch.zeros(6))
+    for client in range(200):
+        judged.add(torch.full((6,), float(client)), 1.0, client)
+    judged.flush()
+    expected = np.average(np.arange(200), weights=shares)
+    assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)

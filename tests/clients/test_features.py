@@ -84,6 +84,13 @@ def test_every_rank_and_round_projects_alike() -> None:
     assert np.array_equal(first.matrix, second.matrix)
 
 
+def test_another_seed_projects_otherwise() -> None:
+    vector = np.ones((1, 5000), np.float32)
+    plans = [plan_features("full-gradient", 30, 5000, Streams(seed), project_above=1000) for seed in (4, 5)]
+    one, other = (gradient_features(plan, [(np.array([3]), vector)]).matrix for plan in plans)
+    assert not np.array_equal(one, other)
+
+
 def test_small_problems_are_not_projected_and_the_plan_says_so() -> None:
     plan = plan_features("full-gradient", 100, 199_210, Streams(0))
     assert plan.projection is None

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chisquare
 
 from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
-from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.cohort import Cohort, StrataSummary
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.urns import clustered_by_size
@@ -234,6 +234,16 @@ def test_a_large_client_is_drawn_surely_and_only_those_who_are_there() -> None:
 
 def sampler_of(draw: Any) -> ClientSampler:
     return ClientSampler(resolve("client sampler", draw), {})
+
+
+def test_clients_returned_in_any_order_keep_their_strata() -> None:
+    summary = StrataSummary(np.array([2, 1]), np.array([2, 1]), np.zeros(2))
+    cohort = sampler_of(
+        lambda view: Cohort(np.array([7, 0, 4]), np.array([0.7, 0.1, 0.4]), stratum=np.array([1, 0, 0]), strata=summary)
+    ).draw(view_of(0, 3))
+    assert cohort.clients.tolist() == [0, 4, 7] and cohort.inclusion is not None and cohort.stratum is not None
+    assert cohort.inclusion.tolist() == [0.1, 0.4, 0.7]
+    assert cohort.stratum.tolist() == [0, 0, 1] and cohort.strata is summary
 
 
 @pytest.mark.parametrize(

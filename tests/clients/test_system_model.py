@@ -83,6 +83,13 @@ def test_when_too_few_arrive_all_who_do_are_taken() -> None:
     assert length == 7.0
 
 
+def test_where_fewer_are_left_than_wanted_over_selection_changes_no_inclusion() -> None:
+    cohort = uniform(stream(), 20, 3)
+    taken, _ = first_to_arrive(STREAMS, 0, cohort, np.array([5.0, 7.0, 2.0]), 6)
+    assert np.array_equal(taken.clients, cohort.clients)
+    assert taken.inclusion == pytest.approx(np.full(3, 3 / 20))
+
+
 def test_the_same_clients_drop_out_whoever_else_trains() -> None:
     everyone, some = uniform(stream(), 200, 200), uniform(stream(), 200, 60)
     left, left_of_some = (survivors(STREAMS, 4, cohort, 200, 0.3) for cohort in (everyone, some))

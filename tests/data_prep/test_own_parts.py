@@ -52,6 +52,14 @@ def test_a_law_of_ones_own_says_who_gets_each_row(own: Path) -> None:
     assert store.manifest.partition_options["shift"] == 3
 
 
+def test_a_law_of_ones_own_may_leave_the_last_clients_empty(own: Path) -> None:
+    words = ["digits", "--partition", "prep_of_mine:by_label", "--shift", "0", "--clients", "12", "--out", "shards"]
+    assert main(words) == 0
+    store = open_store("shards")
+    assert store.clients == 12 and store.manifest.empty_clients == 2
+    assert np.flatnonzero(store.class_counts().sum(axis=1)).tolist() == list(range(10))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -265,3 +265,24 @@ def test_who_drops_out_is_decided_anew_in_every_round_by_the_rounds_own_stream()
     for t in (3, 4):
         chance = made.streams.generator(Purpose.AVAILABILITY, t, DROP_OUT).random(len(SIZES))
         assert made.plan(t).clients.tolist() == np.flatnonzero(chance >= 0.5).tolist()
+
+
+def test_vectors_that_an_algorithm_sends_to_its_clients_take_their_time():
+    links = ["system.clock=true", "system.speed_median=1e9", "system.upload=1e9", "system.download=4000"]
+    seconds = [
+        planner("preset=fedavg", "participation.count=3", f"local.algorithm={name}", *links)
+        .plan(0)
+        .facts["virtual_seconds"]
+        for name in ("plain", "scaffold")
+    ]
+    assert seconds == pytest.approx([1.0, 2.0], rel=1e-3)
+
+
+def test_a_step_of_a_client_with_less_than_a_batch_passes_the_rows_it_has():
+    fast = ["system.clock=true", "system.speed_median=1.0", "system.upload=1e9", "system.download=1e9"]
+    work = ["participation.clients=all", "local.steps=3", "local.batch_size=10"]
+    few, many = (
+        planner("preset=fedavg", *work, *fast, sizes=np.full(4, size)).plan(0).facts["virtual_seconds"]
+        for size in (4, 40)
+    )
+    assert (few, many) == pytest.approx((3 * 4, 3 * 10), rel=1e-3)

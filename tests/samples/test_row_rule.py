@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedmpi.common.decorators import row_rule
-from fedmpi.common.errors import PartFailure
+from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config.loading import given_config
 from fedmpi.samples.row_rule import Pool, RowClient, RowRule
 from fedmpi.samples.rules import bernoulli_rows, exact_rows, ratio_rows
 
@@ -134,3 +135,16 @@ def test_positions_of_a_pooled_rule_are_checked_too(answer: list[int], reason: s
 def test_a_pooled_rule_has_generators_by_block() -> None:
     pool = Pool(3, np.array([5]), 0, 5, 1.0, None, Streams(8))
     assert pool.generator(2).random() == Streams(8).generator(Purpose.SAMPLES, 3, 2).random()
+
+
+def test_a_rule_that_sees_the_sizes_of_others_does_not_go_with_noise() -> None:
+    @row_rule(pooled=True)
+    def every_second(pool: Pool) -> np.ndarray:
+        return np.arange(pool.start + pool.start % 2, pool.stop, 2)
+
+    private = {"participation.clients": "all", "aggregation.weights": "uniform", "privacy.clip_norm": 1.0}
+    noisy = {**private, "privacy.noise_multiplier": 1.0}
+    with pytest.raises(UserError, match="every_second.* sees the sizes of the whole cohort"):
+        given_config({"samples.rule": every_second, **noisy}, {})
+    given_config({"samples.rule": every_second, **private}, {})
+    given_config({"samples.rule": ones, **noisy}, {})
