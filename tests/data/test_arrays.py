@@ -15,6 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.source import ClientData
 from tests.data_prep.command import main
 from tests.end_to_end.runs import TIMINGS
 
@@ -108,6 +109,15 @@ def test_bytes_are_standardised_by_what_is_measured_and_floats_stay_as_given():
     assert made(mean=0.5, std=[1, 2, 3]).description.std == (1.0, 2.0, 3.0)
     flat = scaled.reshape(60, -1)
     assert made(x=flat, test=(flat[:10], Y[:10])).description.task == "vector"
+
+
+def test_a_channel_that_is_the_same_everywhere_is_only_shifted():
+    x = X.copy()
+    x[:, 1] = 51
+    arrays = made(x=x, test=(x[:10], Y[:10]))
+    assert arrays.description.mean[1] == pytest.approx(0.2) and arrays.description.std[1] == 1
+    read = ClientData(arrays.store, "cpu").load(0)[0]
+    assert torch.isfinite(read).all() and read[:, 1].abs().max() < 1e-6
 
 
 def test_text_is_token_ids():
