@@ -50,13 +50,15 @@ def statistics(
     """
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), at_most)).astype(np.int64))]
     total, squares, count = np.zeros(channels), np.zeros(channels), 0
+    least, most = np.full(channels, np.inf), np.full(channels, -np.inf)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         block = np.asarray(read(rows[start : start + ROWS_AT_ONCE]), np.float64) / scale
         block = block.reshape(len(block), channels, -1)
         total += block.sum((0, 2))
         squares += (block**2).sum((0, 2))
         count += block.shape[0] * block.shape[2]
+        least, most = np.minimum(least, block.min((0, 2))), np.maximum(most, block.max((0, 2)))
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    std[std < 1e-8] = 1.0
+    std[(least == most) | (std < 1e-8)] = 1.0  # of a constant channel rounding may leave more than that
     return tuple(float(value) for value in mean), tuple(float(value) for value in std)

@@ -90,8 +90,8 @@ def test_any_number_of_ranks_is_that_of_the_plain_loop(ranks: int, tmp_path: Pat
         assert_as_in_the_plain_loop(settings, one["model"])
 
 
-RESUMED = [[*EXACT, *SCAFFOLD], [*EXACT, *FEDDYN, "cluster.state_memory=0.000003"], [*EXACT, *FEDNOVA]]
-"""The second one keeps the vectors of a single client in each rank's memory."""
+RESUMED = [[*EXACT, *SCAFFOLD, "server.trains=never"], [*EXACT, *FEDDYN, "cluster.state_memory=0.000003"], [*EXACT, *FEDNOVA]]
+"""The first one leaves rank 0 without clients; the second keeps the vectors of one client in each rank's memory."""
 
 
 def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(tmp_path: Path) -> None:

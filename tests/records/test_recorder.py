@@ -132,6 +132,9 @@ def test_every_key_that_differs_and_may_not_is_named_with_both_values(undisturbe
         UserError, match=r"cannot change \(seed: 0 there, 3 here; local\.lr: 0\.05 there, 0\.5 here\): "
     ):
         Recorder(undisturbed, other, resume=True)
+    other = load_config(None, [*SETTINGS, "logging.tensorboard=false", "data.normalise=false", "data.verify=true"])
+    with pytest.raises(UserError, match=r"cannot change \(data\.normalise: True there, False here\): "):
+        Recorder(undisturbed, other, resume=True)
     other = load_config(None, [*SETTINGS, "logging.diagnostics=true"])
     with pytest.raises(UserError, match=r"logging\.diagnostics: False there, True here \(what it counts begins with"):
         Recorder(undisturbed, other, resume=True)
