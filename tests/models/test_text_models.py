@@ -86,7 +86,7 @@ def test_the_lstm_reads_up_to_the_last_word_and_ignores_the_padding():
     torch.testing.assert_close(model(padded), model(text))
     gap = torch.tensor([[4, 0, 7, 9]])
     torch.testing.assert_close(model(torch.nn.functional.pad(gap, (0, 5))), model(gap))
-    assert not torch.allclose(model(gap), model(gap[:, :3]))
+    assert not torch.allclose(model(gap), model(torch.tensor([[4, 0, 7, 5]])))
     assert torch.isfinite(model(torch.zeros(1, 9, dtype=torch.int64))).all()
 
 

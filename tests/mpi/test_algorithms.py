@@ -90,7 +90,11 @@ def test_any_number_of_ranks_is_that_of_the_plain_loop(ranks: int, tmp_path: Pat
         assert_as_in_the_plain_loop(settings, one["model"])
 
 
-RESUMED = [[*EXACT, *SCAFFOLD, "server.trains=never"], [*EXACT, *FEDDYN, "cluster.state_memory=0.000003"], [*EXACT, *FEDNOVA]]
+RESUMED = [
+    [*EXACT, *SCAFFOLD, "server.trains=never"],
+    [*EXACT, *FEDDYN, "cluster.state_memory=0.000003"],
+    [*EXACT, *FEDNOVA],
+]
 """The first one leaves rank 0 without clients; the second keeps the vectors of one client in each rank's memory."""
 
 
