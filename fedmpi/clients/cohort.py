@@ -99,6 +99,10 @@ class Cohort:
             object.__setattr__(self, "clients", np.asarray(given.clients, np.int64))
         if given.multiplicity is None:
             object.__setattr__(self, "multiplicity", np.broadcast_to(np.int64(1), np.shape(self.clients)))
+        for name in ("inclusion", "multiplicity", "stratum"):
+            value = getattr(given, name)
+            if value is not None and not isinstance(value, np.ndarray):
+                object.__setattr__(self, name, np.asarray(value))
 
     @property
     def counts_draws(self) -> bool:

@@ -21,6 +21,9 @@ from fedmpi.config.choices import chosen, options
 STRATA, NORMS = "strata", "norms"
 """What samplers can need besides numbers: strata of the clients, or the norms of their gradients alone."""
 
+ROUNDING = 1e-6
+"""By which a probability computed in float32 may exceed 1."""
+
 
 class ClientSampler:
     """A part that draws cohorts.
@@ -113,7 +116,7 @@ class ClientSampler:
         if (times < 1).any() or (times != np.rint(times)).any():
             raise self._refused(view, "returned a multiplicity that is no count of draws: give whole numbers from 1")
         if inclusion is not None:
-            impossible = ~(inclusion > 0) | ((inclusion > 1 + 1e-9) & (not cohort.counts_draws))
+            impossible = ~(inclusion > 0) | ((inclusion > 1 + ROUNDING) & (not cohort.counts_draws))
             if impossible.any():
                 worst = int(np.flatnonzero(impossible)[0])
                 raise self._refused(

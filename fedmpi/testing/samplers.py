@@ -13,14 +13,14 @@ from scipy import stats
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.numbers import ClientNumbers
-from fedmpi.clients.sampler import ClientSampler
+from fedmpi.clients.sampler import ROUNDING, ClientSampler
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
 from fedmpi.testing.check import FALSE_ALARM, Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import cost
 
-DRAWS = 10_000
+DRAWS, SEVERAL = 10_000, 50
 CLIENTS, COUNT, CLASSES = 14, 4, 5
 
 
@@ -115,7 +115,7 @@ def survives(subject: Subject) -> str:
 
 
 def valid_cohorts(subject: Subject) -> str:
-    """Available clients, each once, no more than N; probabilities in (0, 1]."""
+    """Available clients, each once, no more than N; probabilities in (0, 1]; a round of nobody may be chance."""
     sizes = []
     for view in (world(), world(away=False), world(round=0, fresh=True), world(clients=1, away=False)):
         cohort = checked(subject, view)
@@ -125,26 +125,30 @@ def valid_cohorts(subject: Subject) -> str:
             clients.dtype == np.int64 and bool((np.diff(clients) > 0).all()),
             "clients must be int64, sorted and unique",
         )
-        demand(cohort.draws >= 1, "a round with available clients has no participants")
         if cohort.inclusion is not None:
             stated = np.asarray(cohort.inclusion)
             demand(stated.shape == clients.shape, "inclusion must have one value a participant")
             most = 1.0 if cohort.draws == len(clients) and not _repeats(subject) else math.inf
-            demand(bool(((stated > 0) & (stated <= most + 1e-9)).all()), "inclusion probabilities must lie in (0, 1]")
+            demand(
+                bool(((stated > 0) & (stated <= most + ROUNDING)).all()), "inclusion probabilities must lie in (0, 1]"
+            )
         sizes.append(len(clients))
+    someone = any(sizes) or any(checked(subject, world(round=t)).draws for t in range(SEVERAL))
+    demand(someone, f"{SEVERAL} rounds with available clients have no participants")
     return f"{', '.join(map(str, sizes))} participants in four made-up rounds"
 
 
 def _repeats(subject: Subject) -> bool:
-    return any(checked(subject, world(round=t)).multiplicity.max() > 1 for t in range(20))
+    return any(bool((checked(subject, world(round=t)).multiplicity > 1).any()) for t in range(SEVERAL))
 
 
 def stated_inclusion(subject: Subject) -> str:
     """Over many rounds every client must be drawn as often as it states.
 
     Where a client states one probability, the number of its draws is binomial and tested exactly. Where it states
-    several, Σ 1/π over its draws has the mean T and, up to its own estimate, the variance Σ (1 − π)/π²: tested as
-    normal. Two-sided, at FALSE_ALARM over the number of clients.
+    several, Σ 1/π over its draws has the mean T and, up to its own estimate, the variance Σ (1 − π)/π², or at most
+    Σ 1/π² where it can be drawn several times in a round: tested as normal. Two-sided, at FALSE_ALARM over the number
+    of clients.
 
     Raises
     ------
@@ -158,13 +162,11 @@ def stated_inclusion(subject: Subject) -> str:
         cohort = draw(made, wanted, replace(view, round=t))
         if cohort.inclusion is None:
             return "none stated: weights and accounts that need them refuse this sampler"
-        draws, repeated = draws + cohort.draws, repeated or cohort.draws > len(cohort.clients)
+        draws, repeated = draws + cohort.draws, repeated or cohort.draws > len(np.unique(cohort.clients))
         for client, pi, count in zip(cohort.clients, cohort.inclusion, cohort.multiplicity, strict=True):
-            stated[int(client)].append(float(pi))
+            stated[int(client)] += [float(pi)] * int(count)
             times[int(client)] += int(count)
-    chances = {
-        client: _chance(np.array(pis), times[client], draws if repeated else DRAWS) for client, pis in stated.items()
-    }
+    chances = {client: _chance(np.array(pis), times[client], draws, repeated) for client, pis in stated.items()}
     worst = min(chances, key=lambda client: chances[client])
     limit = FALSE_ALARM / len(chances)
     demand(
@@ -175,11 +177,12 @@ def stated_inclusion(subject: Subject) -> str:
     return f"{len(chances)} clients, smallest chance {chances[worst]:.2g}, refused below {limit:.2g}"
 
 
-def _chance(stated: np.ndarray, times: int, trials: int) -> float:
+def _chance(stated: np.ndarray, times: int, draws: int, repeated: bool = False) -> float:
     """The probability of a count at least as far from what was stated."""
     if np.ptp(stated) <= 1e-12 * stated.max():
+        trials = draws if repeated else DRAWS
         share = min(1.0, float(stated[0]) * DRAWS / trials)
         return float(stats.binomtest(times, trials, share).pvalue)
-    variance = float(((1 - stated) / stated**2).sum())
+    variance = float(((1 - stated * (not repeated)) / stated**2).sum())
     score = (float((1 / stated).sum()) - DRAWS) / math.sqrt(max(variance, 1e-12))
     return math.erfc(abs(score) / math.sqrt(2))

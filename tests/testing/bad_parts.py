@@ -18,6 +18,22 @@ def processes() -> int:
 
 
 @client_sampler
+def now_and_then(view, *, chance: float = 0.1) -> Cohort:
+    """Each client comes for itself, so that there may be nobody."""
+    clients = view.available[view.generator.random(len(view.available)) < chance]
+    return Cohort(clients, [chance] * len(clients))
+
+
+@client_sampler
+def named_twice(view) -> Cohort:
+    """With replacement, by probabilities that change; whoever is drawn twice is named twice."""
+    p = 1.0 + (view.available + view.round) % 3
+    p = (p / p.sum()).astype(np.float64)
+    drawn = view.generator.choice(len(p), view.count, p=p)
+    return Cohort(view.available[drawn].tolist(), (view.count * p[drawn]).tolist())
+
+
+@client_sampler
 def fair(view) -> Cohort:
     "Uniform, and says so."
     chosen = np.sort(view.generator.choice(view.available, view.count, replace=False))
@@ -440,3 +456,23 @@ def other_numbers() -> ClientArrays:
     "Others every time."
     x = np.random.default_rng().random((20, 3))
     return ClientArrays(x, np.arange(20) % 4, np.arange(20) % 3, test=(x[:4], np.arange(4)))
+
+
+class EverySecond:
+    """Steps along the mean of two gradients."""
+
+    def __init__(self, parameters, lr: float):
+        self.parameters, self.lr, self.kept = list(parameters), lr, []
+
+    def step(self) -> None:
+        self.kept.append([parameter.grad.clone() for parameter in self.parameters])
+        if len(self.kept) == 2:
+            for parameter, *both in zip(self.parameters, *self.kept, strict=True):
+                parameter.data -= self.lr * sum(both) / 2
+            self.kept = []
+
+
+def for_seven_features(description, seed: int = 0):
+    """A network that is made for other data than those of the kit."""
+    assert description.feature_shape == (7,), "seven features"
+    return torch.nn.Linear(7, description.classes)

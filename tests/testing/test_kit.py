@@ -21,6 +21,8 @@ GLOBAL = "global generators untouched"
 GOOD = [
     bad_parts.fair,
     bad_parts.varying,
+    bad_parts.now_and_then,
+    bad_parts.named_twice,
     bad_parts.half,
     bad_parts.pooled_third,
     bad_parts.root,
@@ -88,9 +90,9 @@ BY_KEY: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
         ],
     ),
     "local optimizer": (
-        [bad_parts.Steps],
+        [bad_parts.Steps, bad_parts.EverySecond],
         [
-            (bad_parts.Standing, "steps follow the gradients and stay finite", "leaves the parameters as they were"),
+            (bad_parts.Standing, "steps follow the gradients and stay finite", "leave the parameters as they were"),
             (bad_parts.Remembering, "same steps from the same gradients", "two different results"),
             (bad_parts.Jumping, GLOBAL, "of torch"),
         ],
@@ -112,6 +114,15 @@ def test_parts_whose_kind_is_named_pass_or_are_caught(kind: str) -> None:
         [check] = [check for check in checks(part, kind=kind, runs=False) if check.name == name]
         with pytest.raises((CheckFailed, PartFailure), match=words):
             check()
+
+
+def test_a_model_is_tried_on_the_data_that_its_settings_name() -> None:
+    x, y = np.ones((6, 7), np.float32), np.arange(6) % 3
+    data = fedmpi.ClientArrays(x, y, y, test=(x, y))
+    given = {"data.shards": data}
+    assert all(check() for check in checks(bad_parts.for_seven_features, given, kind="model", runs=False))
+    with pytest.raises(CheckFailed, match="by the setting data.shards .*seven features"):
+        [check() for check in checks(bad_parts.for_seven_features, kind="model", runs=False)]
 
 
 @fedmpi.testing.parametrize_with_checks(GOOD, runs=False)
