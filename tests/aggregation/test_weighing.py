@@ -152,7 +152,7 @@ def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None, sc
 
 
 def test_a_rank_without_clients_adds_nothing_to_tiny_weights() -> None:
-    judged = JudgedSum(FloatSum(np.zeros(6, np.float32)), weighing("q-ffl", q=60.0), lambda *_: 1.0, OneOfTwo(1e-180))
+    judged = JudgedSum(FloatSum(np.zeros(6, np.float32)), weighing("q-ffl", q=20.0), lambda *_: 1.0, OneOfTwo(1e-180))
     judged.reset()
     judged.flush()
     assert not judged.inner.tensor.any() and 0.5 <= judged.weight < 1
@@ -160,15 +160,15 @@ def test_a_rank_without_clients_adds_nothing_to_tiny_weights() -> None:
 
 def test_updates_of_weights_far_apart_are_added_up() -> None:
     """The first client's weight is 1e-120, the second one's 1: only the second counts."""
-    losses, total = {0: 1e-3, 1: 1.0}, FloatSum(np.zeros(6, np.float32))
-    judged = JudgedSum(total, weighing("q-ffl", q=40.0), lambda client, w: losses[client], Cluster.connect())
+    losses, total = {0: 1e-6, 1: 1.0}, FloatSum(np.zeros(6, np.float32))
+    judged = JudgedSum(total, weighing("q-ffl", q=20.0), lambda client, w: losses[client], Cluster.connect())
     judged.reset()
     judged.begin(Plan(0, 0.5, np.arange(2), np.ones(2), False, True), torch.zeros(6))
     for client in (0, 1):
         judged.add(torch.full((6,), 0.25 + client), 1.0, client)
     judged.flush()
     bound, square = 2.0, 6 * 1.25**2
-    expected = 1.25 / (40 * bound * square + 1)
+    expected = 1.25 / (20 * bound * square + 1)
     assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)
 
 
