@@ -56,7 +56,7 @@ class QFFL:
     Parameters
     ----------
     q : float
-        How much fairness: 0 counts all alike, larger counts those with a high loss more; at most 20, beyond which
+        How much fairness: 0 counts all alike, larger counts those with a high loss more; at most 100, beyond which
         powers of losses leave the range of floats.
     lipschitz : float, optional
         L; 1 / lr of the round by default, as in the paper.
@@ -65,7 +65,7 @@ class QFFL:
     def __init__(
         self,
         *,
-        q: Annotated[float, Field(ge=0, le=20)] = 1.0,
+        q: Annotated[float, Field(ge=0, le=100)] = 1.0,
         lipschitz: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None,
     ):
         self.q, self.lipschitz = q, lipschitz

@@ -129,7 +129,7 @@ def test_the_version_and_the_shells_completion_are_there() -> None:
     if shutil.which("bash"):
         env = {"_FEDMPI_COMPLETE": "complete_bash", "COMP_WORDS": "fedmpi pre", "COMP_CWORD": "1"}
         program = "import sys; sys.argv = ['fedmpi']; from fedmpi.__main__ import main; main()"
-        assert run_alone(["-c", program], timeout=SECONDS, env=env).stdout.split() == ["presets"]
+        assert run_alone(["-c", program], timeout=SECONDS, env=env).stdout.split() == ["presets", "prepare"]
 
 
 def test_work_of_days_is_announced_once_after_the_first_rounds(caplog: pytest.LogCaptureFixture) -> None:
