@@ -64,7 +64,7 @@ class Cluster:
         self._comms = comms
         self._reduction: Reduction = reduction
         self._moved = BytesMoved()
-        self._load = Load(core_mask() if comms is None else comms.core_masks.any(axis=0))
+        self._load = Load(core_mask() if comms is None else np.asarray(comms.core_masks.any(axis=0)))
         self._sums: dict[tuple[int, np.dtype, str], Sum] = {}
         self._current: Sum | None = None
         self._dealt: DealtRows | None = None
