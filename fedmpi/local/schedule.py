@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmpi.common.types import Ints
-from fedmpi.local.work import LocalRule
+
+if TYPE_CHECKING:
+    from fedmpi.local.work import LocalRule
 
 STEPS_DRAWN_TOGETHER = 32
 
