@@ -100,6 +100,7 @@ def rank_of_job(job: Job, rank: int) -> psutil.Process:
 def run_on_terminal(args: Sequence[str | Path], env: Mapping[str, str], columns: int = 120) -> tuple[int, str]:
     """Run `python ARGS` with standard output on a terminal of some columns; exit code and all that it printed."""
     primary, secondary = pty.openpty()
+    without_size = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, *map(str, args)],
@@ -107,7 +108,7 @@ def run_on_terminal(args: Sequence[str | Path], env: Mapping[str, str], columns:
         stdout=secondary,
         stderr=subprocess.STDOUT,
         cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **env},
+        env={**without_size, "OMP_NUM_THREADS": "1", "TERM": "xterm", **env},
     )
     os.close(secondary)
     try:

@@ -1,4 +1,4 @@
-"""Any part goes with any other: 150 random valid configurations on 1 and on 3 ranks plan, draw and compute the same.
+"""Any part goes with any other: 200 random valid configurations on 1 and on 3 ranks plan, draw and compute the same.
 
 They are slow.
 """
@@ -17,7 +17,7 @@ from tests.end_to_end.combinations import valid_configurations
 from tests.mpi.launch import run_mpi
 
 PROGRAM = Path(__file__).parent / "combinations.py"
-PARTS = [(0, 75), (75, 150)]
+PARTS = [(0, 75), (75, 200)]
 WANTED = 0.82
 """Share of the drawn ones that run at least: some name an engine that the drawn model or data cannot use."""
 DEPEND_ON_THE_RANKS = {"busy_seconds", "idle_seconds", "hops", "step_rows", "worker_speeds"}

@@ -49,7 +49,7 @@ print("heard")
 
 def test_a_warning_while_the_program_and_mpi_start_is_remembered():
     job = run_mpi(2, ["-c", STARTING])
-    assert (job.returncode, job.stdout) == (0, "heard\n" * 2), job.stderr
+    assert (job.returncode, job.stdout.count("heard")) == (0, 2), job.stderr
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_job_whose_rank_is_stopped_is_ended_with_its_name_and_place(stopped: i
     assert ended.returncode == 1
     assert re.search(
         rf"^rank {speaker}: error: waiting \d+ s for rank {stopped} on {socket.gethostname()} in the \w+ of round \d+ "
-        r"\(no sign of life for \d+ s, its process is stopped, .*\): the job is ended",
+        r"\(no sign of life for \d+ s, its process is stopped(, .*)?\): the job is ended",
         ended.stderr,
         re.M,
     ), ended.stderr
