@@ -164,7 +164,7 @@ def test_wrong_input_fails_with_2_and_one_sentence_in_the_log(folder: Path):
 
 def test_a_time_limit_shorter_than_the_work_saves_requeues_and_resumes(folder: Path, undisturbed: list[Record]):
     """Two minutes, warned of at half of them; the run naps longer than that."""
-    job = submit(folder, RICH, "srun", env={"NAP": "0.1"}, sbatch=["--time=2", "--signal=B:USR1@60"])
+    job = submit(folder, RICH, "srun", env={"NAP": "0.3"}, sbatch=["--time=2", "--signal=B:USR1@60"])
     facts = job.wait_for_end()
     assert facts["JobState"] == "COMPLETED" and int(facts["Restarts"]) >= 1, f"{facts}\n{job.words()}"
     assert "asking for the job to be queued again" in job.words()
