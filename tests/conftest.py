@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -17,3 +18,10 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder} (set FEDMPI_DATA)")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def every_warning_is_heard() -> None:
+    """Runs of earlier tests set the level of fedmpi's log."""
+    logging.getLogger("fedmpi").setLevel(logging.NOTSET)
+    logging.getLogger("fedmpi").propagate = True

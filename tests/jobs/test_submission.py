@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal as signals
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -292,11 +293,11 @@ def test_what_slurm_says_of_a_job_decides_whether_it_is_queued_again(
         },
         stdout=subprocess.PIPE,
         text=True,
-        restore_signals=True,
+        preexec_fn=lambda: signals.signal(signals.SIGINT, signals.SIG_DFL),  # ignored by what runs in the background
     )
     while not started.exists() and job.poll() is None:
         pass
-    job.send_signal(getattr(__import__("signal"), f"SIG{signal}"))
+    job.send_signal(getattr(signals, f"SIG{signal}"))
     told, _ = job.communicate(timeout=60)
     assert job.returncode == code, told
     assert (asked.read_text() if asked.exists() else "") == ("requeue 1\n" if asks else ""), told
