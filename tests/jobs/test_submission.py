@@ -240,7 +240,7 @@ def rank_that_saves(folder: Path) -> Path:
     path = folder / "launcher"
     path.write_text(
         '#!/bin/bash\ntrap "exit ${CODE:-75}" USR1\necho started >> "$STARTED"\n'
-        "for _ in $(seq 300); do sleep 0.1; done\nexit 9\n"
+        "for ((i = 0; i < 300; i++)); do sleep 0.1; done\nexit 9\n"
     )
     path.chmod(0o755)
     return path

@@ -43,8 +43,8 @@ REQUEUE_SECONDS = 2.5
 LAUNCHERS = {"srun": "srun --kill-on-bad-exit=1", "mpiexec": "mpiexec"}
 UNHURRIED = {"NAP": "0.02"}
 STARTS, SECONDS_TO_START = 4, 45
-"""MPICH 5.0.2 started by `srun --mpi=pmi2` waits for ever in MPI_Init in 2 of 128 starts, with mpi4py alone: a job that says
-nothing is submitted again."""
+"""MPICH 5.0.2 started by `srun --mpi=pmi2` waits for ever in MPI_Init in 2 of 128 starts, with mpi4py alone: a job that
+says nothing is submitted again."""
 
 
 @dataclass(frozen=True)
