@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from fedmpi.common.processes import Process
+from fedmpi.common.processes import Process, name_space
 
 log = logging.getLogger("fedmpi")
 
@@ -31,7 +31,7 @@ def claim() -> None:
     with suppress(OSError):  # without a note nothing of this process is ever removed
         note = _own_note()
         partial = note.with_name(f".{note.name}")
-        partial.write_text("\n".join([_processes(), *sorted(_mapped("self"))]), encoding="utf-8")
+        partial.write_text("\n".join([name_space(), *sorted(_mapped("self"))]), encoding="utf-8")
         os.chmod(partial, stat.S_IRUSR | stat.S_IWUSR)
         partial.rename(note)
 
@@ -66,15 +66,10 @@ def _own_note() -> Path:
     return SHARED_MEMORY / f"fedmpi-{os.getuid()}-{process.pid}-{process.started}"
 
 
-def _processes() -> str:
-    """What numbers of processes refer to: in containers the same number is another process."""
-    return os.readlink("/proc/self/ns/pid")
-
-
 def _notes() -> Iterator[tuple[Path, set[str], bool]]:
     """The notes of this user's processes, the files they name, and whether the process lives."""
     try:
-        here = _processes()
+        here = name_space()
         found = [(path, NOTE.fullmatch(path.name)) for path in SHARED_MEMORY.iterdir()]
     except OSError:
         return

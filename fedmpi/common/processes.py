@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 
@@ -24,6 +25,17 @@ class Process:
         """The letter that Linux has for its state; "" where there is no such process, or only what is left of one."""
         started, letter = start_time(self.pid)
         return letter if started == self.started and letter not in "ZX" else ""
+
+
+def name_space() -> str:
+    """What numbers of processes refer to: in containers the same number is another process.
+
+    Raises
+    ------
+    OSError
+        The system does not say.
+    """
+    return os.readlink("/proc/self/ns/pid")
 
 
 def start_time(pid: int) -> tuple[int, str]:

@@ -47,6 +47,7 @@ class Interrupt:
         self.requested = True
 
     def _listen(self, reading: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the main thread takes them, or nobody
         while received := os.read(reading, 64):
             self.requested |= any(number in SIGNALS for number in received)
             for number in received:

@@ -34,8 +34,8 @@ LONGEST_LOOK = 3.0
 LATE_TIMES = 10
 UNLEARNED_TIMES = 30
 """Times the patience after which a job ends that has not finished a round."""
-SECONDS_OF_SILENCE = 10.0
-"""Without a sign of life, after which a rank may be the one that holds up the others; never more than the patience."""
+SECONDS_OF_SILENCE = (LONGEST_LOOK, 10.0)
+"""Without a sign of life, after which a rank may be the one that holds up the others: the patience, within these."""
 SECONDS_PER_DEPUTY = 10.0
 """Rank 1 speaks where rank 0 is silent, and rank 2 so much later where rank 1 is, too."""
 SECONDS_GONE = 3.0
@@ -147,7 +147,8 @@ class Judge:
 
     def _late(self, own: State) -> tuple[Mapping[int, tuple[State | None, float]], bool]:
         """The ranks that hold up the others, and whether all wait for one another."""
-        quiet = min(SECONDS_OF_SILENCE, self.patience)
+        least, most = SECONDS_OF_SILENCE
+        quiet = max(least, min(most, self.patience))
         silent = {rank: seconds for rank, seconds in self._silence.items() if seconds >= quiet}
         if silent:  # whoever else does nothing may hang in a call of MPI that takes these
             return {rank: (self._states.get(rank), seconds) for rank, seconds in silent.items()}, False

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.processes import Process, name_space
 
 FOLDER = ".holder"
 RENEWED, LAPSES = 5.0, 60.0
@@ -72,11 +72,9 @@ class Holder:
         if not self.heard or self._is_copy():
             return False
         if self._here() and self.facts.get("pid") == os.getpid():
-            return (
-                _identity(self.path) in _held
-            )  # one that could not be released, on a full or lost disk, is free all the same
+            return _identity(self.path) in _held  # not one that a full or lost disk kept from being released
         if self._here():
-            return _process_began(self.facts.get("pid")) == self.facts.get("began")
+            return bool(Process("", self.facts.get("pid", 0), self.facts.get("began", 0)).seen)
         if self._earlier_turn():
             return False
         return _clock(self.path.parent) - self.heard < LAPSES
@@ -189,9 +187,8 @@ class Hold:
             It is not, or it has vanished.
         """
         try:
-            os.close(
-                os.open(self.path, os.O_RDONLY)
-            )  # NFS asks its server when a file is opened, not when it is looked up
+            # NFS asks its server when a file is opened, not when it is looked up.
+            os.close(os.open(self.path, os.O_RDONLY))
             return
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
@@ -249,11 +246,11 @@ def _made(path: Path) -> bool:
 
 
 def _own_facts() -> dict[str, Any]:
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    restarts, process = os.environ.get("SLURM_RESTART_COUNT", "0"), Process.of(os.getpid())
     return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "began": _process_began(os.getpid()),
+        "host": process.host,
+        "pid": process.pid,
+        "began": process.started,
         "machine": _machine(),
         "job": os.environ.get("SLURM_JOB_ID"),
         "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
@@ -280,18 +277,9 @@ def _machine() -> str | None:
     """What process ids mean something on: a boot of a host, and a name space of processes; None where unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot} {name_space()}"
     except OSError:
         return None
-
-
-def _process_began(pid: object) -> int | None:
-    """When a process of this machine began, in clock ticks since the boot; None when there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])  # fields 3 and 22 of proc(5): state, starttime
 
 
 def _clock(folder: Path) -> float:

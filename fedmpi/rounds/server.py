@@ -164,8 +164,10 @@ class Planner:
         """Refuse a cohort that the local algorithm does not go with; warn where sizes count twice."""
         if not opening and (warning := weighs_twice(self.config)) is not None:
             self._warn_once("weights", t, warning)
+        if not self.counts_once:
+            return
         twice = cohort.clients[cohort.multiplicity > 1]
-        if len(twice) and self.counts_once:
+        if len(twice):
             raise UserError(
                 f'local.algorithm = "{self.config.local.algorithm}" counts every participant once, but '
                 f'participation.clients = "{self.cohorts.sampler.part.name}" drew client {twice[0]} more than once in '

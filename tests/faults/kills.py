@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -139,7 +140,7 @@ def strike(job: Job, run: Path, ranks: int, dice: random.Random, report: Report)
     report.moments[moment] += 1
     try:
         job.wait(LINGER)
-    except Exception:
+    except subprocess.TimeoutExpired:
         report.wrong.append(f"the job did not end after {victim} was killed")
     _, alive = psutil.wait_procs([process for process in everyone if process.pid != job.pid], timeout=LINGER)
     if alive:

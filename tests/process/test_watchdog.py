@@ -83,14 +83,24 @@ def test_a_rank_without_signs_of_life_is_late_and_not_those_that_hang_with_it_in
         return at(1, "sum", False, s), {2: at(1, "sum", False, s)}
 
     ((_, finding),) = found_in(experienced(), int(LATE), one_stopped)
-    assert list(finding.late) == [1] and finding.late[1][1] >= SECONDS_OF_SILENCE
+    assert list(finding.late) == [1] and finding.late[1][1] >= max(SECONDS_OF_SILENCE)
 
 
 def test_a_pause_in_the_signs_of_life_makes_nobody_late() -> None:
     def pausing(s: float) -> tuple[State, dict[int, State]]:
-        return at(1, "sum", True, s), {rank: at(1) for rank in (1, 2) if s % (SECONDS_OF_SILENCE - 1) == 0}
+        return at(1, "sum", True, s), {rank: at(1) for rank in (1, 2) if s % (max(SECONDS_OF_SILENCE) - 1) == 0}
 
     assert not found_in(experienced(), 2000, pausing)
+
+
+def test_a_rank_that_missed_a_look_or_two_is_not_named_however_short_the_patience() -> None:
+    judge = Judge(0, 3, patience=1.0)
+
+    def one_stopped(s: float) -> tuple[State, dict[int, State]]:
+        return at(1, "sum", True, s), {1: at(1, "sum", True, s)} if s % 3 == 1 else {}
+
+    found = found_in(judge, 40, one_stopped)
+    assert found and all(list(finding.late) == [2] for _, finding in found)
 
 
 def test_ranks_that_all_wait_for_one_another_are_found() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import fedmpi
 from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.processes import start_time
 from fedmpi.records import hold
 from fedmpi.records.hold import FOLDER, LAPSES, Hold, Holder, refuse_held
 
@@ -86,7 +87,7 @@ def test_a_process_that_got_the_id_of_a_dead_one_is_not_taken_for_it(tmp_path: P
     Hold(tmp_path)
     altered(tmp_path, pid=os.getppid())
     with pytest.raises(UserError, match=f"process {os.getppid()} on"):
-        altered(tmp_path, began=hold._process_began(os.getppid()))
+        altered(tmp_path, began=start_time(os.getppid())[0])
         Hold(tmp_path)
     altered(tmp_path, began=1)  # that process began at another time
     Hold(tmp_path).release()

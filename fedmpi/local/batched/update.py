@@ -13,6 +13,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.base import Step
 
 LEAST_PULL = 1e-15
+"""ημ below which a pull moves no value by a digit."""
 
 
 @dataclass(frozen=True)
