@@ -24,7 +24,7 @@ FLOORS = (
     ("aggregation", "clients", "inspect", "local", "mediators", "privacy", "process", "records", "samples"),
     ("doctor", "jobs", "rounds"),
     ("api",),
-    ("testing",),
+    ("results", "testing"),
     ("cli",),
     ("__main__",),
 )

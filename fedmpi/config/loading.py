@@ -227,12 +227,12 @@ def config_toml(config: Config) -> str:
 
 def flat_table(config: Config) -> Table:
     """`config_table` as {"part.key": value}."""
-    return _dotted(config_table(config))
+    return dotted(config_table(config))
 
 
 def differences(table: Table, config: Config) -> list[tuple[str, str, str]]:
     """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ."""
-    there, here = _dotted(table), _dotted(tomllib.loads(config_toml(config)))
+    there, here = dotted(table), dotted(tomllib.loads(config_toml(config)))
     keys = [*here, *(key for key in there if key not in here)]
     shown = [(key, _value(there, key), _value(here, key)) for key in keys]
     return [(key, old, new) for key, old, new in shown if old != new]
@@ -242,10 +242,11 @@ def _value(flat: Table, key: str) -> str:
     return repr(flat[key]) if key in flat else "unset"
 
 
-def _dotted(table: Table, prefix: str = "") -> Table:
+def dotted(table: Table, prefix: str = "") -> Table:
+    """A table of tables as {"part.key": value}."""
     flat: Table = {}
     for name, value in table.items():
-        flat |= _dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 
@@ -279,7 +280,7 @@ def assignments(settings: Sequence[str]) -> Table:
     """
     found: Table = {}
     for setting in settings:
-        found |= _dotted(_parse_setting(setting))
+        found |= dotted(_parse_setting(setting))
     return found
 
 

@@ -255,5 +255,7 @@ class LoggingPart(Part):
     diagnostics: bool = False
     """Record drift, gradient diversity, Γ, update norms, how evenly clients and samples are used (each client's own
     update is then needed: no merging; two more passes over a participant's data)."""
+    participants: bool = False
+    """Record who took part in each round (key `clients`, numbers in ascending order, "0-9 12 15" for runs of them)."""
     reference: str | None = None
     """A model.safetensors, e.g. of centralised training: records tell the distance from it, ‖w − w_ref‖/‖w_ref‖."""

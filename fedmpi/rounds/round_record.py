@@ -17,6 +17,7 @@ from fedmpi.config.base import written
 from fedmpi.config.loading import flat_table, words_about_digits
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.records.history import Record
+from fedmpi.records.participants import told
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance
@@ -36,6 +37,7 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
         "samples": round(sums["samples"]),
         "steps": round(sums["steps"]),
         **plan.facts,
+        **({"clients": told(plan.clients)} if experiment.config.logging.participants else {}),
         **_links(experiment, plan, totals),
         **_observed(experiment, plan, totals),
         **({"attackers": int(np.isin(plan.clients, experiment.liars).sum())} if experiment.liars.size else {}),

@@ -8,6 +8,7 @@ from math import ceil
 
 import numpy as np
 
+from fedmpi.records.participants import heard
 from tests.keys.watched import Seen, Watcher
 
 Promise = Callable[[Seen, Seen], bool]
@@ -632,6 +633,12 @@ KEYS: dict[str, Key] = {
         lambda a, b: (
             {"update_norm", "client_drift", "gradient_diversity", "gamma", "clients_used"} <= b.record[0].keys()
         ),
+    ),
+    "logging.participants": Key(
+        SOME,
+        ("false", "true"),
+        "record",
+        lambda a, b: len(heard(b.record[0]["clients"])) == b.record[0]["participants"],
     ),
     "logging.reference": Key(
         ALL,

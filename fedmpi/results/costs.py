@@ -1,0 +1,87 @@
+"""What a run has cost up to each of its rounds, and up to the first that reached an accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.common.types import Floats
+from fedmpi.records.history import LINKS, Record
+
+AXES = {
+    "round": "round",
+    "samples": "samples trained on",
+    "megabytes": "megabytes on the simulated links",
+    "seconds": "seconds",
+    "virtual_seconds": "virtual seconds",
+}
+"""What a curve can be drawn against."""
+
+
+def spent(records: Sequence[Record]) -> dict[str, Floats]:
+    """What has been spent at the end of each round, float64 (rounds,) for each of `AXES`.
+
+    Virtual seconds only where every record has them (`system.clock`).
+    """
+    megabytes = [sum(record.get(f"bytes_{link}", 0) for link in LINKS) / 1e6 for record in records]
+    found = {
+        "round": np.array([record["round"] + 1 for record in records], np.float64),
+        "samples": np.cumsum([record.get("samples") or 0 for record in records], dtype=np.float64),
+        "megabytes": np.cumsum(megabytes, dtype=np.float64),
+        "seconds": np.cumsum([record.get("seconds") or 0.0 for record in records], dtype=np.float64),
+    }
+    if records and all(record.get("virtual_seconds") is not None for record in records):
+        found["virtual_seconds"] = np.cumsum([record["virtual_seconds"] for record in records], dtype=np.float64)
+    return found
+
+
+def judged(records: Sequence[Record]) -> str:
+    """The key of the accuracy that judges a run: on the test part, or on the validation part if only that is told."""
+    return "test_accuracy" if any("test_accuracy" in record for record in records) else "val_accuracy"
+
+
+def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:
+    """The index of the first record whose `key` is at least `target`; None where there is none."""
+    return next((i for i, record in enumerate(records) if (record.get(key) or -np.inf) >= target), None)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation of `n` values; no deviation of fewer than two."""
+
+    n: int
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """That of some values; None of none."""
+        if not len(values):
+            return None
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(len(values), float(np.mean(values)), deviation)
+
+
+def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: str) -> Spread | None:
+    """What the runs that reached an accuracy had spent at the end of the round that did.
+
+    Parameters
+    ----------
+    runs : sequence of lists of records
+        Of one configuration.
+    target : float
+        The accuracy.
+    axis : str
+        One of `AXES`.
+    key : str
+        The accuracy's, as of `judged`.
+
+    Returns
+    -------
+    Spread or None
+        Over the runs that reached it; None where none did, or none tells what is asked.
+    """
+    reached = [(spent(records), first_reached(records, target, key)) for records in runs]
+    return Spread.of([float(cost[axis][i]) for cost, i in reached if i is not None and axis in cost])

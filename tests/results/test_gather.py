@@ -1,0 +1,98 @@
+"""Runs are found, grouped over seeds and named; what they spent up to an accuracy is read off their records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpi.common.errors import UserError
+from fedmpi.records.participants import heard, told
+from fedmpi.results.costs import Spread, first_reached, judged, spent, to_target
+from fedmpi.results.gather import OneRun, configurations, differing, find_runs
+
+
+def a_run(name: str, **table: Any) -> OneRun:
+    return OneRun(
+        Path(name), {"preset": "fedavg", "seed": 0} | {k.replace("__", "."): v for k, v in table.items()}, [], {}, ""
+    )
+
+
+def records(*accuracies: float | None) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for t, accuracy in enumerate(accuracies):
+        made.append({"round": t, "samples": 10, "seconds": 0.5, "bytes_client_up": 10**6, "bytes_mediator_down": 10**6})
+        if accuracy is not None:
+            made[-1]["test_accuracy"] = accuracy
+    return made
+
+
+def test_seeds_and_what_is_logged_make_no_configuration_and_everything_else_does() -> None:
+    runs = [
+        a_run("b", seed=1, local__lr=0.1),
+        a_run("c", seed=0, local__lr=0.2),
+        a_run("a", seed=0, local__lr=0.1, logging__tensorboard=False, checkpoint__every=3),
+    ]
+    found = configurations(runs)
+    assert [[run.name for run in group.runs] for group in found] == [["a", "b"], ["c"]]
+    assert [group.label for group in found] == ["lr 0.1", "lr 0.2"]
+
+
+def test_labels_name_the_fewest_values_that_tell_configurations_apart() -> None:
+    runs = [
+        a_run("1", local__lr=0.1, rounds=5),
+        a_run("2", preset="fedprox", local__lr=0.1, local__mu=1.0, rounds=5),
+        a_run("3", preset="fedprox", local__lr=0.5, local__mu=1.0, rounds=5),
+    ]
+    assert [group.label for group in configurations(runs)] == ["fedavg, lr 0.1", "fedprox, lr 0.1", "fedprox, lr 0.5"]
+    assert [group.label for group in configurations(runs[:2])] == ["fedavg", "fedprox"]
+    assert differing([run.table for run in runs]) == ["preset", "local.lr", "local.mu"]
+
+
+def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> None:
+    for name in ("one", "deep/two", "deep/two/plugins/three"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.toml").touch()
+    assert find_runs([tmp_path / "one", tmp_path]) == [tmp_path / "one", tmp_path / "deep/two"]
+    for paths, words in (
+        ([], "no run is named"),
+        ([tmp_path / "none"], "no folder"),
+        ([tmp_path / "deep/two/plugins"], ""),
+    ):
+        if words:
+            with pytest.raises(UserError, match=words):
+                find_runs(paths)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no run"):
+        find_runs([tmp_path / "empty"])
+
+
+def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> None:
+    runs = [records(0.1, 0.6, 0.7), records(None, 0.2, None, 0.6), records(0.1)]
+    assert [first_reached(run, 0.6, "test_accuracy") for run in runs] == [1, 3, None]
+    assert to_target(runs, 0.6, "round", "test_accuracy") == Spread(2, 3.0, 2**0.5)
+    assert to_target(runs, 0.6, "samples", "test_accuracy") == Spread(2, 30.0, 200**0.5)
+    assert to_target(runs, 0.65, "megabytes", "test_accuracy") == Spread(1, 6.0, None)
+    assert to_target(runs, 0.65, "seconds", "test_accuracy") == Spread(1, 1.5, None)
+    assert to_target(runs, 0.65, "virtual_seconds", "test_accuracy") is None
+    assert to_target(runs, 0.9, "round", "test_accuracy") is None
+    assert spent([{**r, "virtual_seconds": 2.0} for r in runs[0]])["virtual_seconds"].tolist() == [2, 4, 6]
+    assert judged(runs[1]) == "test_accuracy" and judged([{"round": 0, "val_accuracy": 0.1}]) == "val_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("clients", "text"),
+    [([], ""), ([0], "0"), ([0, 1, 2], "0-2"), ([3, 5, 6, 9], "3 5-6 9"), ([7, 8, 9, 11], "7-9 11")],
+)
+def test_who_took_part_is_told_as_runs_of_neighbours_and_heard_again(clients: list[int], text: str) -> None:
+    import numpy as np
+
+    assert told(np.array(clients, np.int64)) == text
+    assert heard(text).tolist() == clients
+
+
+def test_texts_that_name_no_clients_are_refused() -> None:
+    for text in ("1-2-3", "a"):
+        with pytest.raises(ValueError):
+            heard(text)
