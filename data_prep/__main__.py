@@ -18,7 +18,7 @@ from data_prep import stop
 from data_prep.datasets.base import Task
 from data_prep.datasets.registry import data_set
 from data_prep.listing import help_of_laws, show_lists
-from data_prep.prepare import Job, parse_law_options, prepare
+from data_prep.prepare import Job, parse_options, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
@@ -95,12 +95,24 @@ def run(words: list[str]) -> int:
 def _with_command(words: list[str]) -> list[str]:
     if not words:
         return ["--help"]
+    words = _data_set_first(words)
     if words[0] in COMMANDS or words[0] == "--help":
         return words
     if words[0].startswith("-"):
         raise UserError(f"the data set comes first: python -m data_prep DATASET {words[0]} ...")
     data_set(words[0])  # an unknown name is the first thing to be said
     return ["prepare", *words]
+
+
+def _data_set_first(words: list[str]) -> list[str]:
+    """The words with the value of --dataset, where it is given so, in the place of the data set."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--dataset" and (equals or place + 1 < len(words)):
+            taken = 1 if equals else 2
+            command, rest = (words[:1], words[1:place]) if words[0] in COMMANDS else ([], words[:place])
+            return [*command, value if equals else words[place + 1], *rest, *words[place + taken :]]
+    return words
 
 
 @app.command("list")
@@ -115,7 +127,9 @@ def list_all() -> None:
 @app.command("prepare", help=HELP_PREPARE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def prepare_command(
     context: typer.Context,
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A name that `list` shows.")],
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="A name that `list` shows, or module:reader of yours.")
+    ],
     law: Annotated[str, typer.Option("--partition", metavar="NAME", help="How samples are given to clients.")],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=named_folder, help="The folder to write.")],
     clients: Annotated[int | None, typer.Option(metavar="N", help="Clients; some partitions count them.")] = None,
@@ -171,12 +185,17 @@ def prepare_command(
         "split": _one_of("--split", split, {"rows": "each row by itself", "texts": "rows with the same text together"}),
         "keep_duplicates": keep_duplicates or None,
     }
+    data = data_set(dataset)
+    law_options, reader_options = parse_options(list(context.args), law, data)
+    given = {name: value for name, value in given.items() if value is not None}
+    if data.own is not None:  # whose options may have names that other data sets use
+        reader_options |= {name: given.pop(name) for name in list(given) if data.own.option(name)}
     job = Job(
         name=dataset,
         raw=raw,
         download=download,
         law=law,
-        law_options=parse_law_options(list(context.args), law),
+        law_options=law_options,
         clients=clients,
         shards=shards,
         seed=seed,
@@ -184,7 +203,8 @@ def prepare_command(
         val=val,
         strict=strict,
         overwrite=overwrite,
-        read_options={name: value for name, value in given.items() if value is not None},
+        read_options=given,
+        reader_options=reader_options,
         command="python -m data_prep " + as_text(shlex.join(context.obj)),
     )
     if plot is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.own import read_own
 from data_prep.datasets.registry import data_set
 from data_prep.display import WriteDisplay
 from data_prep.listing import FLAGS, flag
@@ -55,6 +56,8 @@ class Job:
         Replace what a previous preparation wrote.
     read_options : dict
         Fields of ReadOptions as given.
+    reader_options : dict
+        Options of a reader of the user's own, as given.
     command : str
         The command line, for the manifest.
     """
@@ -72,6 +75,7 @@ class Job:
     strict: bool
     overwrite: bool
     read_options: dict[str, Any]
+    reader_options: dict[str, OptionValue]
     command: str
 
 
@@ -86,12 +90,17 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         Unknown names, options that do not belong, missing or damaged files, an impossible partition.
     """
     chosen = data_set(job.name)
+    if chosen.own is not None:
+        chosen.own.checked(job.reader_options)
     options = _read_options(chosen, job.read_options)
     law = _checked_law(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
     folder = _locate(chosen, job, cluster)
     tally = Tally(strict=job.strict)
-    raw = chosen.read(folder, options, tally)
+    if chosen.own is None:
+        raw = chosen.read(folder, options, tally)
+    else:
+        raw = read_own(chosen.own, job.reader_options, folder, options, tally)
     _report_rows(tally, console)
     generator = Streams(job.seed).generator(Purpose.PARTITION)
     parts = partition(
@@ -109,23 +118,34 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         write_shards(raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, tick, cluster)
 
 
-def parse_law_options(words: list[str], law: str = "") -> dict[str, OptionValue]:
-    """Partition options from the words that the command line did not know: --name value, --name=value or --name.
+def parse_options(words: list[str], law: str, data: DataSet) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
+    """Options of the partition and of a reader of the user's own from the words that the command line did not know:
+    --name value, --name=value or --name.
 
     Parameters
     ----------
     words : list of str
     law : str
         The partition: one of the user's own has options of its own.
+    data : DataSet
+
+    Returns
+    -------
+    law_options, reader_options : dict
+        An option that both have is given to both.
 
     Raises
     ------
     UserError
-        A word that is no option, or an option of no partition; names the nearest one.
+        A word that is no option, or an option of nothing; names the nearest one.
     """
     own = law_named(law) if ":" in law else None
     laws = [*PARTITIONS.values(), *([own] if own else [])]
-    known = {option.name: option for entry in laws for option in entry.options}
+    known = {option.name: (option.kind is bool, option.help) for entry in laws for option in entry.options}
+    read = {option.name: (option.annotation is bool, option.doc) for option in (data.own.options if data.own else ())}
+    named = {*read, *(option.name for option in (own.options if own else ()))}
+    if clash := sorted(named & set(COMMON)):
+        raise UserError(f"{flag(clash[0])} is an option of data_prep itself: name the one of your own otherwise")
     given: dict[str, OptionValue] = {}
     left = list(words)
     while left:
@@ -134,16 +154,21 @@ def parse_law_options(words: list[str], law: str = "") -> dict[str, OptionValue]
             raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
-        if name not in known:
-            close = difflib.get_close_matches(name, [*known, *COMMON], n=1)
+        if name not in known and name not in read:
+            close = difflib.get_close_matches(name, [*known, *read, *COMMON], n=1)
             hint = f"; did you mean {flag(close[0])}?" if close else "; `python -m data_prep list` shows them"
             raise UserError(f"there is no option {word.partition('=')[0]}{hint}")
         if not equals and left and not left[0].startswith("--"):
             equals, value = "=", left.pop(0)
-        if not equals and known[name].kind is not bool:
-            raise UserError(f"{flag(name)} needs a value: {known[name].help}")
+        takes_none, meaning = read[name] if name in read else known[name]
+        if not equals and not takes_none:
+            raise UserError(f"{flag(name)} needs a value: {meaning or 'an option of your own'}")
         given[name] = value if equals else True
-    return given
+    of_the_law = {option.name for option in _law(law).options} | (known.keys() - read.keys())
+    return (
+        {name: value for name, value in given.items() if name in of_the_law},
+        {name: value for name, value in given.items() if name in read},
+    )
 
 
 COMMON = ("raw", "download", "partition", "clients", "shards", "seed", "out", "val", "strict", "overwrite", "plot")
@@ -151,11 +176,7 @@ COMMON = ("raw", "download", "partition", "clients", "shards", "seed", "out", "v
 
 def _checked_law(job: Job) -> Law:
     """The law of a job whose options are its own."""
-    law = law_named(job.law)
-    if law is None:
-        close = difflib.get_close_matches(job.law, PARTITIONS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PARTITIONS)}"
-        raise UserError(f"there is no partition {job.law!r}; {hint}")
+    law = _law(job.law)
     taken = [option.name for option in law.options]
     for name in job.law_options:
         if name not in taken:
@@ -164,6 +185,15 @@ def _checked_law(job: Job) -> Law:
                 f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
                 f"its options: {', '.join(map(flag, taken)) or 'none'}"
             )
+    return law
+
+
+def _law(name: str) -> Law:
+    law = law_named(name)
+    if law is None:
+        close = difflib.get_close_matches(name, PARTITIONS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PARTITIONS)}"
+        raise UserError(f"there is no partition {name!r}; {hint}")
     return law
 
 

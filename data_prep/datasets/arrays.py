@@ -36,7 +36,25 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     are whole numbers or texts: the classes are the sorted distinct ones. Without a test part a fifth of the rows is
     held out.
     """
-    content = _content(raw, options, tally)
+    return of_arrays(raw, _content(raw, options, tally), options, tally)
+
+
+def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally) -> RawDataset:
+    """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test.
+
+    Parameters
+    ----------
+    raw : Path or str
+        Where they come from, for messages.
+    content : dict of arrays
+    options : ReadOptions
+    tally : Tally
+
+    Raises
+    ------
+    UserError
+        Arrays that do not fit together, or that no model can read.
+    """
     _check_lengths(raw, content)
     task, kind = meaning(raw, content["x"], options.task)
     rest = content.get("x_test")
@@ -97,7 +115,7 @@ def _content(raw: Path, options: ReadOptions, tally: Tally) -> Arrays:
     raise UserError(f"{raw} is not read as it is: {INSTEAD.get(kind, f'--raw must name {HINT}')}")
 
 
-def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
+def meaning(raw: Path | str, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
     """What x is and how it is stored, from its dtype and dimensions and the user's word.
 
     Raises
@@ -122,7 +140,7 @@ def meaning(raw: Path, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
     return chosen, "uint8" if x.dtype == np.uint8 else "float32"
 
 
-def channel_axis(raw: Path, shape: tuple[int, ...], said: Literal["first", "last"] | None) -> int | None:
+def channel_axis(raw: Path | str, shape: tuple[int, ...], said: Literal["first", "last"] | None) -> int | None:
     """The axis of images that holds the channels: the one of 1, 3 or 4 values, or as the user says; None: no axis does.
 
     Raises
@@ -153,7 +171,7 @@ def channels_first(x: NDArray[Any], axis: int | None) -> NDArray[Any]:
     return x[:, None] if axis is None else np.moveaxis(x, axis, 1)
 
 
-def _check_lengths(raw: Path, content: Arrays) -> None:
+def _check_lengths(raw: Path | str, content: Arrays) -> None:
     if ("x_test" in content) != ("y_test" in content):
         raise UserError(f"{raw} holds only one of x_test and y_test; it must hold both or neither")
     for one, other in (("x", "y"), ("x", "user"), ("x_test", "y_test")):
@@ -166,7 +184,7 @@ def _check_lengths(raw: Path, content: Arrays) -> None:
 
 
 def _classes(
-    raw: Path, content: Arrays, options: ReadOptions, tally: Tally
+    raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
     """Labels of the training and the test part, -1 where there is none, and the classes."""
     parts = [(f"{raw}, array {name}", content[name]) for name in ("y", "y_test") if name in content]
@@ -203,7 +221,7 @@ def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Kind, ta
     return rows[good]
 
 
-def _vocabulary(raw: Path, *arrays: NDArray[Any]) -> tuple[str, ...]:
+def _vocabulary(raw: Path | str, *arrays: NDArray[Any]) -> tuple[str, ...]:
     """The token ids as words, 0 to the largest."""
     largest = _largest(*arrays)
     if largest > LARGEST_TOKEN:

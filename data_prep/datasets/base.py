@@ -10,6 +10,7 @@ from typing import Literal
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Part
 
 Task = Literal["image", "text", "vector"]
 
@@ -129,6 +130,8 @@ class DataSet:
         Fields of ReadOptions that the reader takes.
     raw : {"folder", "file", "none"}
         What `--raw` names.
+    own : Part or None
+        The reader of the user's own, which has options of its own.
     """
 
     name: str
@@ -142,6 +145,7 @@ class DataSet:
     sources: tuple[Source, ...] = ()
     options: frozenset[str] = frozenset()
     raw: Literal["folder", "file", "none"] = "folder"
+    own: Part | None = None
 
 
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedmpi.common.errors import PartFailure
 from fedmpi.data.shards import open_store
 from tests.data_prep.command import main
 
 OWN = """
 import dataclasses
 import numpy as np
+from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.digits import DIGITS
 
 def by_label(labels, clients, generator, *, skip: int = 0, shift: int):
@@ -25,10 +27,30 @@ def by_label(labels, clients, generator, *, skip: int = 0, shift: int):
 def wrong(labels, clients, generator):
     return labels[:3]
 
-def halved(raw, options, tally):
-    data = DIGITS.read(raw, options, tally)
-    read, half = data.read, len(data.labels) // 2
-    return dataclasses.replace(data, name="halved", labels=data.labels[:half])
+def halved(raw):
+    data = DIGITS.read(raw, ReadOptions(), Tally())
+    return dataclasses.replace(data, name="halved", labels=data.labels[: len(data.labels) // 2])
+
+def points(*, count: int, label: str = "u", far: bool = False):
+    "Points on a line."
+    x = np.arange(count, dtype=np.float32)[:, None] + 1000 * far
+    return {"x": x, "y": np.array([label, "v"])[np.arange(count) % 2], "user": np.arange(count) // 4}
+
+def columns(raw, *, skip: int = 0):
+    table = np.loadtxt(raw, delimiter=",", skiprows=skip)
+    return {"x": table[:, :-1], "y": table[:, -1].astype(int), "x_test": table[:3, :-1], "y_test": table[:3, -1]}
+
+def clashing(*, seed: int = 1):
+    return points(count=8)
+
+def no_labels():
+    return {"x": np.ones((3, 2))}
+
+def labels_misnamed():
+    return {"x": np.ones((3, 2)), "label": [0, 1, 2]}
+
+def no_arrays():
+    return [1, 2]
 """
 
 
@@ -77,13 +99,65 @@ def test_what_a_law_of_ones_own_does_not_know_is_refused(
 
 
 def test_a_useless_answer_of_a_law_names_it(own: Path) -> None:
-    from fedmpi.common.errors import PartFailure
-
     with pytest.raises(PartFailure, match=r"partition prep_of_mine:wrong .* the client of each of the 1442 rows"):
         main(["digits", "--partition", "prep_of_mine:wrong", "--out", "shards"])
 
 
-def test_a_reader_of_ones_own_is_a_data_set(own: Path) -> None:
+def test_a_readers_arrays_are_a_data_set_and_its_parameters_options(own: Path) -> None:
+    words = ["prep_of_mine:points", "--partition", "user", "--count", "40", "--label", "w", "--out", "shards"]
+    assert main(words) == 0
+    store = open_store("shards")
+    assert store.manifest.class_names == ("v", "w") and store.clients == 10
+    assert store.part_samples("test") == 8 and store.sizes.sum() == 32
+    assert store.test()[0].max() < 40
+    assert main([*words, "--far", "--overwrite"]) == 0
+    assert open_store("shards").test()[0].min() >= 1000
+
+
+def test_a_reader_gets_the_path_that_raw_names(own: Path) -> None:
+    Path("t.csv").write_text("a,b,c\n" + "".join(f"{i}.5,{i},{i % 3}\n" for i in range(9)))
+    words = ["--partition", "iid", "--clients", "3", "--out", "shards", "--skip", "1"]
+    assert main(["--dataset", "prep_of_mine:columns", "--raw", "t.csv", *words]) == 0
+    store = open_store("shards")
+    assert store.sizes.tolist() == [3, 3, 3] and store.test()[0].tolist() == [[0.5, 0], [1.5, 1], [2.5, 2]]
+    assert main([*words, "--raw=t.csv", "--overwrite", "--dataset=prep_of_mine:columns"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prep_of_mine:points"], "prep_of_mine:points needs --count"),
+        (["prep_of_mine:points", "--count", "x"], "--count = 'x' does not suit prep_of_mine:points"),
+        (["prep_of_mine:points", "--cuont", "8"], "did you mean --count?"),
+        (["prep_of_mine:points", "--count", "8", "--raw", "."], "leave out --raw"),
+        (["prep_of_mine:columns"], "where is prep_of_mine:columns? give --raw"),
+        (["prep_of_mine:pionts"], "did you mean 'points'?"),
+        (["prep_of_mine:clashing"], "--seed is an option of data_prep itself"),
+        (["prep_of_mine:halved", "--raw", ".", "--task", "vector"], "gives a RawDataset: --task"),
+        (["prep_of_mine:points", "--count", "8", "--length", "3"], "takes no --length"),
+    ],
+)
+def test_what_a_reader_of_ones_own_does_not_know_is_refused(
+    own: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--partition", "iid", "--clients", "2", "--out", "shards"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_labels", "returned no array 'y'"),
+        ("labels_misnamed", "returned an array 'label': those that have a meaning are x, y"),
+        ("no_arrays", "returned a list: return a dictionary of arrays"),
+    ],
+)
+def test_a_useless_answer_of_a_reader_names_it(own: Path, name: str, message: str) -> None:
+    with pytest.raises(PartFailure, match=rf"data set prep_of_mine:{name} .* {message}"):
+        main([f"prep_of_mine:{name}", "--partition", "iid", "--clients", "2", "--out", "shards"])
+
+
+def test_a_reader_of_ones_own_may_give_a_raw_data_set(own: Path) -> None:
     words = ["prep_of_mine:halved", "--raw", ".", "--partition", "iid", "--clients", "4", "--out", "shards"]
     assert main(words) == 0
     assert open_store("shards").sizes.sum() == 721
