@@ -44,17 +44,27 @@ class Kind:
         Modules that register the built-in ones; imported when asked for.
     late : bool
         Whether options are checked when the part is made, and not with the configuration (it takes long to import).
+    several : bool
+        Whether the key lists as many as one likes.
+    given : tuple of str
+        Keyword-only parameters that are no options: what calls the part gives them.
     """
 
     name: str
     key: str
     modules: tuple[str, ...] = ()
     late: bool = False
+    several: bool = False
+    given: tuple[str, ...] = ()
 
     @property
     def table(self) -> str:
-        """The table in which the options stand."""
-        return self.key.partition(".")[0]
+        """The table in which the options stand; "" of what is chosen on the command line of data_prep."""
+        return "" if self.key.startswith("--") else self.key.partition(".")[0]
+
+    def option_key(self, name: str) -> str:
+        """How an option of its parts is set: "samples.share", or "--share"."""
+        return f"{self.table}.{name}" if self.table else "--" + name.replace("_", "-")
 
 
 KINDS = {
@@ -70,7 +80,7 @@ KINDS = {
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
-        Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",)),
+        Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind(
             "model",
             "model.name",
@@ -91,7 +101,7 @@ KINDS = {
         ),
         Kind("data source", "data.shards"),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
-        Kind("metric", "task.metrics"),
+        Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
         Kind("availability", "system.availability", ("fedmpi.clients.presence",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition"),
@@ -218,7 +228,7 @@ class Part:
         return f"{self._key_of(name)} is unknown to {self.name}: {hint}"
 
     def _key_of(self, option: str) -> str:
-        return f"{KINDS[self.kind].table}.{option}"
+        return KINDS[self.kind].option_key(option)
 
 
 def resolve(kind: str, choice: Any) -> Part:
@@ -251,7 +261,7 @@ def resolve(kind: str, choice: Any) -> Part:
 def describe(choice: Any) -> Part:
     """The part behind a choice whose kind is told by the object itself or by its unique built-in name.
 
-    A function, or a class whose objects are called, with (outputs, targets) is a loss without saying so.
+    What no decorator marks is told by the names of the parameters that the contract gives it (`TELLING`).
 
     Raises
     ------
@@ -269,23 +279,48 @@ def describe(choice: Any) -> Part:
             raise UserError(f"there is no part {choice!r}: {hint}")
         raise UserError(f"{choice!r} names a {' and a '.join(kinds)}: `fedmpi parts --kind KIND` lists them")
     found = load(choice, "parts") if isinstance(choice, str) else choice
-    kind = getattr(found, MARKS, {}).get("kind")
-    if kind is None and _called_with(found) == ["outputs", "targets"]:
-        kind = "loss"
+    kind = getattr(found, MARKS, {}).get("kind") or _kind_of_call(found)
     if kind is None:
         raise UserError(
-            f"{choice!r} does not say what kind of part it is: decorate it, e.g. with @fedmpi.client_sampler"
+            f"{choice!r} does not say what kind of part it is: decorate it, e.g. with @fedmpi.client_sampler, or name "
+            "the kind, e.g. with --kind availability"
         )
     return resolve(kind, choice)
 
 
-def _called_with(found: Any) -> list[str]:
-    """Names of the positional parameters of a function, or of a class's objects when they are called."""
+TELLING = {
+    ("labels", "clients", "generator"): "partition",
+    ("class_counts", "most", "generator", "target"): "scheduling",
+    ("parameters",): "local optimizer",
+    ("params",): "local optimizer",
+    ("description",): "model",
+    ("raw",): "data set",
+}
+"""Names of the positional parameters, or of the first → the kind that alone is called so."""
+
+
+def _kind_of_call(found: Any) -> str | None:
+    """The kind told by how a function, or an object of a class, is called; None where several kinds are called so."""
+    called = inspect.unwrap(found.__call__) if inspect.isclass(found) else found
+    names, made = _positional(called), _positional(found)
+    if names == ("outputs", "targets"):
+        returned = inspect.get_annotations(called).get("return")
+        return "metric" if _is_dictionary(returned) or hasattr(found, "result") else "loss"
+    return TELLING.get(names) or TELLING.get(names[:1]) or TELLING.get(made[:1])
+
+
+def _is_dictionary(annotation: Any) -> bool:
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return name.rpartition(".")[2].partition("[")[0].lower() in ("dict", "mapping")
+
+
+def _positional(found: Any) -> tuple[str, ...]:
+    """Names of the positional parameters but `self`."""
     try:
-        parameters = inspect.signature(found.__call__ if inspect.isclass(found) else found).parameters.values()
+        parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"]
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self")
 
 
 def parts(kind: str | None = None) -> list[Part]:
@@ -391,7 +426,8 @@ def _part(kind: str, name: str, found: Any) -> Part:
     marks.pop("name", None)
     if own != kind:
         raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
-    options, takes_any = options_of(found, positional=kind == "model")
+    found_options, takes_any = options_of(found, positional=kind == "model")
+    options = tuple(option for option in found_options if option.name not in KINDS[kind].given)
     return Part(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
 
 

@@ -58,6 +58,21 @@ Choice = Annotated[Any, BeforeValidator(_choice)]
 """A name, "package.module:object", or (from Python) the object itself."""
 
 
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _each_once(choices: tuple[Any, ...]) -> tuple[Any, ...]:
+    for place, choice in enumerate(choices):
+        if choice in choices[:place]:
+            raise ValueError(f"{written(choice)} is listed twice")
+    return choices
+
+
+Choices = Annotated[tuple[Choice, ...], BeforeValidator(_listed), AfterValidator(_each_once)]
+"""Any number of them, each once; one alone needs no list."""
+
+
 def written(value: Any) -> Any:
     """A value of the configuration as a file can hold it: an object is written as its name."""
     if value is None or isinstance(value, (str, bool, int, float, dict)):

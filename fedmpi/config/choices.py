@@ -33,20 +33,31 @@ def chosen(config: Config, kind: str) -> Part:
     return resolve(kind, getattr(getattr(config, table), key))
 
 
+def all_chosen(config: Config, kind: str) -> list[Part]:
+    """The parts of a kind that the configuration chooses: one, or as many as its key lists."""
+    table, _, key = KINDS[kind].key.partition(".")
+    value = getattr(getattr(config, table), key)
+    return [resolve(kind, choice) for choice in (value if KINDS[kind].several else [value])]
+
+
 def options(config: Config, kind: str) -> dict[str, Any]:
     """The values that the configuration gives to the options of the chosen part; those unset are left out.
 
     A part of one's own keeps its own defaults, whatever those of the table's keys are.
     """
-    part = chosen(config, kind)
-    table: BaseModel = getattr(config, KINDS[kind].table)
+    return options_of_part(config, chosen(config, kind))
+
+
+def options_of_part(config: Config, part: Part) -> dict[str, Any]:
+    """The same of one of several chosen parts."""
+    table: BaseModel = getattr(config, KINDS[part.kind].table)
     extra = table.model_extra or {}
     keys = table.model_fields_set if part.foreign else set(type(table).model_fields)
     declared = {o.name: getattr(table, o.name) for o in part.options if o.name in keys}
     given = {name: value for name, value in declared.items() if value is not None}
     given |= {name: extra[name] for name in extra if part.option(name) is not None}
     if part.takes_any:
-        others = [p for p in _chosen_in(config, part) if p.kind != kind]
+        others = [p for p in _chosen_in(config, KINDS[part.kind].table) if (p.kind, p.name) != (part.kind, part.name)]
         given |= {name: value for name, value in extra.items() if not any(p.option(name) for p in others)}
     return given
 
@@ -66,12 +77,12 @@ def check_options(config: Config) -> None:
     for name, table in config:
         if not isinstance(table, BaseModel) or not open_kinds(name):
             continue
-        selected = [chosen(config, kind.name) for kind in open_kinds(name)]
+        selected = _chosen_in(config, name)
         for key in table.model_extra or {}:
             if not _known(key, selected):
                 raise UserError(_refusal(name, key, "the configuration", selected, type(table)))
         for part in selected:
-            part.checked(options(config, part.kind))
+            part.checked(options_of_part(config, part))
 
 
 def option_values(config: Config) -> Table:
@@ -81,9 +92,8 @@ def option_values(config: Config) -> Table:
     """
     values: Table = {}
     for name, table in config:
-        for kind in open_kinds(name) if isinstance(table, BaseModel) else []:
-            part = chosen(config, kind.name)
-            given = part.checked(options(config, kind.name))
+        for part in _chosen_in(config, name) if isinstance(table, BaseModel) else []:
+            given = part.checked(options_of_part(config, part))
             found = {option.name: given.get(option.name, option.default) for option in part.options} | given
             for key, value in found.items():
                 own = part.foreign and key not in table.model_fields_set
@@ -131,7 +141,7 @@ def means_something(config: Config, table: str, key: str) -> bool:
     """Whether a declared key is common to all choices of its table, or an option of one of the chosen parts."""
     if not owners(table, key):
         return True
-    return any(_has(chosen(config, kind.name), key) for kind in open_kinds(table))
+    return any(_has(part, key) for part in _chosen_in(config, table))
 
 
 def condition(table: str, key: str) -> str:
@@ -152,14 +162,15 @@ def _known(key: str, selected: list[Part]) -> bool:
     return any(part.takes_any or part.option(key) is not None for part in selected)
 
 
-def _chosen_in(config: Config, part: Part) -> list[Part]:
-    return [chosen(config, kind.name) for kind in open_kinds(KINDS[part.kind].table)]
+def _chosen_in(config: Config, table: str) -> list[Part]:
+    return [part for kind in open_kinds(table) for part in all_chosen(config, kind.name)]
 
 
 def _chosen_of(values: Table, name: str, table: type[BaseModel]) -> Iterator[Part]:
     for kind in open_kinds(name):
-        key = kind.key.partition(".")[2]
-        yield resolve(kind.name, values.get(kind.key, table.model_fields[key].default))
+        value = values.get(kind.key, table.model_fields[kind.key.partition(".")[2]].default)
+        listed = value if kind.several and isinstance(value, list | tuple) else [value]
+        yield from (resolve(kind.name, choice) for choice in listed)
 
 
 def _refusal(table: str, key: str, origin: str, selected: list[Part], fields: type[BaseModel]) -> str:

@@ -10,6 +10,7 @@ from fedmpi.common.registry import DIGITS
 from fedmpi.config.base import (
     PLANNED,
     Choice,
+    Choices,
     Count,
     Decay,
     NonNegative,
@@ -50,18 +51,17 @@ class ModelPart(BaseModel):
 
 
 class TaskPart(OpenPart):
-    """What is learned; keys other than `kind` and `loss` are options of the loss."""
+    """What is learned; keys not listed here are options of the loss and of the metrics."""
 
     kind: Literal["classification"] = "classification"
     """classification: one of C classes a sample."""
     loss: Choice = "cross-entropy"
     """cross-entropy; label-smoothing (option smoothing); focal (option gamma); or your own "package.module:function":
     function(outputs (b, C), targets (b,)) -> (b,), one value a sample."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The loss's own options."""
-        return dict(self.model_extra or {})
+    metrics: Choices = ()
+    """What else the global model is evaluated by, beside accuracy and macro-f1, which are always measured: top-k
+    (option k); calibration-error (option bins); or your own "package.module:function": function(outputs, targets) ->
+    dict of sums over the samples, recorded as means: test_NAME, val_NAME."""
 
 
 class ParticipationPart(OpenPart):

@@ -44,7 +44,7 @@ def show_part(choice: str, kind: str | None) -> None:
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
     print(paragraph(part.title, "  "))
     for option in part.options:
-        print(paragraph(f"{KINDS[part.kind].table}.{_line(option)}", "  ", " " * 6))
+        print(paragraph(_line(option, KINDS[part.kind].option_key(option.name)), "  ", " " * 6))
     for mark, value in part.marks.items():
         if value not in ((), None):
             print(paragraph(f"{mark} = {', '.join(value) if isinstance(value, tuple) else value}", "  "))
@@ -53,9 +53,9 @@ def show_part(choice: str, kind: str | None) -> None:
         print(f"  sha256: {part.digest}")
 
 
-def _line(option: Option) -> str:
+def _line(option: Option, key: str = "") -> str:
     default = "required" if option.default is REQUIRED else f"default: {option.default!r}"
-    return f"{option.name} ({option.type}, {default})  {option.doc}".rstrip()
+    return f"{key or option.name} ({option.type}, {default})  {option.doc}".rstrip()
 
 
 def _source(part: Part) -> str:

@@ -131,7 +131,7 @@ class Experiment:
         samples = client_samples(config, store, streams, device)
         data = samples.data
         evaluated = EvaluatedParts(config, store, data)
-        loss = task_loss(config.task.loss, config.task.options)
+        loss = task_loss(config.task.loss, options(config, "loss"))
         module = build(config.model.name, config.model.options, data.description, config.seed)
         model = FlatModel(module, device, loss)
         check_buffers(config, model)

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
+from fedmpi.config.choices import all_chosen, options_of_part
 from fedmpi.data.copies.client_samples import Samples
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved
-from fedmpi.tasks.metrics import Evaluation, evaluate
+from fedmpi.tasks.evaluation import BUILT_IN, Evaluation, evaluate
+from fedmpi.tasks.metrics import ALWAYS, Metric
 
 NAMES = {"test": "test", "val": "validation"}
 
@@ -30,12 +32,16 @@ class EvaluatedParts:
     Raises
     ------
     UserError
-        The data lack a part that `evaluation.on` names.
+        The data lack a part that `evaluation.on` names; or options do not fit a metric.
     """
 
     def __init__(self, config: Config, store: ShardStore, data: Samples):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
         self._data, self._rows = data, config.evaluation.batch_size
+        self.metrics = [
+            *BUILT_IN,
+            *(Metric(p, options_of_part(config, p)) for p in all_chosen(config, "metric") if p.name not in ALWAYS),
+        ]
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         for part in self.names:
             if not store.part_samples(part):
@@ -46,7 +52,7 @@ class EvaluatedParts:
                 )
 
     def scores(self, flat: FlatModel, model: Tensor) -> dict[str, float]:
-        """Losses, accuracies and macro-F1 of the global model (d,) on each part."""
+        """Losses, accuracies, macro-F1 and what else is chosen of the global model (d,) on each part."""
         flat.bind(model)
         facts: dict[str, float] = {}
         for part in self.names:
@@ -60,7 +66,7 @@ class EvaluatedParts:
         """The evaluation, with half as many samples at once as often as the device has no memory for more."""
         while True:
             try:
-                return evaluate(flat.module, x, y, self._data.description.classes, self._rows, flat.loss)
+                return evaluate(flat.module, x, y, self._rows, flat.loss, self.metrics)
             except torch.OutOfMemoryError:
                 if min(self._rows, len(y)) == 1:
                     raise

@@ -81,8 +81,9 @@ class Subject:
     @property
     def options(self) -> dict[str, Any]:
         """Those of the settings that are options of the part."""
-        table = f"{KINDS[self.part.kind].table}."
-        named = {key.removeprefix(table): value for key, value in self.settings.items() if key.startswith(table)}
+        table = KINDS[self.part.kind].table
+        prefix = f"{table}." if table else ""
+        named = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
         return {name: value for name, value in named.items() if self.part.option(name) or self.part.takes_any}
 
     @property

@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.shards import open_store
 from fedmpi.rounds.assemble import Experiment
-from fedmpi.tasks.metrics import evaluate
+from fedmpi.tasks.evaluation import evaluate
 from tests.data_prep.command import main
 from tests.end_to_end.in_process import run, run_into
 
@@ -65,7 +65,9 @@ def test_validation_scores_are_those_of_the_samples_held_out(shards: Path, tmp_p
         f1_score(y, logits.argmax(1), average="macro", zero_division=0.0), abs=1e-6
     )
     test_x, test_y = done.experiment.data.test()
-    assert last["test_accuracy"] == pytest.approx(evaluate(flat.module, test_x, test_y, 10, 2000).accuracy, abs=1e-6)
+    assert last["test_accuracy"] == pytest.approx(
+        evaluate(flat.module, test_x, test_y, 2000).numbers["accuracy"], abs=1e-6
+    )
     assert last["val_accuracy"] != last["test_accuracy"]
 
 

@@ -121,6 +121,15 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: a.told("train_loss") > b.told("train_loss") and a.told("test_loss") > b.told("test_loss"),
     ),
+    "task.metrics": Key(
+        f"{SOME} rounds=1 task.k=2",
+        ('["top-k"]', '["top-k","calibration-error"]'),
+        "record",
+        lambda a, b: (
+            set(b.record[0]) - set(a.record[0]) == {"test_calibration_error"}
+            and a.told("test_top_2_accuracy") == b.told("test_top_2_accuracy")
+        ),
+    ),
     "participation.clients": Key(f"{S} participation.count=4", ("uniform", "weighted"), "cohort"),
     "participation.count": Key(
         f"{S} participation.clients=uniform",

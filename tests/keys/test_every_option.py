@@ -15,7 +15,7 @@ from tests.keys.entries import ALL, SOME, STRATA, Key, S, half_as_far, lengths
 from tests.keys.watched import Watcher, first_difference
 from tests.models.real_samples import describe_images, describe_texts
 
-RUN = [kind.name for kind in KINDS.values() if kind.modules and not kind.late]
+RUN = [kind.name for kind in KINDS.values() if kind.modules and kind.table and not kind.late]
 OORT = f"{S} participation.clients=oort participation.count=4 rounds=4"
 FEW = f"{OORT} participation.explore=0.25 participation.explore_least=0"
 LARGEST = f"{S} participation.clients=power-of-choice participation.count=3 rounds=1"
@@ -57,6 +57,8 @@ OPTIONS: dict[tuple[str, str], Key] = {
     ("feddyn", "alpha"): Key(f"{SOME} aggregation.weights=uniform", ("0.1", "1"), "model"),
     ("label-smoothing", "smoothing"): Key(SOME, ("0", "0.5"), "model"),
     ("focal", "gamma"): Key(SOME, ("0", "4"), "model"),
+    ("top-k", "k"): Key(f"{SOME} rounds=1", ("2", "3"), "record"),
+    ("calibration-error", "bins"): Key(f"{SOME} rounds=1", ("1", "40"), "record"),
     ("bernoulli", "probability"): Key(ALL, ("0.3", "0.9"), "cohort", lambda a, b: lengths(a) < lengths(b)),
     ("time-of-day", "probability"): Key(DAYS, ("0.3", "0.9"), "cohort"),
     ("time-of-day", "lowest"): Key(DAYS, ("0", "1"), "cohort", lambda a, b: lengths(b) == [12] * 4),

@@ -10,6 +10,16 @@ def momentum(parameters, lr, *, decay: float = 0.0):
     return torch.optim.SGD(parameters, lr=lr, momentum=decay)
 
 
+def by_keyword(parameters, *, lr: float, decay: float = 0.0):
+    """The same, its rate by keyword only."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=decay)
+
+
+def with_a_rate(parameters, *, lr: float = 123.0):
+    """A default that nobody uses."""
+    return torch.optim.SGD(parameters, lr=lr)
+
+
 class SignDescent:
     """Steps of a fixed length in every coordinate."""
 

@@ -71,6 +71,18 @@ def test_a_run_takes_an_own_optimizer_and_says_so() -> None:
     assert 0.4 < np.abs(moved).max() <= 0.5 + 1e-6
 
 
+@pytest.mark.parametrize("name", ["momentum", "by_keyword", "with_a_rate"])
+@pytest.mark.parametrize("rate", [(), ("local.lr=0.2",), ("preset=fedavg", "local.lr_schedule=inverse")])
+def test_the_rate_is_the_rounds_own_however_the_optimizer_takes_it(name: str, rate: tuple[str, ...]) -> None:
+    built_in = run(*SMALL, *rate, "local.engine=sequential")
+    found = run(*SMALL, *rate, f"local.optimizer={OWN}:{name}")
+    assert torch.allclose(found.model, built_in.model, atol=1e-6)
+
+
+def test_the_rate_is_no_option() -> None:
+    assert [option.name for option in resolve("local optimizer", f"{OWN}:by_keyword").options] == ["decay"]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

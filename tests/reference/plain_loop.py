@@ -191,13 +191,13 @@ def sample_losses(task: Any, logits: torch.Tensor, y: torch.Tensor) -> torch.Ten
     logs = logits - logits.exp().sum(1, keepdim=True).log()
     own = logs[torch.arange(len(y)), y]
     if task.loss == "label-smoothing":
-        share = task.options.get("smoothing", 0.1)
+        share = (task.model_extra or {}).get("smoothing", 0.1)
         return -(1 - share) * own - share * logs.mean(1)
     if task.loss == "focal":
-        return -((1 - own.exp()) ** task.options.get("gamma", 2.0)) * own
+        return -((1 - own.exp()) ** (task.model_extra or {}).get("gamma", 2.0)) * own
     if task.loss.endswith(":squared"):
         shares = logs.exp()
-        return task.options.get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
+        return (task.model_extra or {}).get("scale", 1.0) * ((shares**2).sum(1) - 2 * own.exp() + 1)
     return -own
 
 

@@ -1,12 +1,17 @@
-"""Evaluation agrees with scikit-learn's metrics."""
+"""Evaluation agrees with scikit-learn's metrics, and takes metrics of one's own."""
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score, log_loss
+from sklearn.metrics import f1_score, log_loss, recall_score, top_k_accuracy_score
 from torch import nn
 
-from fedmpi.tasks.metrics import evaluate, macro_f1
+import fedmpi
+from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.registry import resolve
+from fedmpi.tasks.evaluation import BUILT_IN, evaluate
+from fedmpi.tasks.metrics import Metric, Tally, macro_f1
+from tests.tasks import own_metrics
 
 
 def some_predictions(classes: int, samples: int = 500) -> tuple[np.ndarray, np.ndarray]:
@@ -38,17 +43,17 @@ def test_evaluation_does_not_depend_on_the_batch_size(batch_size: int):
     y = torch.randint(0, 5, (300,), generator=generator)
     module = nn.Linear(6, 5)
     nn.init.normal_(module.weight, generator=generator)
-    found = evaluate(module, x, y, 5, batch_size)
+    found = evaluate(module, x, y, batch_size)
     logits = module(x).detach()
     probabilities = torch.softmax(logits.double(), 1).numpy()
     assert found.loss == pytest.approx(log_loss(y.numpy(), probabilities, labels=range(5)), rel=1e-5)
-    assert found.accuracy == pytest.approx(float((logits.argmax(1) == y).double().mean()))
-    assert found.macro_f1 == pytest.approx(f1_score(y.numpy(), logits.argmax(1).numpy(), average="macro"))
+    assert found.numbers["accuracy"] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    assert found.numbers["macro_f1"] == pytest.approx(f1_score(y.numpy(), logits.argmax(1).numpy(), average="macro"))
 
 
 def test_evaluation_leaves_the_mode_of_the_module_alone():
     module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
-    evaluate(module, torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), 2, 4)
+    evaluate(module, torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), 4)
     assert module.training
 
 
@@ -61,3 +66,113 @@ def test_a_class_that_is_predicted_but_never_true_counts_as_zero():
 def test_a_class_that_is_never_right_counts_as_zero():
     confusion = np.array([[3, 1, 0], [2, 0, 0], [0, 0, 4]])
     assert macro_f1(confusion) == pytest.approx((6 / 9 + 0 + 1) / 3)
+
+
+def of(name: str, **options: object) -> Metric:
+    return Metric(resolve("metric", name if "-" in name else f"tests.tasks.own_metrics:{name}"), options)
+
+
+def guesses() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(211, 7, generator=generator), torch.randint(0, 7, (211,), generator=generator)
+
+
+def found(metric: Metric, *batches: int) -> dict[str, float]:
+    """What a metric comes to over batches of these sizes."""
+    outputs, targets = guesses()
+    tally = Tally([metric])
+    for x, y in zip(outputs.split(batches or len(outputs)), targets.split(batches or len(outputs)), strict=True):
+        tally.add(x, y)
+    return tally.numbers()
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 20])
+def test_top_k_is_scikit_learns(k: int):
+    outputs, targets = guesses()
+    expected = top_k_accuracy_score(targets, outputs.numpy(), k=min(k, 7), labels=range(7)) if k < 7 else 1.0
+    assert found(of("top-k", k=k)) == {f"top_{k}_accuracy": pytest.approx(expected)}
+    assert found(of("top-k", k=k), 100, 100, 11) == found(of("top-k", k=k))
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_calibration_error_is_the_sum_over_bins_of_the_gap(bins: int):
+    outputs, targets = guesses()
+    p = torch.softmax(outputs.double(), 1)
+    gaps = 0.0
+    for b in range(bins):
+        inside = [i for i in range(211) if b / bins < float(p[i].max()) <= (b + 1) / bins]
+        gaps += abs(sum(float(p[i].max()) for i in inside) - sum(int(p[i].argmax() == targets[i]) for i in inside))
+    assert found(of("calibration-error", bins=bins)) == {"calibration_error": pytest.approx(gaps / 211, rel=1e-12)}
+    assert found(of("calibration-error", bins=bins), 3, 200, 8)["calibration_error"] == pytest.approx(gaps / 211)
+
+
+def test_the_sums_of_ones_own_metric_become_means_and_a_class_makes_numbers_of_arrays():
+    outputs, targets = guesses()
+    p = outputs.double().softmax(1).numpy()
+    mean = -(p * np.log(p)).sum() / np.log(3) / 211
+    for batches in ((), (100, 111), (1, 10, 200)):
+        assert found(of("entropy", base=3.0), *batches) == {"entropy": pytest.approx(mean), "one": 1.0}
+    recalls = recall_score(targets, outputs.argmax(1), average=None)
+    assert found(of("Recall", of=2), 50, 161) == {
+        "least_recall": pytest.approx(recalls.min()),
+        "recall_of_2": pytest.approx(recalls[2]),
+    }
+
+
+def test_ones_own_metric_sees_copies_and_leaves_generators_alone():
+    module, state = nn.Linear(3, 2), torch.get_rng_state()
+    x, y = torch.eye(3), torch.tensor([0, 1, 1])
+    plain = evaluate(module, x, y, 2)
+    both = evaluate(module, x, y, 2, metrics=[of("wrecking"), *BUILT_IN])
+    assert y.tolist() == [0, 1, 1] and torch.equal(torch.get_rng_state(), state)
+    assert {**plain.numbers, "noise": pytest.approx(2 / 3)} == both.numbers and plain.loss == both.loss
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("failing", r"own_metrics.py:\d+\) failed: ZeroDivisionError"),
+        ("a_number", "returned a float: return a dictionary"),
+        ("a_text", "returned a str for 'x'"),
+        ("an_array", r"returned 'x' of shape \(3,\).*write a class"),
+        ("Changing", r"returned x2 \(\) after x1 \(\)"),
+        ("BadResult", "its result is .*'large'"),
+    ],
+)
+def test_a_metric_that_goes_wrong_is_named(name: str, words: str):
+    with pytest.raises(PartFailure, match=f"metric tests.tasks.own_metrics:{name} .*{words}"):
+        found(of(name), 200, 11)
+
+
+def test_what_a_run_records_by_every_metric():
+    settings = {"rounds": 2, "model.hidden": [6], "evaluation.every": 1, "local.engine": "sequential"}
+    settings |= {"task.loss": "focal", "task.gamma": 1.0}
+    plain = fedmpi.run("fedavg", settings, data="digits")
+    chosen = ["tests.tasks.own_metrics:entropy", "accuracy", "top-k", own_metrics.Recall]
+    more = fedmpi.run("fedavg", {**settings, "task.metrics": chosen, "task.k": 2, "task.of": 4}, data="digits")
+    own = {f"test_{name}" for name in ("entropy", "one", "top_2_accuracy", "least_recall", "recall_of_4")}
+    for one, other in zip(plain.records, more.records, strict=True):
+        assert {key for key in other if key.startswith("test_")} - one.keys() == own
+        assert other["test_accuracy"] == one["test_accuracy"] and other["train_loss"] == one["train_loss"]
+        assert other["test_accuracy"] <= other["test_top_2_accuracy"] and other["test_one"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"task.metrics": "top-q"}, "did you mean 'top-k'"),
+        ({"task.metrics": ["top-k", "top-k"]}, "top-k is listed twice"),
+        ({"task.k": 3}, 'it needs task.metrics = "top-k"'),
+        ({"task.metrics": "top-k", "task.kk": 3}, "did you mean task.k"),
+        ({"task.metrics": "top-k", "task.k": 0}, "task.k = 0: at least"),
+        ({"task.metrics": ["tests.tasks.own_metrics:Recall"], "task.of": "x"}, "does not suit tests.tasks.own_metrics"),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(settings: dict, words: str):
+    with pytest.raises(UserError, match=words):
+        fedmpi.run("fedavg", {"rounds": 1, **settings}, data="digits")
+
+
+def test_a_number_that_is_measured_already_is_refused():
+    with pytest.raises(PartFailure, match="gives 'accuracy', which is measured already"):
+        evaluate(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]), 2, metrics=[*BUILT_IN, of("known")])

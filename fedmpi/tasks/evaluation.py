@@ -1,0 +1,77 @@
+"""Evaluation of a model on some samples: the mean loss, and what the run's metrics come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common.registry import resolve
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
+from fedmpi.tasks.metrics import ALWAYS, Metric, Tally
+
+BUILT_IN = tuple(Metric(resolve("metric", name)) for name in ALWAYS)
+"""Accuracy and macro-F1."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What some samples gave.
+
+    Attributes
+    ----------
+    loss : float
+        Mean over the samples.
+    numbers : dict
+        What the metrics came to, by name.
+    """
+
+    loss: float
+    numbers: dict[str, float]
+
+    def facts(self, part: str) -> dict[str, float]:
+        """What a record says of them: "test_loss", "val_accuracy", ..."""
+        return {f"{part}_{name}": value for name, value in {"loss": self.loss, **self.numbers}.items()}
+
+
+def evaluate(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
+    loss: Loss = CROSS_ENTROPY,
+    metrics: Sequence[Metric] = BUILT_IN,
+) -> Evaluation:
+    """Evaluate a module in evaluation mode.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Returns logits (b, C).
+    x, y : Tensor
+        Features (n, …) and labels (n,), on the module's device.
+    batch_size : int
+        Samples evaluated at once.
+    loss : Loss
+        Cross-entropy by default.
+    metrics : sequence of Metric
+        Accuracy and macro-F1 by default.
+
+    Raises
+    ------
+    PartFailure
+        A loss or a metric of the user's own fails.
+    """
+    was_training = module.training
+    module.eval()
+    total, tally = 0.0, Tally(metrics)
+    with torch.inference_mode():
+        for start in range(0, len(y), batch_size):
+            labels = y[start : start + batch_size]
+            logits = module(x[start : start + batch_size])
+            total += loss.total(logits, labels)
+            tally.add(logits, labels)
+    module.train(was_training)
+    return Evaluation(total / len(y), tally.numbers())
