@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
+from fedmpi.cluster.namesakes import remove_namesakes
+from fedmpi.cluster.starting import initialise, limited, seconds_to_start
 from fedmpi.common.errors import UserError
 
 MISSING_MPI = "install an MPI with `pip install 'fedmpi[mpi]'` and launch with the mpiexec of the same environment"
@@ -80,6 +82,8 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
     ------
     UserError
         If several processes were launched and MPI is missing, or does not join them.
+
+    A job of several ranks whose MPI does not start in time (`fedmpi.cluster.starting`) ends with exit code 76.
     """
     environ = os.environ if environ is None else environ
     launches = read_launches(environ)
@@ -93,8 +97,10 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
         return None
     if not mpi.Is_initialized():
         check_process_manager(environ, mpi.Get_library_version())
-        with kept_handlers():
-            mpi.Init_thread()
+        remove_namesakes(environ)
+        ranks, rank = (launches[0].size, launches[0].rank) if launches else (1, 0)
+        with kept_handlers(), limited(seconds_to_start(ranks, environ) if ranks > 1 else 0, ranks, rank):
+            initialise(mpi)
     check_world_size(launches, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
     return mpi
 

@@ -9,6 +9,7 @@ import signal as signals
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -236,10 +237,15 @@ def test_the_site_file_lies_where_xdg_says() -> None:
 
 
 def rank_that_saves(folder: Path) -> Path:
-    """A program in the place of the launcher and its ranks: saves when told to, and ends with the code in CODE."""
+    """A program in the place of the launcher and its ranks: saves when told to, and ends with the code in CODE.
+
+    In ROUND it has finished a round; with HEALS the MPI of its ranks comes up in that start only.
+    """
     path = folder / "launcher"
     path.write_text(
         '#!/bin/bash\ntrap "exit ${CODE:-75}" USR1\necho started >> "$STARTED"\n'
+        'if [ -n "${ROUND:-}" ]; then echo "{}" >> "$ROUND"; fi\n'
+        'if [ -n "${HEALS:-}" ]; then [ "$(wc -l < "$STARTED")" -ge "$HEALS" ] && exit 0; exit 76; fi\n'
         "for ((i = 0; i < 300; i++)); do sleep 0.1; done\nexit 9\n"
     )
     path.chmod(0o755)
@@ -278,29 +284,76 @@ def test_what_slurm_says_of_a_job_decides_whether_it_is_queued_again(
     facts: str, signal: str, code: int, asks: bool, tmp_path: Path
 ) -> None:
     """What the facts look like in each case was taken from SLURM 22.05; tests/slurm tries the cases themselves."""
-    started, asked, fake = tmp_path / "started", tmp_path / "asked", tmp_path / "bin"
-    fake.mkdir()
+    job = supervised(tmp_path, FACTS[facts], signal, CODE=str(code))
+    assert job.code == code, job.told
+    assert job.asked == ("requeue 1\n" if asks else ""), job.told
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended: code, words, what it asked scontrol for, and how often it started the ranks."""
+
+    code: int
+    told: str
+    asked: str
+    starts: int
+
+
+def supervised(folder: Path, facts: str, signal: str, **environ: str) -> Ended:
+    """Run jobs/train.sbatch with ranks in play that save, an SLURM that says `facts`, and a signal, if any."""
+    started, asked, fake = folder / "started", folder / "asked", folder / "bin"
+    fake.mkdir(exist_ok=True)
+    for file in (started, asked):
+        file.unlink(missing_ok=True)
     (fake / "scontrol").write_text(
-        f'#!/bin/bash\n[ "$1" = show ] && echo "JobId=1 JobName=x {FACTS[facts]}" || echo "$*" >> {asked}\n'
+        f'#!/bin/bash\n[ "$1" = show ] && echo "JobId=1 JobName=x {facts}" || echo "$*" >> {asked}\n'
     )
     (fake / "scontrol").chmod(0o755)
     job = subprocess.Popen(
-        ["bash", str(REPOSITORY / "jobs" / "train.sbatch"), "x.toml", str(tmp_path / "RUN")],
+        ["bash", str(REPOSITORY / "jobs" / "train.sbatch"), "x.toml", str(folder / "RUN")],
         env={
             **os.environ,
-            **{"PATH": f"{fake}:{os.environ['PATH']}", "FEDMPI_LAUNCH": str(rank_that_saves(tmp_path))},
-            **{"STARTED": str(started), "CODE": str(code), "SLURM_JOB_ID": "1"},
+            **{"PATH": f"{fake}:{os.environ['PATH']}", "FEDMPI_LAUNCH": str(rank_that_saves(folder))},
+            **{"STARTED": str(started), "SLURM_JOB_ID": "1", **environ},
         },
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=lambda: signals.signal(signals.SIGINT, signals.SIG_DFL),  # ignored by what runs in the background
     )
-    while not started.exists() and job.poll() is None:
+    while signal and not started.exists() and job.poll() is None:
         pass
-    job.send_signal(getattr(signals, f"SIG{signal}"))
+    if signal:
+        job.send_signal(getattr(signals, f"SIG{signal}"))
     told, _ = job.communicate(timeout=60)
-    assert job.returncode == code, told
-    assert (asked.read_text() if asked.exists() else "") == ("requeue 1\n" if asks else ""), told
+    return Ended(
+        job.returncode, told, asked.read_text() if asked.exists() else "", started.read_text().count("started")
+    )
+
+
+def test_a_job_that_never_finishes_a_round_is_not_queued_again_for_ever(tmp_path: Path) -> None:
+    """Five restarts without a round are enough; one more round, or submitting the job again, starts the count anew."""
+    (tmp_path / "RUN").mkdir()
+
+    def ends(restarts: int, **more: str) -> bool:
+        facts = f"JobState=RUNNING Reason=None Restarts={restarts} PreemptTime=None"
+        job = supervised(tmp_path, facts, "USR1", CODE="75", SLURM_RESTART_COUNT=str(restarts), **more)
+        assert job.code == 75
+        assert ("not queued again" in job.told) != (job.asked == "requeue 1\n"), job.told
+        return not job.asked
+
+    assert [ends(restarts) for restarts in range(6)] == [False] * 5 + [True]
+    assert not ends(0)
+    assert [ends(restarts) for restarts in (1, 2, 3, 4)] == [False] * 4
+    assert not ends(5, ROUND=str(tmp_path / "RUN" / "metrics.jsonl"))
+    assert [ends(restarts) for restarts in range(6, 12)] == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize(("heals", "code", "starts"), [("3", 0, 3), ("9", 76, 4)])
+def test_ranks_whose_mpi_does_not_start_are_started_again(heals: str, code: int, starts: int, tmp_path: Path) -> None:
+    job = supervised(tmp_path, FACTS["running"], "", HEALS=heals)
+    assert (job.code, job.starts, job.asked) == (code, starts, "")
+    assert job.told.count("MPI did not start: the ranks are started again") == min(starts, 4) - 1
 
 
 def test_prepare_is_data_prep(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedmpi.cluster.namesakes import fnv1a
 from tests.end_to_end.runs import (
     RICH,
     ROUNDS,
@@ -42,9 +43,6 @@ REQUEUE_SECONDS = 2.5
 """SLURM refuses to start a job again within the second in which it was killed ("Job credential revoked")."""
 LAUNCHERS = {"srun": "srun --kill-on-bad-exit=1", "mpiexec": "mpiexec"}
 UNHURRIED = {"NAP": "0.02"}
-STARTS, SECONDS_TO_START = 4, 45
-"""MPICH 5.0.2 started by `srun --mpi=pmi2` waits for ever in MPI_Init in 2 of 128 starts, with mpi4py alone: a job that
-says nothing is submitted again."""
 
 
 @dataclass(frozen=True)
@@ -105,26 +103,16 @@ def submit(
     log = folder / "job.log"
     chosen = {"FEDMPI_COMMAND": f"{sys.executable} -m fedmpi", "PYTHONPATH": str(REPOSITORY), **(env or {})}
     chosen |= {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": LAUNCHERS[launcher]}
-    for _ in range(STARTS):
-        submitted = subprocess.run(
-            ["sbatch", "--parsable", f"--output={log}", *sbatch, "jobs/train.sbatch", config, folder / "RUN", *options],
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-            env={**os.environ, **chosen},
-            timeout=30,
-        )
-        assert submitted.returncode == 0, submitted.stderr
-        job = SlurmJob(submitted.stdout.strip().split(";")[0], folder / "RUN", log)
-        deadline = time.monotonic() + SECONDS_TO_START
-        while not job.words() and job.facts()["JobState"] in ("PENDING", "RUNNING") and time.monotonic() < deadline:
-            time.sleep(0.2)
-        if job.words() or launcher != "srun" or job.facts()["JobState"] != "RUNNING":
-            return job
-        command("scancel", "--signal=KILL", "--full", job.number)
-        job.wait_for_end()
-        log.unlink(missing_ok=True)
-    raise AssertionError(f"{STARTS} jobs said nothing in {SECONDS_TO_START} s each")
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", f"--output={log}", *sbatch, "jobs/train.sbatch", config, folder / "RUN", *options],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, **chosen},
+        timeout=30,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    return SlurmJob(submitted.stdout.strip().split(";")[0], folder / "RUN", log)
 
 
 @pytest.fixture
@@ -189,7 +177,12 @@ def test_a_time_limit_shorter_than_the_work_saves_requeues_and_resumes(folder: P
 def test_a_requeued_job_goes_on_where_it_was(launcher: str, folder: Path, undisturbed: list[Record]):
     job = submit(folder, RICH, launcher, env=UNHURRIED)
     job.wait_for_rounds(7)
+    memory = Path(f"/dev/shm/mpich_shm_{fnv1a(f'{job.number}.0'):x}_0")
+    mapped = memory.read_bytes() if launcher == "srun" else b""
     assert command("scontrol", "requeue", job.number).returncode == 0
+    if mapped:  # what a node that dies would leave; the job and its step have the same names when they start again
+        job.wait_until("queued again", lambda: job.facts()["JobState"] == "PENDING")
+        memory.write_bytes(mapped)
     facts = job.wait_for_end()
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), f"{facts}\n{job.words()}"
     assert len(records(job.run)) == ROUNDS

@@ -7,6 +7,20 @@ listen() {
   trap 'signalled=yes term=yes' TERM
   trap 'signalled=yes stop=yes' INT
 }
+# The folder of the run, the rounds recorded there, and how often the job may be queued again without one more.
+for ((word = 0; word < ${#words[@]}; word++)); do
+  case "${words[word]}" in --out) run=${words[word + 1]} ;; esac
+done
+rounds() { if [ -r "$run/metrics.jsonl" ]; then grep -c '' "$run/metrics.jsonl"; else echo 0; fi; }
+most=5
+in_vain() {
+  local times=0
+  if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -r "$run/restarts" ]; then read -r times < "$run/restarts"; fi
+  times=$((times + 1))
+  [ "$(rounds)" -le "$before" ] || times=0
+  mkdir -p "$run" && echo "$times" > "$run/restarts"
+  [ "$times" -gt "$most" ]
+}
 fact() { sed -n "s/^\(.* \)\?$1=\([^ ]*\).*/\2/p" <<< "$facts"; }
 # What becomes of the job: SLURM queues it again by itself, or it was cancelled, or it has to be asked for.
 settle() {
@@ -21,9 +35,14 @@ settle() {
     settled=yes
   elif [ "$state" = RUNNING ] || [ "$state" = TIMEOUT ] || [ "$state" = PREEMPTED ] || [ "$reason" = TimeLimit ] ||
     [ "${preempted:-None}" != None ]; then
-    echo "asking for the job to be queued again"
-    scontrol requeue "$SLURM_JOB_ID"
     settled=yes
+    if [ "${preempted:-None}" = None ] && in_vain; then
+      echo "no round was finished in this start and the $most before it, and the job is not queued again: give it more --time, or" \
+        "warn it later (--signal=B:USR1@SECONDS)"
+    else
+      echo "asking for the job to be queued again"
+      scontrol requeue "$SLURM_JOB_ID"
+    fi
   else
     echo "the job was cancelled and stays so: submit it again to continue"
     settled=yes
@@ -31,22 +50,28 @@ settle() {
   listen
 }
 listen
+before=$(rounds)
 
-# --resume continues the run that the folder holds and starts one where it holds none: the same line serves both.
-"${launch[@]}" "${fedmpi[@]}" "${words[@]}" --resume &
-job=$!
-while :; do
-  if [ -n "$signalled" ]; then
-    signalled=''
-    kill -USR1 "$job" 2> /dev/null
-    [ -z "$term" ] || [ -n "$settled" ] || settle early
-  fi
-  wait "$job"
-  code=$?
-  [ -n "$signalled" ] || break
+# --resume continues the run that the folder holds and starts one where it holds none: the same line serves both. Ranks that end
+# with 76 have not found one another in MPI's start: they are started again at once, three times.
+for start in first second third last; do
+  "${launch[@]}" "${fedmpi[@]}" "${words[@]}" --resume &
+  job=$!
+  while :; do
+    if [ -n "$signalled" ]; then
+      signalled=''
+      kill -USR1 "$job" 2> /dev/null
+      [ -z "$term" ] || [ -n "$settled" ] || settle early
+    fi
+    wait "$job"
+    code=$?
+    [ -n "$signalled" ] || break
+  done
+  [ "$code" -eq 76 ] && [ -z "$warned$term$stop" ] && [ "$start" != last ] || break
+  echo "MPI did not start: the ranks are started again"
 done
 
-# 0 is done, 1 an error, 2 wrong input, 75 saved; after the warning also that of ranks killed while they left.
+# 0 is done, 1 an error, 2 wrong input, 75 saved, 76 not started; after the warning also that of ranks killed while they left.
 if [ "$code" -eq 75 ] && [ -n "$stop" ]; then
   echo "saved, and stopped as asked: submit it again to continue"
 elif [ "$code" -eq 75 ] || { [ -n "$warned" ] && [ "$code" -gt 2 ]; }; then
