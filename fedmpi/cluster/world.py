@@ -26,6 +26,7 @@ from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, sweep
+from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOT_SAID = 2**62
+"""Bytes of memory of a node on which nobody says how much there is."""
 SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
 
 
@@ -276,6 +279,14 @@ class Cluster:
         """Threads that this rank may keep busy: its fair share of the node's cores, at least one."""
         masks, node_rank = (core_mask()[None], 0) if self._comms is None else (self._comms.core_masks, self.node_rank)
         return fair_threads(masks, node_rank, cores_allowed(), os.environ)
+
+    def memory_for_rank(self) -> int | None:
+        """Bytes of memory that each rank may take where the ranks of a node take alike, the least of all nodes; None
+        where nobody says. Collective."""
+        free = free_memory()
+        own = NOT_SAID if free is None else free // self.node_size
+        least = -self.maximum(-own)
+        return None if least == NOT_SAID else least
 
     def cores_of_others(self) -> float:
         """Cores of this rank's node that processes of other jobs have kept busy since this one began; collective."""

@@ -16,6 +16,7 @@ from typing import Any
 import fedmpi
 from fedmpi.cluster import Cluster, read_launch
 from fedmpi.cluster.device import cuda_aware
+from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.resources import cores_allowed
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -101,19 +102,11 @@ def cores(threads: int) -> Findings:
 
 def memory() -> Findings:
     """Bytes of memory that are free for this process, and of /dev/shm; None where nobody says."""
-    found: Findings = {"memory_free": _memory_free(), "shm_bytes": None, "shm_free": None}
+    found: Findings = {"memory_free": free_memory(), "shm_bytes": None, "shm_free": None}
     if SHARED_MEMORY.is_dir():
         room = os.statvfs(SHARED_MEMORY)
         found["shm_bytes"], found["shm_free"] = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     return found
-
-
-def _memory_free() -> int | None:
-    free = None
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) << 10
-    return free
 
 
 def accelerators() -> Findings:

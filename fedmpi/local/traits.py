@@ -36,11 +36,15 @@ class ForwardTraits:
         A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
     loss : LossTraits
         The same of the loss.
+    bytes_kept, bytes_widest : int
+        What the forward pass keeps of a sample until its gradient is known, all together and the largest piece.
     """
 
     draws: bool
     couples: bool
     loss: LossTraits = LossTraits()
+    bytes_kept: int = 0
+    bytes_widest: int = 0
 
     @property
     def seeded(self) -> bool:
@@ -66,6 +70,11 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     return _known[model]
 
 
+def known_traits(model: FlatModel) -> ForwardTraits:
+    """The traits of a model that was tried."""
+    return _known[model]
+
+
 def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     """Take these for the model's traits from now on: what another rank found counts as well."""
     _known[model] = traits
@@ -85,10 +94,11 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
             whole = _logits(model, x, description)
             halves = [_logits(model, half, description) for half in x.chunk(2)]
             loss = loss_traits(model.loss, whole, description.classes)
+            kept = _bytes_kept(model, x)
     finally:
         model.masks.source = previous
         model.module.train(was_training)
-    return ForwardTraits(draws, not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5), loss)
+    return ForwardTraits(draws, not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5), loss, *kept)
 
 
 @contextmanager
@@ -135,6 +145,23 @@ def _draws(model: FlatModel, x: Tensor) -> bool:
 
 def _cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _bytes_kept(model: FlatModel, x: Tensor) -> tuple[int, int]:
+    """Bytes a sample of what a forward pass keeps for the backward pass beside the model's values, and of the largest
+    piece of it."""
+    own = {value.untyped_storage().data_ptr() for value in (*model.parameters, *model.buffers)}
+    held: dict[int, Tensor] = {}  # kept, so that no other takes the place of one
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.strided and (place := tensor.untyped_storage().data_ptr()) not in own:
+            held[place] = tensor
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.module(x)
+    each = [tensor.untyped_storage().nbytes() // len(x) for tensor in held.values()]
+    return sum(each), max(each, default=0)
 
 
 def _generator_states() -> list[Tensor]:

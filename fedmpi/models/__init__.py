@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError, raised
-from fedmpi.common.registry import resolve
+from fedmpi.cluster.memory import free_memory
+from fedmpi.common.errors import UserError, raised, shown
+from fedmpi.common.registry import object_name, resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.room import BuiltWithin
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
 
 
-def build(name: Any, options: Mapping[str, Any], description: DataDescription, seed: int) -> nn.Module:
+def build(
+    name: Any,
+    options: Mapping[str, Any],
+    description: DataDescription,
+    seed: int,
+    room: int | None = None,
+    vectors: int = 1,
+) -> nn.Module:
     """A freshly initialised model, the same on every rank.
 
     Torch's global CPU generator is seeded from the stream MODEL_INIT while the model is built and put back afterwards.
@@ -33,6 +43,11 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
         The data it is for.
     seed : int
         The run's seed.
+    room : int, optional
+        Bytes of memory that it may take; by default all that this process finds free.
+    vectors : int
+        How often its values will be held; of functions of the user's own, which may need more while they build, only
+        what they take then is counted here.
 
     Returns
     -------
@@ -42,7 +57,8 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
     Raises
     ------
     UserError
-        Unknown name, failing import, an option the model does not have, or anything its function raises.
+        Unknown name, failing import, an option the model does not have, or anything its function raises; `NoRoom`
+        where its values would take more memory than there is.
     """
     if isinstance(name, nn.Module):
         if options:
@@ -50,7 +66,11 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
         return copy.deepcopy(name)
     part = resolve("model", name)
     checked = part.checked(options)
-    with torch.random.fork_rng(devices=[]):
+    room = free_memory() if room is None else room
+    guard = nullcontext()
+    if room is not None:
+        guard = BuiltWithin(room, in_words(name, options), 1 if part.foreign else vectors)
+    with guard, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
         try:
             model = part.object(description, **checked)
@@ -63,3 +83,10 @@ def build(name: Any, options: Mapping[str, Any], description: DataDescription, s
             f"model.name = {part.name!r} returned {type(model).__name__}: the function must return a nn.Module"
         )
     return model
+
+
+def in_words(name: Any, options: Mapping[str, Any]) -> str:
+    """The chosen model and its options, for a refusal."""
+    chosen = "a module" if isinstance(name, nn.Module) else repr(name) if isinstance(name, str) else object_name(name)
+    given = ", ".join(f"model.{key} = {shown(value)}" for key, value in options.items())
+    return f"model.name = {chosen}{f' with {given}' if given else ''}"

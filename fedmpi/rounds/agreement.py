@@ -68,7 +68,8 @@ def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescrip
     own = forward_traits(model, description)
     found = (own.draws, own.couples, own.loss.draws, own.loss.couples)
     draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
-    adopt_traits(model, ForwardTraits(draws, couples, LossTraits(loss_draws, loss_couples)))
+    kept, widest = cluster.maximum(own.bytes_kept), cluster.maximum(own.bytes_widest)
+    adopt_traits(model, ForwardTraits(draws, couples, LossTraits(loss_draws, loss_couples), kept, widest))
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,13 @@ from fedmpi.local.measures import LocalLosses, Reference
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.probing import make_probe
 from fedmpi.mediators.groups import mediator_groups
-from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits
 from fedmpi.rounds.balance import BalanceLearner
 from fedmpi.rounds.evaluated import EvaluatedParts
 from fedmpi.rounds.inquiry import Inquiry
+from fedmpi.rounds.memory import build_model, refuse_large_run
 from fedmpi.rounds.run_facts import agree, data_digest
 from fedmpi.rounds.server import Planner
 from fedmpi.rounds.server_step import ServerStep
@@ -132,8 +132,7 @@ class Experiment:
         data = samples.data
         evaluated = EvaluatedParts(config, store, data)
         loss = task_loss(config.task.loss, options(config, "loss"))
-        module = build(config.model.name, config.model.options, data.description, config.seed)
-        model = FlatModel(module, device, loss)
+        model = FlatModel(build_model(config, data.description, device, cluster), device, loss)
         check_buffers(config, model)
         settle_threads(config, cluster, model.size, data.sizes)
         shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
@@ -148,6 +147,9 @@ class Experiment:
             check_residuals(store.clients, model.size)
         agree_on_traits(cluster, model, data.description)
         hooks = make_hooks(config, model, store.clients)
+        refuse_large_run(
+            config, cluster, model, data.sizes, evaluated.most_samples, layout.workers, hooks, cluster.memory_for_rank()
+        )
         engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
         cohorts = CohortDraw(
             config,

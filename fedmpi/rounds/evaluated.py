@@ -29,6 +29,11 @@ class EvaluatedParts:
     data : ClientData or AugmentedData
         Gives the parts' samples, normalised.
 
+    Attributes
+    ----------
+    most_samples : int
+        Of the largest of the parts.
+
     Raises
     ------
     UserError
@@ -43,6 +48,7 @@ class EvaluatedParts:
             *(Metric(p, options_of_part(config, p)) for p in all_chosen(config, "metric") if p.name not in ALWAYS),
         ]
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        self.most_samples = max(store.part_samples(part) for part in self.names)
         for part in self.names:
             if not store.part_samples(part):
                 other = "val" if part == "test" else "test"

@@ -1,16 +1,26 @@
-"""Inputs that may end the interpreter, or never end: tried in a process beside, with a limit of seconds each."""
+"""Inputs that may end the interpreter, or never end: tried in a process beside, with a limit for each.
+
+The limit is one of work, not of time: on a busy machine the same input takes ten times as long, but no more work. Two
+threads that wait for one another on a busy core turn a second of work into fourteen, which the limit allows. A process
+that neither works nor answers, as one that waits for a fifo does, is found by how little it has worked.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.fuzz.verdict import Finding
 
-SECONDS = 150.0
+CPU_SECONDS = 120.0
+"""Work of one input, of all threads together."""
+IDLE_SECONDS, LEAST_WORK = 60.0, 0.05
+"""A process that worked no more than the second within the first, and wants no core either, waits for ever."""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -21,12 +31,14 @@ class Beside:
     ----------
     attempt : callable
         ``attempt(case)`` raises an exception where the case is a finding, and returns a word for the counts otherwise.
-    seconds : float
-        Limit of each.
+    work : float
+        CPU seconds that each may take.
+    idle : float
+        Seconds after which one that does nothing is given up.
     """
 
-    def __init__(self, attempt: Callable[[Any], str], seconds: float = SECONDS):
-        self._attempt, self._seconds = attempt, seconds
+    def __init__(self, attempt: Callable[[Any], str], work: float = CPU_SECONDS, idle: float = IDLE_SECONDS):
+        self._attempt, self._work, self._idle = attempt, work, idle
         self._process: Any = None
         self._pipe: Any = None
 
@@ -47,9 +59,7 @@ class Beside:
         if self._process is None:
             self._start()
         self._pipe.send(case)
-        if not self._pipe.poll(self._seconds):
-            self._end()
-            raise Finding(f"no end within {self._seconds:g} s")
+        self._await()
         try:
             kind, told = self._pipe.recv()
         except EOFError:
@@ -60,6 +70,21 @@ class Beside:
         if kind == "finding":
             raise Finding(told)
         return str(told)
+
+    def _await(self) -> None:
+        """Wait for an answer as long as there is work."""
+        begun, _ = _worked(self._process.pid)
+        before, since = begun, time.monotonic()
+        while not self._pipe.poll(0.5):
+            worked, running = _worked(self._process.pid)
+            if worked - begun > self._work:
+                self._end()
+                raise Finding(f"no end within {self._work:g} CPU seconds")
+            if running or worked - before > LEAST_WORK:
+                before, since = worked, time.monotonic()
+            elif time.monotonic() - since > self._idle:
+                self._end()
+                raise Finding(f"waits for ever: no work within {self._idle:g} s")
 
     def _start(self) -> None:
         self._pipe, other = FORK.Pipe()
@@ -73,6 +98,15 @@ class Beside:
             self._process.join()
             self._pipe.close()
         self._process = None
+
+
+def _worked(process: int) -> tuple[float, bool]:
+    """CPU seconds of a process (0 where it is gone), and whether it wants a core now or waits for a disk."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0, False
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"), fields[0] in "RD"
 
 
 def _serve(pipe: Any, parents: Any, attempt: Callable[[Any], str]) -> None:

@@ -35,6 +35,11 @@ from fedmpi.tasks.losses import why_loss_alone
 
 CACHE_BYTES = 16 << 20
 DEVICE_SHARE = 0.25
+LAID_OUT_BYTES = 32
+"""Of a sample that a client sees in a step, all steps laid out before it trains: its row, and its weight in two types.
+"""
+MOST_LAID_OUT = 1 << 30
+"""Bytes of laid out batches of the clients side by side, beyond which fewer of them are."""
 MOST_CLIENTS_CPU = 32
 MOST_CLIENTS_DEVICE = 512
 
@@ -106,6 +111,8 @@ class BatchedEngine:
             return report
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
         capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies(start.device))
+        laid_out = step_count(rule, sizes[id(working[0])]) * rows * LAID_OUT_BYTES
+        capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
         self._left_out = []
         with torch.no_grad():
             while working:
