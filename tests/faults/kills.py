@@ -56,8 +56,8 @@ NAP = {"NAP": "0.005"}
 """Seconds a training step, so that a run lasts long enough to be killed in every part of it."""
 KILLS_OF_A_RUN = 4
 SECONDS = 600
-LINGER = 30.0
-"""Seconds in which all processes of a job must be gone once one was killed."""
+LINGER = 120.0
+"""Seconds in which all processes of a job must be gone once one was killed, on very busy machines too."""
 
 
 @dataclass
@@ -111,33 +111,39 @@ def undisturbed(run: Path, settings: tuple[str, ...], ranks: int) -> tuple[Any, 
     return left_by(run)
 
 
-def strike(job: Job, run: Path, ranks: int, dice: random.Random, report: Report) -> bool:
+def strike(job: Job, run: Path, dice: random.Random, report: Report) -> bool:
     """Wait for a random moment and kill a random process of the job; false when the job ended before."""
     moment = dice.choices(["start-up", "training", "writing"], [1, 3, 1])[0]
-    begun, path = _records(run), run / "metrics.jsonl"
+    begun, path = recorded(run), run / "metrics.jsonl"
     if moment == "start-up":
         time.sleep(dice.uniform(0, 3))
     else:
         before = path.stat().st_mtime_ns if path.exists() else 0
-        while job.poll() is None and not (path.exists() and path.stat().st_mtime_ns > before and _records(run) > begun):
+        while job.poll() is None and not (path.exists() and path.stat().st_mtime_ns > before and recorded(run) > begun):
             time.sleep(0.005)
         time.sleep(dice.uniform(0, 1.5))
     if moment == "writing":
         until = time.monotonic() + 2
         while not list((run / "checkpoints").glob(".*.partial")) and job.poll() is None and time.monotonic() < until:
             pass
-    members = _members(job, ranks)
+    struck = kill_one(job, run, dice, report)
+    report.moments[moment] += struck
+    return struck
+
+
+def kill_one(job: Job, run: Path, dice: random.Random, report: Report) -> bool:
+    """Kill a random process of the job, and see that all others are gone soon; false when the job ended before."""
+    members = members_of(job)
     if job.poll() is not None or not members:
         return False
     victim = dice.choice(sorted(members))
     everyone = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
-    report.rounds.append(_records(run))
+    report.rounds.append(recorded(run))
     try:
         members[victim].kill()
     except psutil.NoSuchProcess:
         return False
     report.kills[victim] += 1
-    report.moments[moment] += 1
     try:
         job.wait(LINGER)
     except subprocess.TimeoutExpired:
@@ -152,12 +158,13 @@ def strike(job: Job, run: Path, ranks: int, dice: random.Random, report: Report)
     return True
 
 
-def _records(run: Path) -> int:
+def recorded(run: Path) -> int:
+    """Rounds that the run has recorded so far."""
     path = run / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _members(job: Job, ranks: int) -> dict[str, psutil.Process]:
+def members_of(job: Job) -> dict[str, psutil.Process]:
     """The processes of a job: mpiexec, its proxy, and the ranks, as far as they have come up."""
     try:
         launcher = psutil.Process(job.pid)
@@ -175,7 +182,7 @@ def tortured(run: Path, settings: tuple[str, ...], ranks: int, kills: int, dice:
     """One run, killed so many times unless it is done before, and then let go on to its end."""
     for _ in range(kills):
         job = start(run, settings, ranks)
-        if not strike(job, run, ranks, dice, report):
+        if not strike(job, run, dice, report):
             ended = finish_job(job, SECONDS)
             if ended.returncode:
                 report.wrong.append(f"ended with {ended.returncode}: {ended.stderr[-500:]}")

@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.mpi.launch import LIMIT, find_mpiexec, finish_job, start_job
-
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-# What mpiexec calls in the place of ssh: options, a host's address, a command.
-SHELL_ON_HOST = """#!/bin/bash
-while [[ $1 == -* ]]; do shift; done
-namespace={prefix}${{1##*.}}
-shift
-exec ip netns exec $namespace unshare -u bash -c "hostname $namespace; $*"
-"""
+from tests.mpi.hosts import NoHosts, emulated_hosts
+from tests.mpi.launch import LIMIT, finish_job, start_job
 
 
 @pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def two_hosts() -> Iterator[list[str]]:
     """The beginning of a command that runs mpiexec on two hosts; skips where no namespaces can be made."""
-    if shutil.which("ip") is None or shutil.which("unshare") is None:
-        pytest.skip("no network namespaces: iproute2 and util-linux are not installed")
-    if "hydra" not in subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True).stdout.lower():
-        pytest.skip("written for the options of MPICH's mpiexec")
-    prefix = f"fedmpi{os.getpid()}h"
-    hosts = [f"{prefix}{address[-1]}" for address in ADDRESSES]
     try:
-        connect(hosts)
-    except subprocess.CalledProcessError as error:
-        remove(hosts)
-        pytest.skip(f"no network namespaces can be made: {error.stderr.strip()}")
-    shell = tmp_path_factory.mktemp("hosts") / "shell_on_host"
-    shell.write_text(SHELL_ON_HOST.format(prefix=prefix))
-    shell.chmod(0o755)
-    launcher = ["-launcher", "ssh", "-launcher-exec", str(shell), "-hosts", ",".join(ADDRESSES), "-ppn", "2"]
-    first = ["ip", "netns", "exec", hosts[0], "unshare", "-u", "bash", "-c", f'hostname {hosts[0]}; exec "$@"', "bash"]
-    yield [*first, find_mpiexec(), *launcher]
-    remove(hosts)
-
-
-def connect(hosts: list[str]) -> None:
-    for host in hosts:
-        ip("netns", "add", host)
-    ip("link", "add", "name", "wire", "netns", hosts[0], "type", "veth", "peer", "name", "wire", "netns", hosts[1])
-    for host, address in zip(hosts, ADDRESSES, strict=True):
-        ip("-n", host, "addr", "add", f"{address}/24", "dev", "wire")
-        for device in ("wire", "lo"):
-            ip("-n", host, "link", "set", device, "up")
-
-
-def remove(hosts: list[str]) -> None:
-    for host in hosts:
-        subprocess.run(["ip", "netns", "del", host], capture_output=True)
-
-
-def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
+        with emulated_hosts(2) as hosts:
+            yield hosts.command(2)
+    except NoHosts as reason:
+        pytest.skip(str(reason))
 
 
 REDUCTIONS = ("window", "allreduce", "device")
