@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.decorators import combiner
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
@@ -159,9 +159,15 @@ class Combiner:
     """
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
-        self.part, self._chosen = part, part.make(options)
+        with calling(part):
+            self.part, self._chosen = part, part.make(options)
         self._combine = getattr(self._chosen, "combine", self._chosen)
         self._measure = getattr(self._chosen, "measure", None)
+        given = ("updates", "coefficients", "measured")[: 3 if self.measures else 2]
+        method = "combine" if hasattr(self._chosen, "combine") or not callable(self._chosen) else ""
+        takes(part, self._combine, *given, method=method)
+        if self._measure is not None:
+            takes(part, self._measure, "updates", method="measure")
 
     @property
     def measures(self) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.decorators import server_optimizer
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     torch = Later("torch")
+
+TRACED = 4096
+"""About how many values of the model are looked at to see whether a step has changed it."""
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -173,7 +176,11 @@ class ServerOptimizer:
 
     def __init__(self, part: Part, options: Mapping[str, Any], trainable: int | None = None):
         self.part, self.trainable = part, trainable
-        self._chosen = part.make(options)
+        with calling(part):
+            self._chosen = part.make(options)
+        self._step = getattr(self._chosen, "step", self._chosen)
+        plain = self._step is self._chosen and callable(self._chosen)
+        takes(part, self._step, "w", "update", method="" if plain else "step")
         names = getattr(self._chosen, "state", ())
         self.names: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
         self._started = False
@@ -199,7 +206,11 @@ class ServerOptimizer:
             w, update = w[: self.trainable], update[: self.trainable]
         with calling(self.part, self._rounds):
             self._start(w)
-            moved = getattr(self._chosen, "step", self._chosen)(w, update.clone() if self.part.foreign else update)
+            before = _trace(w) if self.part.foreign else None
+            moved = self._step(w, update.clone() if self.part.foreign else update)
+        if moved is None and before is not None and torch.equal(_trace(w), before) and bool(_trace(update)[:-1].any()):
+            problem = "returned nothing and left w as it was: change w in place (w.add_(…)), or return its next value"
+            raise refuse_result(self.part, problem, self._rounds)
         if moved is not None and moved is not w:
             if not isinstance(moved, torch.Tensor) or moved.shape != w.shape:
                 found = f"shape {tuple(moved.shape)}" if isinstance(moved, torch.Tensor) else type(moved).__name__
@@ -232,3 +243,9 @@ class ServerOptimizer:
             if not hasattr(self._chosen, name):
                 setattr(self._chosen, name, torch.zeros_like(w))
         self._started = True
+
+
+def _trace(vector: Tensor) -> Tensor:
+    """Some of a vector's values, and how often torch has written into it: what tells whether it was changed."""
+    some = vector[:: max(1, vector.numel() // TRACED)].double()
+    return torch.cat([some, some.new_tensor([vector._version])])

@@ -16,8 +16,8 @@ from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.fused_metrics import LARGEST
 from fedmpi.clients.cohort import Cohort
 from fedmpi.cluster import Cluster
-from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.errors import UserError
+from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Part
 from fedmpi.common.types import Floats, Ints
@@ -46,7 +46,11 @@ class Weighing:
     """
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
-        self.part, self._chosen = part, part.make(options)
+        with calling(part):
+            self.part, self._chosen = part, part.make(options)
+        takes(part, self._chosen, "cohort", "sizes", method="" if callable(self._chosen) else "__call__")
+        if self.judges:
+            takes(part, self._chosen.after, "work", method="after")
         self.per_sample = bool(part.marks.get("per_sample", False))
         self._normalised = part.marks.get("normalised", True)
         self.averages_models = bool(part.marks.get("averages_models", False))
@@ -69,11 +73,17 @@ class Weighing:
             The weights raised an exception, or gave anything but one number a participant, finite, and not below zero
             where they are normalised.
         """
-        with calling(self.part, round):
-            found = self._chosen(_closed(cohort), read_only(sizes))
+        try:
+            with calling(self.part, round):
+                found = self._chosen(_closed(cohort), read_only(sizes))
+        except PartFailure as failure:
+            raise _unless_inclusion_is_unknown(failure, cohort) from failure.__cause__
         coefficients = self._checked(found, cohort, round)
         counts = sizes[cohort.clients] if self.per_sample else 1
         normalises, total = self.normalises(cohort), float((np.abs(coefficients) * counts).sum())
+        if not total and normalises and self.part.foreign and sizes[cohort.clients].any():
+            problem = "gave all participants the coefficient 0, and their sum is divided by: give some of them more"
+            raise refuse_result(self.part, problem, round)
         if not total < (LARGEST_TOTAL if normalises else LARGEST):
             problem = f"gave coefficients that add up to {total:.3g}, more than a sum can hold: make them smaller"
             raise refuse_result(self.part, problem, round)
@@ -137,9 +147,11 @@ class Weighing:
     def _checked(self, found: Any, cohort: Cohort, round: int) -> Floats:
         participants = len(cohort.clients)
         try:
-            coefficients = np.asarray(found, np.float64)
+            coefficients = np.asarray(np.real(found), np.float64)
         except (TypeError, ValueError):
             raise refuse_result(self.part, f"returned {type(found).__name__}: return numbers", round) from None
+        if np.iscomplexobj(found):
+            raise refuse_result(self.part, "returned complex numbers: return real ones", round)
         if coefficients.shape != (participants,):
             problem = (
                 f"returned an array of shape {coefficients.shape} for {participants} participants: return one "
@@ -174,6 +186,17 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
         return coefficients
     shift = 2.0 ** (TOTAL_BITS - math.frexp(total)[1] + 1)
     return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
+
+
+def _unless_inclusion_is_unknown(failure: PartFailure, cohort: Cohort) -> PartFailure:
+    """The failure; told so where it comes from weights that reckon with probabilities which the sampler keeps back."""
+    if cohort.inclusion is not None or not isinstance(failure.__cause__, TypeError) or "None" not in failure.problem:
+        return failure
+    problem = (
+        f"{failure.problem}: cohort.inclusion is None, since participation.clients does not tell the probabilities of "
+        "its draw: choose a sampler that does, or other weights"
+    )
+    return PartFailure(failure.kind, failure.name, problem, failure.where, failure.trace, failure.round)
 
 
 def _closed(cohort: Cohort) -> Cohort:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.clients.view import View
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -39,6 +39,7 @@ class Attendance:
         self.part = chosen(config, "availability")
         with calling(self.part):
             self._law = self.part.make(options(config, "availability"))
+        takes(self.part, self._law, "view")
         self.streams = streams
 
     @property

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import Part
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATE = "sampler."
+"""Of the names in a checkpoint."""
 
 STRATA, NORMS = "strata", "norms"
 """What samplers can need besides numbers: strata of the clients, or the norms of their gradients alone."""
@@ -31,7 +37,8 @@ class ClientSampler:
     Parameters
     ----------
     part : Part
-        A function (view) -> Cohort, or a class with `draw(view)`; with `candidates(view)` too where it measures.
+        A function (view) -> Cohort, or a class with `draw(view)`; with `candidates(view)` too where it measures. What a
+        class remembers from round to round it names in `state`, a tuple of attributes: NumPy arrays and numbers.
     options : mapping
         Its options.
 
@@ -41,6 +48,8 @@ class ClientSampler:
         What the server keeps of past participations for it.
     measures : tuple of str
         What is measured of its candidates on the current model.
+    remembers : tuple of str
+        Its attributes that checkpoints keep.
 
     Raises
     ------
@@ -60,6 +69,11 @@ class ClientSampler:
         if not callable(self._draw):
             raise UserError(f"{part.key} = {part.name!r} is a class without draw(view): give it one")
         self._candidates = self._method("candidates") if self.measures else None
+        takes(part, self._draw, "view", method="draw" if hasattr(self._made, "draw") else "")
+        if self._candidates is not None:
+            takes(part, self._candidates, "view", method="candidates")
+        names = getattr(self._made, "state", ())
+        self.remembers: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
 
     @classmethod
     def chosen_by(cls, config: Config) -> ClientSampler:
@@ -69,7 +83,7 @@ class ClientSampler:
     @property
     def depends_on_rounds(self) -> bool:
         """Whether what it draws depends on what happened in the rounds before, or on the current model."""
-        return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms)
+        return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms or self.remembers)
 
     def candidates(self, view: View) -> Ints:
         """The clients that it wants measured, int64 (c,), sorted and unique.
@@ -97,6 +111,38 @@ class ClientSampler:
         if not isinstance(found, Cohort):
             raise self._refused(view, f"returned {_shown(found)}: return a fedmpi.Cohort(clients)")
         return self._checked(found, view) if self.part.foreign else found
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what it remembers, for a checkpoint; without what is not there yet, or None.
+
+        Raises
+        ------
+        PartFailure
+            When any of it is no array of numbers.
+        """
+        import torch  # slow to import, and the configuration is checked before
+
+        kept = {}
+        for name in self.remembers:
+            value = getattr(self._made, name, None)
+            if value is None:
+                continue
+            numbers = isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "bif"
+            if not numbers:
+                problem = (
+                    f"keeps {_shown(value)} as {name!r}, which a checkpoint cannot: state names attributes that are "
+                    "NumPy arrays of numbers, or numbers"
+                )
+                raise refuse_result(self.part, problem)
+            kept[f"{STATE}{name}"] = torch.from_numpy(np.array(value))
+        return kept
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint remembers."""
+        for name in self.remembers:
+            if f"{STATE}{name}" in state:
+                value = state[f"{STATE}{name}"]
+                setattr(self._made, name, value.numpy().copy() if value.dim() else value.item())
 
     def _method(self, name: str) -> Callable[[View], Any]:
         method = getattr(self._made, name, None)

@@ -64,7 +64,8 @@ class View:
     @cached_property
     def available(self) -> Ints:
         """The clients that can be drawn, int64 (a,), sorted."""
-        return np.arange(self.present, dtype=np.int64) if isinstance(self.present, int) else self.present
+        everybody = isinstance(self.present, int)
+        return read_only(np.arange(self.present, dtype=np.int64)) if everybody else self.present
 
     @cached_property
     def class_counts(self) -> Ints:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import random
 import sys
+import sysconfig
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError, raised
 from fedmpi.common.registry import Part
 
+log = logging.getLogger("fedmpi")
+
+NOT_THEIRS = (
+    Path(__file__).resolve().parents[1],
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+)
+"""Folders of code that is not the user's: fedmpi, Python, installed packages."""
+
+WATCHED_CALLS = 100
+"""Of a part, in which it is looked whether it draws from a global generator; afterwards that would cost too much."""
+
+_calls: WeakKeyDictionary[Part, Counter[str]] = WeakKeyDictionary()
+
 
 @contextmanager
 def calling(part: Part, round: int | None = None, client: int | None = None) -> Iterator[None]:
     """Around every call of a part.
 
-    Global generators of random, numpy and torch are as before once a foreign part has been called, whatever it drew.
+    Global generators of random, numpy and torch are as before once a foreign part has been called, whatever it drew;
+    the log warns of one that draws from them.
 
     Parameters
     ----------
@@ -34,8 +55,17 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
         Instead of any exception inside, SystemExit too, but UserError, PartFailure and ClientFailure, which pass as
         they are.
     """
-    with kept_generators() if part.foreign else nullcontext(), naming(part, round, client):
-        yield
+    if not part.foreign:
+        with naming(part, round, client):
+            yield
+        return
+    states = _states()
+    try:
+        with naming(part, round, client):
+            yield
+        _warn_of_draws(part, states)
+    finally:
+        _restore(states)
 
 
 @contextmanager
@@ -61,11 +91,51 @@ def during(round: int) -> Iterator[None]:
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Put the global generators of random, numpy and torch back to where they stood."""
-    restore = _generators()
+    states = _states()
     try:
         yield
     finally:
-        restore()
+        _restore(states)
+
+
+def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str = "") -> None:
+    """Refuse a part of the user's own that cannot be called as its kind is.
+
+    Parameters
+    ----------
+    part : Part
+    called : callable
+        What is called, its options bound.
+    *parameters : str
+        What it is given, in order.
+    method : str
+        Its name, where it is a method of the part.
+
+    Raises
+    ------
+    UserError
+        It takes fewer or more parameters; says how it is to be written.
+    """
+    if not part.foreign:
+        return
+    wanted = ", ".join(parameters)
+    name = getattr(part.object, "__name__", part.name)
+    if not callable(called):
+        raise UserError(
+            f"{part.key} = {part.name!r} ({_definition(part)}) has no method {method}({wanted}): give it one"
+        )
+    try:
+        inspect.signature(called).bind(*parameters)
+    except ValueError:  # what is written in C may have no signature
+        return
+    except TypeError as error:
+        form = f"def {method or '__call__'}({', '.join(('self', *parameters))})"
+        if not method and not inspect.isclass(part.object):
+            form = f"def {name}({', '.join((*parameters, '*, options'))})"
+        raise UserError(
+            f"{part.key} = {part.name!r} ({_definition(part)}) is called with {wanted or 'its options alone'}, which "
+            f"{method or 'it'} does not take ({error}): write {form}"
+        ) from None
 
 
 def refuse_result(part: Part, problem: str, round: int | None = None, client: int | None = None) -> PartFailure:
@@ -78,13 +148,12 @@ def refuse_result(part: Part, problem: str, round: int | None = None, client: in
         What it returned and what is wanted, e.g. "returned a list: return a fedmpi.Cohort".
     round, client : int, optional
     """
-    where = str(part.source) if part.source else ""
-    return PartFailure(part.kind, part.name, problem, where, round=round, client=client)
+    return PartFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
 
 
 def _failure(part: Part, cause: BaseException, round: int | None, client: int | None) -> PartFailure:
     lines = _own_lines(part, cause.__traceback__)
-    where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(part.source or "")
+    where = _innermost(part, lines) or _definition(part)
     told = "".join(traceback.format_list(lines)) if lines else ""
     return PartFailure(part.kind, part.name, raised(cause), where, told.rstrip(), round, client)
 
@@ -100,19 +169,81 @@ def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameS
     return frames[1:]
 
 
-def _generators() -> Callable[[], None]:
-    """What puts the global generators back into their present states."""
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+def _innermost(part: Part, lines: list[traceback.FrameSummary]) -> str:
+    """ "file:line" of the last of the lines that somebody but fedmpi, Python and installed packages wrote."""
+    for frame in reversed(lines):
+        path = Path(frame.filename).resolve()
+        typed_in = frame.filename.startswith("<") and part.source is None
+        theirs = not frame.filename.startswith("<") and not any(path.is_relative_to(folder) for folder in NOT_THEIRS)
+        if typed_in or theirs or path == part.source or not part.foreign:
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _definition(part: Part) -> str:
+    """ "file:line" where the part begins; the file alone where nothing tells the line, "" where there is none."""
+    if part.source is None:
+        return ""
+    found = part.object.func if isinstance(part.object, partial) else part.object
+    try:
+        return f"{part.source}:{max(1, inspect.getsourcelines(inspect.unwrap(found))[1])}"
+    except (OSError, TypeError, ValueError):
+        return str(part.source)
+
+
+States = dict[str, object]
+
+
+def _states() -> States:
+    """Where the global generators stand."""
+    states: States = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
     torch = sys.modules.get("torch")
-    drawn = torch.default_generator.get_state() if torch is not None else None
-    on_device = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    if torch is not None:
+        states["torch"] = torch.default_generator.get_state()
+        if torch.cuda.is_initialized():
+            states["torch on the GPU"] = torch.cuda.get_rng_state_all()
+    return states
 
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        if torch is not None and drawn is not None:
-            torch.default_generator.set_state(drawn)
-        if torch is not None and on_device is not None:
-            torch.cuda.set_rng_state_all(on_device)
 
-    return restore
+_SET: dict[str, Callable[[object], object]] = {
+    "random": lambda state: random.setstate(state),  # type: ignore[arg-type]
+    "numpy": lambda state: np.random.set_state(state),  # type: ignore[arg-type]  # noqa: NPY002
+    "torch": lambda state: sys.modules["torch"].default_generator.set_state(state),
+    "torch on the GPU": lambda state: sys.modules["torch"].cuda.set_rng_state_all(state),
+}
+
+
+def _restore(states: States) -> None:
+    """Put the global generators back into these states."""
+    for name, state in states.items():
+        _SET[name](state)
+
+
+def _warn_of_draws(part: Part, before: States) -> None:
+    """Log, once for a part, that it has drawn from a global generator since then."""
+    seen = _calls.setdefault(part, Counter())
+    if seen["calls"] >= WATCHED_CALLS:
+        return
+    seen["calls"] += 1
+    after = _states()
+    drawn = [name for name in before if name in after and not _equal(before[name], after[name])]
+    if drawn:
+        seen["calls"] = WATCHED_CALLS
+        log.warning(
+            "the %s %s draws from the global generator of %s, which no seed of the run sets and which is put back after "
+            "each call, so that the same numbers come again: draw from the generator that it is given, or from one made "
+            "of the round",
+            part.kind,
+            part.name,
+            " and ".join(drawn),
+        )
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other))  # type: ignore[arg-type]
+    if hasattr(one, "equal"):
+        return bool(one.equal(other))
+    return one == other

@@ -42,6 +42,11 @@ def client_sampler(
         the clients to measure, and `draw(view)`, which finds them in `view.fresh(name)`.
     name : str, optional
         For built-in parts.
+
+    Notes
+    -----
+    A class has `draw(view)`. What it remembers from round to round it names in `state`, a tuple of its attributes, each
+    a NumPy array or a number: these are kept in checkpoints.
     """
     kept = _names_of_numbers(needs, (*NUMBERS, *SERVICES), "needs")
     fresh = _names_of_numbers(measures, MEASURABLE, "measures")
@@ -51,10 +56,21 @@ def client_sampler(
 @overload
 def row_rule(chosen: Chosen, /) -> Chosen: ...
 @overload
-def row_rule(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
-def row_rule(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
-    """Makes a function `(client, *, options) -> sorted local rows` a choice for `samples.rule`."""
-    return _decorated("row rule", chosen, name, **marks)
+def row_rule(*, pooled: bool = False, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
+def row_rule(chosen: Chosen | None = None, /, *, pooled: bool = False, name: str | None = None) -> Any:
+    """Makes a function `(client, *, options) -> sorted local rows` a choice for `samples.rule`.
+
+    Parameters
+    ----------
+    pooled : bool
+        Whether the rule is asked once for the samples of all participants, which lie on one axis, client after client:
+        the function is then `(pool, *, options) -> sorted positions`, those that it wants of [pool.start, pool.stop)
+        (`fedmpi.samples.row_rule.Pool`). It costs the same for a million clients as for ten.
+    name : str, optional
+        For built-in parts.
+    """
+    _yes_or_no("row_rule", pooled=pooled)
+    return _decorated("row rule", chosen, name, **({"pooled": True} if pooled else {}))
 
 
 @overload
@@ -64,8 +80,8 @@ def weights(
     *,
     per_sample: bool = False,
     normalised: bool | Callable[[Any], bool] = True,
+    averages_models: bool = False,
     name: str | None = None,
-    **marks: Any,
 ) -> Callable[[Chosen], Chosen]: ...
 def weights(
     chosen: Chosen | None = None,
@@ -73,8 +89,8 @@ def weights(
     *,
     per_sample: bool = False,
     normalised: bool | Callable[[Any], bool] = True,
+    averages_models: bool = False,
     name: str | None = None,
-    **marks: Any,
 ) -> Any:
     """Makes a function `(cohort, sizes (N,), *, options) -> coefficients (m,)` a choice for `aggregation.weights`.
 
@@ -87,34 +103,48 @@ def weights(
         Whether a coefficient is the factor of one sample used, or that of the client's update.
     normalised : bool or callable
         Whether the weighted sum is divided by the total weight; a function of the cohort where that depends on it.
+    averages_models : bool
+        Whether the next model is Σ c_k w_k, the sum of the models, and not w + Σ c_k (w_k − w).
+    name : str, optional
+        For built-in parts.
     """
+    _yes_or_no("weights", per_sample=per_sample, averages_models=averages_models)
+    if not callable(normalised):
+        _yes_or_no("weights", normalised=normalised)
+    marks = {"averages_models": True} if averages_models else {}
     return _decorated("weights", chosen, name, per_sample=per_sample, normalised=normalised, **marks)
 
 
 @overload
 def combiner(chosen: Chosen, /) -> Chosen: ...
 @overload
-def combiner(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
-def combiner(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
+def combiner(*, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
+def combiner(chosen: Chosen | None = None, /, *, name: str | None = None) -> Any:
     """Makes a function `(updates (m, s), coefficients (m,), *, options) -> (s,)` a choice for `aggregation.rule`.
 
     A class may have `combine(updates, coefficients, measured)` instead, and `measure(updates)`, whose results are
     summed over all coordinates before (`fedmpi.aggregation.combiners`).
     """
-    return _decorated("combiner", chosen, name, **marks)
+    return _decorated("combiner", chosen, name)
 
 
 @overload
 def server_optimizer(chosen: Chosen, /) -> Chosen: ...
 @overload
-def server_optimizer(*, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]: ...
-def server_optimizer(chosen: Chosen | None = None, /, *, name: str | None = None, **marks: Any) -> Any:
+def server_optimizer(*, name: str | None = None) -> Callable[[Chosen], Chosen]: ...
+def server_optimizer(chosen: Chosen | None = None, /, *, name: str | None = None) -> Any:
     """Makes a function `(w (d,), update (d,), *, options)` a choice for `aggregation.optimizer`: the server's step.
 
     It changes w in place or returns its next value. A class has this as its method `step`, and names in `state` what it
     remembers (`fedmpi.aggregation.server_optimizers`).
     """
-    return _decorated("server optimizer", chosen, name, **marks)
+    return _decorated("server optimizer", chosen, name)
+
+
+def _yes_or_no(decorator: str, **marks: Any) -> None:
+    for name, value in marks.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{decorator}: {name} = {value!r} is neither True nor False")
 
 
 def _names_of_numbers(wanted: Sequence[str], known: Sequence[str], mark: str) -> tuple[str, ...]:

@@ -99,6 +99,16 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
     return options, takes_any
 
 
+def positional(found: Any) -> dict[str, bool]:
+    """The parameters that are no options because they can be given by place, each with whether it needs a value."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except Exception:  # as in `options_of`
+        return {}
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {p.name: p.default is p.empty for p in parameters if p.kind in kinds}
+
+
 def _annotations(found: Any) -> dict[str, Any]:
     """The types of the parameters, as objects; without those that cannot be understood."""
     found = found.func if isinstance(found, partial) else found

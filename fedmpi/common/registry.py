@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of
+from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
 
 MARKS = "__fedmpi__"
 """The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
@@ -217,12 +217,22 @@ class Part:
             As `checked`.
         """
         bound = self.checked(options)
-        return self.object(**bound) if inspect.isclass(self.object) else partial(self.object, **bound)
+        if not inspect.isclass(self.object):
+            return partial(self.object, **bound)
+        unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
+        if unset:
+            raise UserError(
+                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}: options "
+                f"stand after a star, def __init__(self, *, {', '.join(unset)})"
+            )
+        return self.object(**bound)
 
     def unknown(self, name: str) -> str:
         """The sentence about an option that this part does not have."""
         names = [option.name for option in self.options]
         near = get_close_matches(name, names, n=1, cutoff=0.5)
+        if name in positional(self.object):
+            return f"{self._key_of(name)} is no option of {self.name}: put a star before the parameter, (*, {name})"
         listed = f"its options are {', '.join(names)}" if names else "it has no options"
         hint = f"did you mean {near[0]}?" if near else listed
         return f"{self._key_of(name)} is unknown to {self.name}: {hint}"

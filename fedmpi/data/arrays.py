@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmpi.common.calling import calling
+from fedmpi.common.calling import calling, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.types import AnyArray, Ints
@@ -250,7 +250,9 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
         )
     source = resolve("data source", where)
     with calling(source):
-        found = source.make(options)()
+        make = source.make(options)
+        takes(source, make)
+        found = make()
     if not isinstance(found, ClientArrays):
         raise UserError(f"data.shards = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")
     return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.aggregation.fused_metrics import LARGEST
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.config import Config
@@ -28,6 +28,14 @@ NUMBER_GRID = 2.0**40
 
 FIXED = "the server's vectors are set in server_step, by all ranks alike"
 PREFIX = "algorithm."
+HOOKS = {
+    "correction": ("client", "server"),
+    "objective": ("module", "x", "y", "client", "server"),
+    "finish": ("client", "server", "work"),
+    "server_step": ("server", "update", "sums", "totals"),
+    "refuses": ("config",),
+}
+"""The methods of an algorithm and what each is given."""
 
 
 class Hooks:
@@ -78,6 +86,9 @@ class Hooks:
         self.steps_server = overrides(algorithm, "server_step")
         if (self.sums or self.numbers) and not overrides(algorithm, "finish"):
             raise UserError(f"{part.name} declares sums or numbers, which its finish() is to return: write one")
+        for name, given in HOOKS.items():
+            if overrides(algorithm, name):
+                takes(part, getattr(algorithm, name), *given, method=name)
         self.state = ClientState(self.client_state, model.size, model.dtype, memory)
         self.server = {name: torch.zeros_like(model.initial) for name in self.server_state}
         self.totals: dict[str, float] = {}
@@ -204,6 +215,8 @@ class Hooks:
         with torch.no_grad(), calling(self.part, totals.round):
             returned = self.algorithm.server_step(server, update, sums, totals)
             chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
+            if self.part.foreign and not bool(torch.isfinite(chosen).all()):
+                raise ValueError("the update of server_step is not finite: lower local.lr or aggregation.lr, or mend it")
             if len(buffers):  # a variance that is extrapolated may fall below zero
                 chosen = torch.cat([chosen[: self.model.trainable], buffers])
         for name, vector in self.server.items():
@@ -309,7 +322,10 @@ class ClientHooks:
         if found is None:
             return None
         try:
-            return vector_like(hooks._start, found, "the correction")[: hooks.model.trainable]
+            vector = vector_like(hooks._start, found, "the correction")[: hooks.model.trainable]
+            if hooks.part.foreign and not bool(torch.isfinite(vector).all()):
+                raise ValueError("the correction is not finite: lower local.lr or aggregation.lr, or mend it")
+            return vector
         except (TypeError, ValueError) as error:
             raise hooks.refusal(str(error), self.task.client) from error
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.cluster import Cluster
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -45,6 +45,7 @@ class MediatorGroups:
         self.scheduling = chosen(config, "scheduling")
         with calling(self.scheduling):
             self._schedule = made(config, "scheduling")
+        takes(self.scheduling, self._schedule, "class_counts", "most", "generator", "target")
         self.class_counts = class_counts
         self.original_counts = original_counts
         self.streams = streams
@@ -97,6 +98,8 @@ def checked_mediators(part: Part, found: Any, participants: int, most: int, t: i
             f"{participants} participants",
             t,
         )
+    if (mediators < 0).any():
+        raise refuse_result(part, f"gave the mediator {mediators.min()}: mediators are numbered from 0 on", t)
     numbers, times = np.unique(mediators, return_counts=True)
     if participants and times.max() > most:
         raise refuse_result(part, f"gave {times.max()} clients to one mediator: {most} at most", t)

@@ -119,9 +119,14 @@ class SavedState:
             | self.experiment.planner.accounts.state()
             | self.experiment.balance.state()
         )
-        hooks, known = self.experiment.trainer.hooks, self.experiment.inquiry.numbers.state()
+        hooks = self.experiment.trainer.hooks
+        known = self.experiment.inquiry.numbers.state() | self._sampler_state()
         server = {} if hooks is None else hooks.server_tensors()
         return {**moments, **parts, **known, **server, **self._transport_state()}, {"data": self.experiment.data_digest}
+
+    def _sampler_state(self) -> dict[str, Tensor]:
+        """What the sampler remembers: on rank 0 alone, which draws."""
+        return self.experiment.inquiry.sampler.state() if self.experiment.cluster.is_server else {}
 
     def _transport_state(self) -> dict[str, Tensor]:
         observer = self.experiment.trainer.observer
@@ -152,6 +157,7 @@ class SavedState:
             self.experiment.planner.accounts.load(checkpoint.tensors)
             self.experiment.balance.load(checkpoint.tensors)
             self.experiment.inquiry.numbers.load(checkpoint.tensors)
+            self.experiment.inquiry.sampler.load(checkpoint.tensors)
         self.experiment.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, refuse_result, takes
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -99,9 +99,11 @@ class RowRule:
         wanted: int | None = None,
         labels: Callable[[int], Ints] | None = None,
     ):
-        self.part, self._rule = part, part.make(options)
+        with calling(part):
+            self.part, self._rule = part, part.make(options)
         self.streams, self.wanted, self._labels = streams, wanted, labels
         self.pooled = bool(part.marks.get("pooled", False))
+        takes(part, self._rule, "pool" if self.pooled else "client")
 
     @property
     def uses_all(self) -> bool:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.common.calling import kept_generators, naming, refuse_result
+from fedmpi.common.calling import kept_generators, naming, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register, resolve
@@ -90,6 +90,7 @@ class Loss:
         self.part = part
         with naming(part):
             self._function: PerSample = part.make(options or {})
+        takes(part, self._function, "outputs", "targets")
 
     @property
     def name(self) -> str:
