@@ -6,7 +6,6 @@ import inspect
 import logging
 import random
 import sys
-import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,15 +19,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError, raised
+from fedmpi.common.frames import innermost
 from fedmpi.common.registry import Part
 
 log = logging.getLogger("fedmpi")
-
-NOT_THEIRS = (
-    Path(__file__).resolve().parents[1],
-    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
-)
-"""Folders of code that is not the user's: fedmpi, Python, installed packages."""
 
 WATCHED_CALLS = 100
 """Of a part, in which it is looked whether it draws from a global generator; afterwards that would cost too much."""
@@ -153,7 +147,8 @@ def refuse_result(part: Part, problem: str, round: int | None = None, client: in
 
 def _failure(part: Part, cause: BaseException, round: int | None, client: int | None) -> PartFailure:
     lines = _own_lines(part, cause.__traceback__)
-    where = _innermost(part, lines) or _definition(part)
+    last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
+    where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last
     told = "".join(traceback.format_list(lines)) if lines else ""
     return PartFailure(part.kind, part.name, raised(cause), where, told.rstrip(), round, client)
 
@@ -167,17 +162,6 @@ def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameS
         if Path(frame.filename).resolve() == part.source:
             return frames[place:]
     return frames[1:]
-
-
-def _innermost(part: Part, lines: list[traceback.FrameSummary]) -> str:
-    """ "file:line" of the last of the lines that somebody but fedmpi, Python and installed packages wrote."""
-    for frame in reversed(lines):
-        path = Path(frame.filename).resolve()
-        typed_in = frame.filename.startswith("<") and part.source is None
-        theirs = not frame.filename.startswith("<") and not any(path.is_relative_to(folder) for folder in NOT_THEIRS)
-        if typed_in or theirs or path == part.source or not part.foreign:
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
 
 
 def _definition(part: Part) -> str:
@@ -230,9 +214,9 @@ def _warn_of_draws(part: Part, before: States) -> None:
     if drawn:
         seen["calls"] = WATCHED_CALLS
         log.warning(
-            "the %s %s draws from the global generator of %s, which no seed of the run sets and which is put back after "
-            "each call, so that the same numbers come again: draw from the generator that it is given, or from one made "
-            "of the round",
+            "the %s %s draws from the global generator of %s, which no seed of the run sets and which is put back after"
+            " each call, so that the same numbers come again: draw from the generator that it is given, or from one "
+            "made of the round",
             part.kind,
             part.name,
             " and ".join(drawn),

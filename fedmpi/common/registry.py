@@ -10,7 +10,9 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpi.common.errors import UserError, raised
+from fedmpi.common.frames import innermost
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
 
 MARKS = "__fedmpi__"
@@ -26,6 +29,9 @@ MARKS = "__fedmpi__"
 
 DIGITS = "digits"
 """The name of the embedded data set."""
+
+ARRAYS = "ClientArrays"
+"""What begins the names of data that were given as arrays, and that no name brings back."""
 
 Chosen = TypeVar("Chosen", bound=Callable[..., Any])
 
@@ -379,26 +385,54 @@ def load(path: str, key: str) -> Any:
     module_name, _, name = path.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
+    if not re.fullmatch(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*", module_name) or module_name.endswith(".py"):
+        meant = Path(module_name.removesuffix(".py")).name
+        raise UserError(
+            f"{key} = {path!r}: {module_name!r} is no module: write module:object, without folders and .py, as "
+            f"{f'{meant}:{name}'!r}; searched are the working directory and PYTHONPATH"
+        )
     try:
         module = importlib.import_module(module_name)
         found = getattr(module, name, None)
-    except (UserError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
+        reason = str(error) if isinstance(error, UserError) else raised(error)
         raise UserError(
-            f"{key} = {path!r}: importing the module {module_name!r} failed with {raised(error)}"
+            f"{key} = {path!r}: importing the module {module_name!r} failed with {reason}{_line_of(error)}"
         ) from error
     if not callable(found):
         own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         near = get_close_matches(name, own, n=1, cutoff=0.5)
         hint = f": did you mean {near[0]!r}?" if near else ""
+        place = getattr(module, "__file__", None)
+        if module_name in sys.stdlib_module_names and place:
+            hint = f", for it is Python's own, {place}: give your file another name"
         raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")
     return found
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of the user's at which an import failed, " (file:line)"."""
+    line = innermost(traceback.extract_tb(error.__traceback__))
+    return f" ({line})" if line else ""
 
 
 def is_digits(choice: Any) -> bool:
     """Whether a choice of `data.shards` names the embedded digits: "digits" or "digits:key=value,..."."""
     return isinstance(choice, str) and choice.partition(":")[0] == DIGITS
+
+
+def in_memory(where: Any) -> bool:
+    """Whether `data.shards` names data in memory: no text, or "package.module:function" and not a folder."""
+    if not isinstance(where, str):
+        return not isinstance(where, Path)
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.-]+", where)) and not Path(where).exists()
+
+
+def makes_data(where: Any) -> bool:
+    """Whether a choice of `data.shards` is a function, or the name of one, that makes the data, with options."""
+    return in_memory(where) and not is_digits(where) and not (isinstance(where, str) and where.startswith(f"{ARRAYS}:"))
 
 
 def built_in_name(chosen: Any) -> str | None:
@@ -451,6 +485,9 @@ def _source(found: Any) -> Path | None:
 def _unknown_name(kind: str, choice: str, names: list[str]) -> str:
     near = get_close_matches(choice, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
+    module, dot, name = choice.rpartition(".")
+    if dot and module.isidentifier() and name.isidentifier():
+        hint = f"did you mean {f'{module}:{name}'!r}? "
     return (
         f"{KINDS[kind].key} = {choice!r} is unknown: {hint}choose one of {', '.join(names)}, "
         'or your own "package.module:object"'

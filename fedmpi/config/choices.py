@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import KINDS, Kind, Part, parts, resolve
+from fedmpi.common.options import positional
+from fedmpi.common.registry import KINDS, Kind, Part, makes_data, parts, resolve
 
 if TYPE_CHECKING:
     from fedmpi.config.parts import Config
 
 Table = dict[str, Any]
+DATA = "data source"
 
 NORM_KEYS = ("features", "levels", "restore", "probe", "refresh", "refresh_who", "projection_above")
 STRATA_KEYS = (*NORM_KEYS, "opening", "clustering", "strata", "min_samples", "xi", "noise", "spread")
@@ -23,8 +25,9 @@ SERVICES: dict[str, dict[str, tuple[str, ...]]] = {"participation": {"norms": NO
 
 
 def open_kinds(table: str) -> list[Kind]:
-    """What the keys of a table choose, as far as its built-in parts are registered."""
-    return [kind for kind in KINDS.values() if kind.table == table and kind.modules and not kind.late]
+    """What the keys of a table choose, as far as options are checked with the configuration."""
+    early = [kind for kind in KINDS.values() if (kind.modules or kind.name == DATA) and not kind.late]
+    return [kind for kind in early if kind.table == table]
 
 
 def chosen(config: Config, kind: str) -> Part:
@@ -37,7 +40,19 @@ def all_chosen(config: Config, kind: str) -> list[Part]:
     """The parts of a kind that the configuration chooses: one, or as many as its key lists."""
     table, _, key = KINDS[kind].key.partition(".")
     value = getattr(getattr(config, table), key)
-    return [resolve(kind, choice) for choice in (value if KINDS[kind].several else [value])]
+    return [resolve(kind, choice) for choice in _listed_choices(KINDS[kind], value)]
+
+
+def data_options(config: Config) -> dict[str, Any]:
+    """The options of the function that makes the data; {} of all other data."""
+    return options(config, DATA) if makes_data(config.data.shards) else {}
+
+
+def _listed_choices(kind: Kind, value: Any) -> list[Any]:
+    """The choices that a key's value stands for: each of a list; none where data are a folder or built in."""
+    if kind.several and isinstance(value, list | tuple):
+        return list(value)
+    return [] if kind.name == DATA and not makes_data(value) else [value]
 
 
 def options(config: Config, kind: str) -> dict[str, Any]:
@@ -169,8 +184,7 @@ def _chosen_in(config: Config, table: str) -> list[Part]:
 def _chosen_of(values: Table, name: str, table: type[BaseModel]) -> Iterator[Part]:
     for kind in open_kinds(name):
         value = values.get(kind.key, table.model_fields[kind.key.partition(".")[2]].default)
-        listed = value if kind.several and isinstance(value, list | tuple) else [value]
-        yield from (resolve(kind.name, choice) for choice in listed)
+        yield from (resolve(kind.name, choice) for choice in _listed_choices(kind, value))
 
 
 def _refusal(table: str, key: str, origin: str, selected: list[Part], fields: type[BaseModel]) -> str:
@@ -181,6 +195,9 @@ def _refusal(table: str, key: str, origin: str, selected: list[Part], fields: ty
     own = {option.name: part for part in selected for option in part.options}
     near = get_close_matches(key, [*own, *fields.model_fields], n=1, cutoff=0.5)
     foreign = [part for part in selected if part.foreign]
+    for part in foreign:
+        if key in positional(part.object):
+            return part.unknown(key)
     if near and near[0] in own and own[near[0]].foreign:
         return f"{table}.{key} (from {origin}) is unknown to {own[near[0]].name}: did you mean {table}.{near[0]}?"
     hint = f"; did you mean {table}.{near[0]}?" if near else "; `fedmpi show --help-fields` lists all keys"

@@ -15,7 +15,6 @@ from fedmpi.config.base import (
     Decay,
     NonNegative,
     OpenPart,
-    Part,
     Positive,
     Probability,
     WholeOrZero,
@@ -23,8 +22,8 @@ from fedmpi.config.base import (
 )
 
 
-class DataPart(Part):
-    """Which data."""
+class DataPart(OpenPart):
+    """Which data; keys not listed here are options of a function of your own that makes them."""
 
     shards: Choice = DIGITS
     """Folder written by `python -m data_prep`, or "digits": the 1,797 embedded handwritten digits of scikit-learn

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedmpi.common.calling import calling, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import resolve
+from fedmpi.common.registry import ARRAYS, resolve
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shardfile import ShardData
@@ -22,7 +20,7 @@ from fedmpi.data.statistics import statistics
 
 Task = Literal["image", "text", "vector"]
 
-NAME = "ClientArrays"
+NAME = ARRAYS
 LARGEST_BYTE = 255.0
 MOST_COUNTS = 1 << 31
 """Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
@@ -226,13 +224,6 @@ class ClientArrays:
             empty_clients=int((np.diff(self.offsets) == 0).sum()),
             command="in memory",
         )
-
-
-def in_memory(where: Any) -> bool:
-    """Whether ``data.shards`` names data in memory: no text, or "package.module:function" and not a folder."""
-    if not isinstance(where, str):
-        return not isinstance(where, Path)
-    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.-]+", where)) and not Path(where).exists()
 
 
 def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:

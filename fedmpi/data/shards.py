@@ -285,8 +285,8 @@ def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: boo
     UserError
         The folder or a file in it is missing, damaged or of another schema, or an option of the digits is wrong.
     """
-    from fedmpi.common.registry import is_digits
-    from fedmpi.data.arrays import arrays_of, in_memory  # need ShardStore
+    from fedmpi.common.registry import in_memory, is_digits
+    from fedmpi.data.arrays import arrays_of  # needs ShardStore
     from fedmpi.data.embedded import open_digits
 
     if is_digits(where):

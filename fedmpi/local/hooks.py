@@ -216,7 +216,9 @@ class Hooks:
             returned = self.algorithm.server_step(server, update, sums, totals)
             chosen = update if returned is None else vector_like(update, returned, "the update of server_step")
             if self.part.foreign and not bool(torch.isfinite(chosen).all()):
-                raise ValueError("the update of server_step is not finite: lower local.lr or aggregation.lr, or mend it")
+                raise ValueError(
+                    "the update of server_step is not finite: lower local.lr or aggregation.lr, or mend it"
+                )
             if len(buffers):  # a variance that is extrapolated may fall below zero
                 chosen = torch.cat([chosen[: self.model.trainable], buffers])
         for name, vector in self.server.items():

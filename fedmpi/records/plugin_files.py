@@ -13,9 +13,8 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
-from fedmpi.common.registry import KINDS, Part, is_digits, load, resolve
+from fedmpi.common.registry import KINDS, Part, in_memory, is_digits, load, resolve
 from fedmpi.config import Config
-from fedmpi.data.arrays import in_memory
 
 log = logging.getLogger("fedmpi")
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))

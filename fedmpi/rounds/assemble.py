@@ -20,7 +20,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.config.choices import chosen, options
+from fedmpi.config.choices import chosen, data_options, options
 from fedmpi.data.copies.client_samples import Samples, client_samples, rebalancing_facts
 from fedmpi.data.shards import open_store
 from fedmpi.data.watch import DataWatch
@@ -127,7 +127,7 @@ class Experiment:
         device = prepare_device(config, cluster)
         streams = Streams(config.seed)
         if config.data.verify:
-            on_server(cluster, lambda: open_store(config.data.shards, verify=True))
+            on_server(cluster, lambda: open_store(config.data.shards, data_options(config), verify=True))
         samples = client_samples(config, store, streams, device)
         data = samples.data
         evaluated = EvaluatedParts(config, store, data)

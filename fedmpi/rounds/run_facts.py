@@ -18,6 +18,7 @@ import fedmpi
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
+from fedmpi.config.choices import data_options
 from fedmpi.config.loading import flat_table
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore, open_store
@@ -45,7 +46,7 @@ def agree(cluster: Cluster, config: Config) -> ShardStore:
     """
     store, refusal = None, ""
     try:
-        store = open_store(config.data.shards)
+        store = open_store(config.data.shards, data_options(config))
     except UserError as error:
         refusal = str(error)
     compare(cluster, facts_of_run(config, store.manifest if store else None, refusal))

@@ -1,0 +1,318 @@
+"""Files that were written from the documents alone, tests/foreign: as they are on 1 and 3 ranks, and after a stop.
+
+And what is said to those who write such files for the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedmpi
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+from fedmpi.testing.kit import part_of
+from tests.mpi.launch import run_mpi
+
+FILES = Path(__file__).parent / "foreign"
+SAME = {"rounds": 3, "participation.count": 4, "aggregation.exact": True}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "state": {
+        "participation.clients": "bandit:Bandit",
+        "participation.pool": 7,
+        "local.algorithm": "variates:Variates",
+        "local.memory": 0.2,
+        "system.availability": "tides:tides",
+        "system.low": 0.5,
+    },
+    "data": {
+        "data.shards": "blobs:blobs",
+        "data.clients": 7,
+        "samples.rule": "stripes:stripes",
+        "samples.every": 3,
+        "aggregation.rule": "weiszfeld:Weiszfeld",
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FILES)
+    monkeypatch.syspath_prepend(str(FILES))
+
+
+def facts(run: fedmpi.Run) -> list[Any]:
+    """What a run has come to: a digest of its model, losses and who took part."""
+    values = b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
+    told = [[record[key] for key in ("train_loss", "test_loss", "participants", "samples")] for record in run.records]
+    return [hashlib.sha256(values).hexdigest(), told]
+
+
+def after_rounds(rounds: int) -> Callable[[], bool]:
+    asked = iter(range(100))
+    return lambda: next(asked) + 1 >= rounds
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_they_go_on_after_a_stop_as_if_there_had_been_none(name: str, tmp_path: Path) -> None:
+    settings = SAME | TOGETHER[name]
+    whole = facts(fedmpi.run("fedavg", settings))
+    assert fedmpi.run("fedavg", settings, out=tmp_path / "run", stop=after_rounds(2)).ending == "stopped"
+    assert facts(fedmpi.run("fedavg", settings, out=tmp_path / "run", resume=True)) == whole
+    assert sum(participants for _, _, participants, _ in whole[1]) > 8
+
+
+@pytest.mark.slow
+def test_they_do_the_same_on_three_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "each.py"
+    script.write_text(
+        "import json, pathlib\nimport fedmpi\nfrom tests.test_foreign_files import SAME, TOGETHER, facts\n"
+        "found = {name: fedmpi.run('fedavg', SAME | own) for name, own in TOGETHER.items()}\n"
+        "if all(run.records for run in found.values()):\n"
+        f"    told = json.dumps({{name: facts(run) for name, run in found.items()}})\n"
+        f"    pathlib.Path({str(tmp_path / 'three.json')!r}).write_text(told)\n"
+    )
+    done = run_mpi(3, [str(script)], cwd=FILES)
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone = {name: facts(fedmpi.run("fedavg", SAME | own)) for name, own in TOGETHER.items()}
+    assert json.loads((tmp_path / "three.json").read_text()) == alone
+
+
+@pytest.mark.parametrize("name", ["bandit:Bandit", "stripes:stripes", "variates:Variates", "weiszfeld:Weiszfeld"])
+def test_they_keep_their_contract(name: str) -> None:
+    for check in fedmpi.testing.checks(part_of(name), {}, runs=False):
+        assert check()
+
+
+def test_options_of_data_are_kept_with_the_run_and_wrong_ones_refused(tmp_path: Path) -> None:
+    data = {"data.shards": "blobs:blobs", "data.clients": 5}
+    fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "all"} | data, out=tmp_path)
+    config = fedmpi.Config.load(tmp_path / "config.toml")
+    assert (config.data.model_extra or {}) == {"clients": 5, "classes": 4, "seed": 3}
+    for wrong, words in (
+        ({"data.cients": 5}, "did you mean data.clients"),
+        ({"data.clients": "many"}, "data.clients = 'many' does not suit blobs:blobs"),
+        ({"data.shards": "digits"}, "unknown key data.clients"),
+    ):
+        with pytest.raises(fedmpi.UserError, match=words):
+            fedmpi.run("fedavg", data | wrong)
+
+
+@client_sampler
+class Remembers:
+    state = ("kept",)
+
+    def __init__(self, *, kind: str = "list"):
+        self.kept: Any = [1] if kind == "list" else np.array(["a"]) if kind == "text" else 0
+
+    def draw(self, view: Any) -> Cohort:
+        return Cohort(view.available[:3])
+
+
+@pytest.mark.parametrize("kind", ["list", "text"])
+def test_state_that_no_checkpoint_can_hold_is_named(kind: str, tmp_path: Path) -> None:
+    chosen = {"participation.clients": Remembers, "participation.kind": kind, "rounds": 2, "checkpoint.every": 1}
+    with pytest.raises(fedmpi.PartFailure, match=r"Remembers.*as 'kept', which a checkpoint cannot"):
+        fedmpi.run("fedavg", chosen, out=tmp_path)
+
+
+def no_view() -> Cohort:
+    return Cohort([0])
+
+
+class TakesAPlace:
+    def __init__(self, k):
+        self.k = k
+
+
+def one_argument(updates):
+    return updates[0]
+
+
+class NoMethod:
+    pass
+
+
+class Merges:
+    def merge(self, updates, coefficients):
+        return updates[0]
+
+
+class WrongHook(LocalAlgorithm):
+    def correction(self, client):
+        return None
+
+
+def two_names(costs, ranks):
+    return costs
+
+
+def needs_a_path(path):
+    return path
+
+
+def later(view, k=3):
+    return Cohort(view.available[:k])
+
+
+MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
+    (
+        "participation.clients",
+        client_sampler(no_view),
+        {},
+        r"too many positional arguments\): write def no_view\(view, ",
+    ),
+    ("participation.clients", client_sampler(TakesAPlace), {}, r"wants k: .*def __init__\(self, \*, k\)"),
+    ("participation.clients", client_sampler(later), {"participation.k": 4}, r"participation.k.* put a star before"),
+    ("samples.rule", row_rule(lambda client, labels: labels), {}, r"called with client, .*missing .*'labels'"),
+    ("aggregation.weights", weights(lambda cohort: [1.0]), {}, r"is called with cohort, sizes, which it does not take"),
+    ("aggregation.rule", combiner(one_argument), {}, r"write def one_argument\(updates, coefficients, \*, options\)"),
+    ("aggregation.rule", combiner(Merges), {}, r"has no method combine\(updates, coefficients\)"),
+    ("aggregation.optimizer", server_optimizer(NoMethod), {}, r"has no method step\(w, update\)"),
+    (
+        "local.algorithm",
+        WrongHook,
+        {},
+        r"which correction does not take .*write def correction\(self, client, server\)",
+    ),
+    ("task.loss", needs_a_path, {}, "is called with outputs, targets"),
+    ("system.availability", two_names, {}, "is called with view"),
+    ("topology.scheduling", two_names, {"topology.kind": "mediators"}, "with class_counts, most, generator, target"),
+    ("data.shards", needs_a_path, {}, r"options alone, .* write def needs_a_path\(\*, options\)"),
+]
+"""Key, what is chosen, other settings, what the refusal says."""
+
+
+@pytest.mark.parametrize(("key", "chosen", "others", "words"), MISFITS)
+def test_what_cannot_be_called_is_refused_before_anything_is_done(
+    key: str, chosen: Any, others: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(fedmpi.UserError, match=words) as refused:
+        fedmpi.run("fedavg", {"participation.count": 4, key: chosen, **others})
+    assert str(refused.value).startswith(key.partition(".")[0])
+
+
+def shuffles(view):
+    view.generator.shuffle(view.available)
+    return Cohort(view.available[:3])
+
+
+def renumbers(view):
+    view.round = 0
+    return Cohort(view.available[:3])
+
+
+class Immodest(LocalAlgorithm):
+    def correction(self, client, server):
+        return server.model * float("nan")
+
+
+class Endless(LocalAlgorithm):
+    def server_step(self, server, update, sums, totals):
+        return update / 0
+
+
+class Forgets(LocalAlgorithm):
+    def finish(self, client, server, work):
+        client.c = work.delta
+
+
+FAILURES: list[tuple[str, Any, str]] = [
+    ("participation.clients", client_sampler(shuffles), r"test_foreign_files.py:\d+\) failed in round 0: .*read-only"),
+    (
+        "participation.clients",
+        client_sampler(renumbers),
+        r"test_foreign_files.py:\d+\) failed .*assign to field 'round'",
+    ),
+    ("aggregation.weights", weights(lambda cohort, sizes: cohort.clients * 0), "all participants the coefficient 0"),
+    ("aggregation.weights", weights(lambda cohort, sizes: cohort.clients * 1j), "complex numbers: return real ones"),
+    ("aggregation.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
+    ("local.algorithm", Immodest, "client .*the correction is not finite"),
+    ("local.algorithm", Endless, "the update of server_step is not finite"),
+    ("local.algorithm", Forgets, r"test_foreign_files.py:\d+\) failed in round 0, client \d+: .*client.c is not kept"),
+]
+
+
+@pytest.mark.parametrize(("key", "chosen", "words"), FAILURES)
+def test_a_mistake_at_work_is_told_with_its_line(key: str, chosen: Any, words: str) -> None:
+    with pytest.raises(fedmpi.PartFailure, match=words):
+        fedmpi.run("fedavg", {"rounds": 2, "participation.count": 4, key: chosen})
+
+
+def test_weights_that_want_probabilities_are_told_which_sampler_keeps_them_back() -> None:
+    inverse = weights(normalised=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
+    quiet = client_sampler(lambda view: Cohort(view.available[:3]))
+    with pytest.raises(fedmpi.PartFailure, match=r"cohort.inclusion is None, since participation.clients"):
+        fedmpi.run("fedavg", {"rounds": 1, "participation.clients": quiet, "aggregation.weights": inverse})
+    run = fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "uniform", "aggregation.weights": inverse})
+    assert run.records[0]["participants"] > 0
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [
+        ("numpy", lambda view: np.random.permutation(view.available)),  # noqa: NPY002
+        ("torch", lambda view: torch.randperm(len(view.available)).numpy()),
+        (None, lambda view: view.generator.permutation(view.available)),
+    ],
+)
+def test_the_log_warns_of_draws_that_no_seed_sets(
+    generator: str | None, draw: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        fedmpi.run("fedavg", {"rounds": 2, "participation.clients": client_sampler(lambda v: Cohort(draw(v)[:3]))})
+    warnings = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
+    assert len(warnings) == (generator is not None)
+    assert generator is None or f"global generator of {generator}," in warnings[0]
+
+
+def test_decorators_know_their_words() -> None:
+    with pytest.raises(fedmpi.UserError, match="per_sample = 'yes' is neither True nor False"):
+        weights(per_sample="yes")  # type: ignore[call-overload]
+    with pytest.raises(fedmpi.UserError, match="normalised = 1 is neither"):
+        weights(normalised=1)  # type: ignore[call-overload]
+    with pytest.raises(fedmpi.UserError, match="pooled = 2 is neither"):
+        row_rule(pooled=2)  # type: ignore[call-overload]
+    for decorator in (weights, row_rule, combiner, server_optimizer):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'blocks'"):
+            decorator(blocks=True)  # type: ignore[call-overload]
+
+
+BROKEN = {
+    "colonless": "def draw(view)\n    return 3\n",
+    "related": "from .near import draw\n",
+    "misspelt": "from fedmpi import weights\n\n\n@weights(per_samples=True)\ndef root(cohort, sizes): ...\n",
+    "loading": "import json\n\nTABLE = json.loads('{')\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("colonless:draw", r"SyntaxError: expected ':' \(colonless.py, line 1\)"),
+        ("related:draw", r"relative import.*related.py:1\)"),
+        ("misspelt:root", r"unexpected keyword argument 'per_samples' \(.*misspelt.py:4\)"),
+        ("loading:draw", r"JSONDecodeError: .*loading.py:3\)"),
+        ("./loading.py:draw", r"'./loading.py' is no module: write module:object, .* as 'loading:draw'"),
+        ("loading.py:draw", "as 'loading:draw'"),
+        ("loading.draw", "did you mean 'loading:draw'"),
+        ("statistics:draw", "it is Python's own, .*give your file another name"),
+        ("nowhere:draw", "No module named 'nowhere'"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_told_with_its_line(
+    choice: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(fedmpi.UserError, match=words):
+        fedmpi.run("fedavg", {"participation.clients": choice})
