@@ -1,4 +1,4 @@
-"""The commands: train, submit, doctor, prepare, check, presets, parts, show, inspect, estimate.
+"""The commands: train, report, export, watch, submit, doctor, prepare, check, presets, parts, show, inspect, estimate.
 
 Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -102,6 +102,53 @@ def train(
         else:
             show_summary(run.summary, str(folder))
     return STOPPED_AFTER_SAVING if stopped else 0
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", metavar="TEXT", help="Of the page.")] = "",
+) -> None:
+    """Write one page that shows and compares runs: curves, costs, who took part, traffic, privacy; needs no network.
+
+    Example: fedmpi report runs/fedavg-0 runs/fedavg-1 runs/fedsampling-0 --out report.html
+    """
+    from fedmpi.report.page import write_report
+
+    size = write_report(runs, out, title)
+    print(f"written to {out} ({size / 1e6:.1f} MB): open it in a browser")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="safetensors, torchscript or onnx.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file [RUN/model.onnx, .pt].")] = None,
+) -> None:
+    """Write a run's final model for other programs, and compare what they will compute with it.
+
+    Example: fedmpi export runs/first --format onnx
+    """
+    from fedmpi.report.export import export as write
+
+    path, difference = write(run, form, out)
+    compared = "" if form == "safetensors" else f"; logits agree to {difference:.1g} of the largest"
+    print(f"written to {path}{compared}")
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    interval: Annotated[float, typer.Option("--interval", metavar="S", help="Seconds between plain lines.")] = 2.0,
+) -> None:
+    """Follow a run from another terminal until it ends; Ctrl-C ends the watching, not the run.
+
+    Example: fedmpi watch runs/first
+    """
+    from fedmpi.report.watching import watch as follow
+
+    follow(run, interval)
 
 
 @app.command("presets")

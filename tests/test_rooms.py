@@ -25,6 +25,7 @@ FLOORS = (
     ("doctor", "jobs", "rounds"),
     ("api",),
     ("results", "testing"),
+    ("report",),
     ("cli",),
     ("__main__",),
 )

@@ -32,20 +32,26 @@ class Normaliser:
         Mean and standard deviation per channel (first axis of `feature_shape`), or one for all.
     device : torch.device
         Where the result lies; features travel there in their stored, small dtype.
+
+    Attributes
+    ----------
+    scale, shift : float32 (channels, 1, …) or None
+        A stored value x becomes x · scale + shift; None where it stays as it is.
     """
 
     def __init__(self, description: DataDescription, device: torch.device):
         self.device = device
         self.output = torch.int32 if description.dtype == "int32" else torch.float32
-        self._scale: torch.Tensor | None = None
+        self.scale: torch.Tensor | None = None
+        self.shift: torch.Tensor | None = None
         if description.dtype == "int32" or (description.dtype == "float32" and not description.mean):
             return
         mean = np.asarray(description.mean or 0.0, np.float64)
         std = np.asarray(description.std or 1.0, np.float64)
         unit = 255.0 if description.dtype == "uint8" else 1.0
         shape = (-1,) + (1,) * (len(description.feature_shape) - 1)  # broadcasts over what follows the channel
-        self._scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
-        self._shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
+        self.scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
+        self.shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
 
     def __call__(self, x: npt.NDArray[np.generic], out: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise (r, \\*feature_shape) into `out` or a new tensor."""
@@ -56,7 +62,7 @@ class Normaliser:
         else:
             stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
             out.copy_(stored.to(self.device, non_blocking=True))  # widened there, not before the transfer
-        return out if self._scale is None else out.mul_(self._scale).add_(self._shift)
+        return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
 
 
 class ClientData:

@@ -25,8 +25,12 @@ def heard(text: str) -> Ints:
     ValueError
         It is none.
     """
-    ends = [[int(end) for end in run.split("-")] for run in text.split()]
+    ends = [run.split("-") for run in text.split()]
     if any(len(run) > 2 for run in ends):
         raise ValueError(f"{text[:40]!r} does not name clients")
-    runs = [np.arange(run[0], run[-1] + 1, dtype=np.int64) for run in ends]
-    return np.concatenate(runs) if runs else np.empty(0, np.int64)
+    first = np.array([int(run[0]) for run in ends], np.int64)
+    lengths = np.array([int(run[-1]) for run in ends], np.int64) + 1 - first
+    if (lengths < 1).any():
+        raise ValueError(f"{text[:40]!r} does not name clients in ascending order")
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(first - before, lengths) + np.arange(lengths.sum())

@@ -83,5 +83,10 @@ def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: s
     Spread or None
         Over the runs that reached it; None where none did, or none tells what is asked.
     """
-    reached = [(spent(records), first_reached(records, target, key)) for records in runs]
-    return Spread.of([float(cost[axis][i]) for cost, i in reached if i is not None and axis in cost])
+    firsts = [first_reached(records, target, key) for records in runs]
+    return up_to([spent(records) for records in runs], firsts, axis)
+
+
+def up_to(spending: Sequence[dict[str, Floats]], firsts: Sequence[int | None], axis: str) -> Spread | None:
+    """As `to_target`, of what each run had spent (`spent`) at the end of one of its rounds (`first_reached`)."""
+    return Spread.of([float(x[axis][i]) for x, i in zip(spending, firsts, strict=True) if i is not None and axis in x])

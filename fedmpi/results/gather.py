@@ -147,7 +147,16 @@ def _labels(tables: list[dict[str, Any]]) -> list[str]:
         chosen = ["preset"]
     while apart(chosen) < len(tables):
         chosen.append(max(open_keys, key=lambda key: apart([*chosen, key])))
-    return [_label(table, chosen) for table in tables]
+    return [_label(table, _enough(table, chosen, tables)) for table in tables]
+
+
+def _enough(table: dict[str, Any], keys: list[str], tables: list[dict[str, Any]]) -> list[str]:
+    """The first of the keys that tell this table from all others."""
+    for count in range(1, len(keys)):
+        same = [other for other in tables if all(other.get(key) == table.get(key) for key in keys[:count])]
+        if len(same) == 1:
+            return keys[:count]
+    return keys
 
 
 def _label(table: dict[str, Any], keys: list[str]) -> str:

@@ -1,0 +1,217 @@
+"""What the page draws as lines: every number that records tell, its mean over seeds, against what had been spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.evenness import Usage, evenness
+from fedmpi.records.history import Record
+from fedmpi.records.participants import heard
+from fedmpi.results.costs import AXES, Spread, first_reached, judged, spent, up_to
+from fedmpi.results.gather import Configuration, OneRun
+
+MOST_ROUNDS = 250
+"""Rounds of a configuration that are drawn; of more, some evenly spread."""
+DIGITS = 5
+"""Significant digits of what the page holds."""
+NOT_DRAWN = ("round", "opening")
+TARGETS = 40
+"""Accuracies for which the cost is told."""
+TITLES = {
+    "test_accuracy": "test accuracy",
+    "val_accuracy": "validation accuracy",
+    "test_macro_f1": "test macro-F1",
+    "val_macro_f1": "validation macro-F1",
+    "test_loss": "test loss",
+    "val_loss": "validation loss",
+    "train_loss": "training loss",
+    "lr": "local learning rate",
+    "samples": "samples of the round",
+    "steps": "steps of the round",
+    "participants": "participants",
+    "asked": "clients asked",
+    "available": "clients that are there",
+    "seconds": "seconds of the round",
+    "virtual_seconds": "virtual seconds of the round",
+    "size_ratio": "estimated size / true size",
+    "size_estimate": "estimated size",
+    "size_true": "true size",
+    "size_asked": "clients asked for their size",
+    "sampling_probability": "probability of a sample",
+    "clipped_fraction": "share of clipped answers",
+    "strata": "strata",
+    "client_use_gini": "Gini coefficient of the clients' use",
+    "client_use_effective": "effective share of clients used (Kish)",
+    "clients_used": "share of clients used so far",
+    "update_epsilon": "ε of the updates so far",
+    "size_epsilon_max": "ε of the sizes so far, largest",
+    "size_epsilon_mean": "ε of the sizes so far, mean",
+    "rank_balance": "mean / largest busy time of the ranks",
+    "kl_mean": "KL of the mediators' labels, mean",
+    "kl_client_mean": "KL of the participants' labels, mean",
+    "bytes_client_up": "bytes from clients in the round",
+    "bytes_client_down": "bytes to clients in the round",
+    "bytes_mediator_up": "bytes from mediators in the round",
+    "bytes_mediator_down": "bytes to mediators in the round",
+}
+"""Names of what records tell; others are shown as they are."""
+
+
+def rounded(values: Iterable[float | None]) -> list[float | int | None]:
+    """Numbers as the page holds them, to `DIGITS` significant digits; None for what is no finite number."""
+    return [_short(value) for value in values]
+
+
+def _short(value: float | None) -> float | int | None:
+    if value is None or not np.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short
+
+
+def thinned(rounds: Sequence[int], most: int) -> list[int]:
+    """At most `most` of some rounds, evenly spread, the first and the last among them."""
+    if len(rounds) <= most:
+        return list(rounds)
+    return [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(int))]
+
+
+def completed(run: OneRun) -> list[Record]:
+    """The records with what follows from them: evenness of use so far, balance of the ranks, error of the size."""
+    clients = int(run.summary.get("clients") or _clients_seen(run.records))
+    usage, made = Usage(clients), []
+    told = {record["round"] for record in run.records if "clients" in record}
+    even = set(thinned(sorted(told), MOST_ROUNDS))
+    for record in run.records:
+        further: Record = {}
+        if record["round"] in told:
+            usage.record(heard(record["clients"]))
+        if record["round"] in even and len(told) == len(run.records):
+            spread = evenness(usage.clients)
+            further = {
+                "clients_used": spread.used,
+                "client_use_effective": spread.effective,
+                "client_use_gini": spread.gini,
+            }
+        if record.get("size_true") and record.get("size_estimate") is not None:
+            further["size_ratio"] = record["size_estimate"] / record["size_true"]
+        busy = record.get("busy_seconds") or []
+        if len(busy) > 1 and max(busy) > 0:
+            further["rank_balance"] = float(np.mean(busy)) / max(busy)
+        made.append({**further, **record})
+    return made
+
+
+def _clients_seen(records: Sequence[Record]) -> int:
+    return 1 + max(
+        (int(heard(record["clients"]).max(initial=-1)) for record in records if "clients" in record), default=0
+    )
+
+
+def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
+    """One configuration's numbers by round: `x` by axis, and of every key mean and deviation over its runs.
+
+    Parameters
+    ----------
+    runs : sequence of lists of records
+        Of one configuration, as `completed`.
+
+    Returns
+    -------
+    dict
+        "x": {axis: [one a round]}, means over the runs that came so far; "y": {key: {"mean": […], "deviation": […],
+        "n": […]}}, with None where no run tells the number; without "deviation" and "n" of a single run.
+    """
+    spending = [spent(records) for records in runs]
+    rounds = thinned(_worth_drawing(runs), MOST_ROUNDS)
+    at = [{record["round"]: i for i, record in enumerate(records)} for records in runs]
+    axes = [axis for axis in AXES if all(axis in one for one in spending)]
+    x = {
+        axis: rounded(
+            float(np.mean([one[axis][where[t]] for one, where in zip(spending, at, strict=True) if t in where]))
+            for t in rounds
+        )
+        for axis in axes
+    }
+    y = {}
+    for key in _numbers(runs):
+        spreads = [
+            Spread.of(
+                [
+                    r[where[t]][key]
+                    for r, where in zip(runs, at, strict=True)
+                    if t in where and _number(r[where[t]].get(key))
+                ]
+            )
+            for t in rounds
+        ]
+        y[key] = {"mean": rounded(s.mean if s else None for s in spreads)}
+        if len(runs) > 1:
+            y[key] |= {
+                "deviation": rounded(s.deviation if s else None for s in spreads),
+                "n": [s.n if s else 0 for s in spreads],
+            }
+    return {"x": x, "y": y}
+
+
+def _worth_drawing(runs: Sequence[list[Record]]) -> list[int]:
+    """All rounds; of very many, those that were evaluated, where these are not."""
+    every = sorted({record["round"] for records in runs for record in records})
+    judge = judged(runs[0])
+    scored = sorted({record["round"] for records in runs for record in records if judge in record})
+    return scored if len(every) > MOST_ROUNDS and len(scored) > 1 else every
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _numbers(runs: Sequence[list[Record]]) -> list[str]:
+    """What is drawn: keys of numbers, those with a name of their own first."""
+    keys = {key for records in runs for record in records for key, value in record.items() if _number(value)}
+    keys -= set(NOT_DRAWN)
+    return [key for key in TITLES if key in keys] + sorted(keys - TITLES.keys())
+
+
+def targets(groups: Sequence[Configuration]) -> dict[str, Any]:
+    """What each configuration spends up to each of some accuracies, evenly spread up to the best of all.
+
+    Returns
+    -------
+    dict
+        "key", "levels" [accuracy], "default" (one of them: the highest `target_accuracy` of all runs, else the
+        highest that half of the runs reach, else the first) and "costs" [configuration][axis] = {"mean": [one a level],
+        "deviation", "n"}. Empty where nothing was evaluated.
+    """
+    runs = [[run.records for run in group.runs] for group in groups]
+    key = judged([record for records in runs for one in records for record in one])
+    best = [[max((r.get(key) or 0.0 for r in one), default=0.0) for one in records] for records in runs]
+    highest = max((value for values in best for value in values), default=0.0)
+    if highest <= 0:
+        return {}
+    wanted = [run.table.get("evaluation.target_accuracy") for group in groups for run in group.runs]
+    set_by_user = [float(value) for value in wanted if value is not None]
+    levels = sorted({round(float(level), 3) for level in np.linspace(0, highest, TARGETS + 1)[1:]} | set(set_by_user))
+    levels = [level for level in levels if level <= highest or level in set_by_user]
+    every = sorted(value for values in best for value in values)
+    reached = [level for level in levels if level <= every[(len(every) - 1) // 2]]
+    default = max(set_by_user, default=reached[-1] if reached else levels[0])
+    costs = []
+    for records in runs:
+        spending = [spent(one) for one in records]
+        firsts = [[first_reached(one, level, key) for one in records] for level in levels]
+        costs.append({axis: _costs([up_to(spending, first, axis) for first in firsts]) for axis in AXES})
+    return {"key": key, "levels": levels, "default": default, "costs": costs}
+
+
+def _costs(spreads: list[Spread | None]) -> dict[str, Any] | None:
+    if not any(spreads):
+        return None
+    return {
+        "mean": rounded(s.mean if s else None for s in spreads),
+        "deviation": rounded(s.deviation if s else None for s in spreads),
+        "n": [s.n if s else 0 for s in spreads],
+    }

@@ -1,0 +1,199 @@
+"""The final model of a run for other programs: its values (safetensors), or the whole network (TorchScript, ONNX).
+
+The whole network takes samples as the data set stores them (bytes of pixels, numbers, token ids) and gives logits; the
+normalisation of the run stands before it. What was written is read again and compared with the model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmpi.api import Run, load_run
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import remedy, write_whole
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.source import Normaliser
+from fedmpi.records.model_file import model_file
+
+ENDINGS = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
+AGREES = 1e-5
+"""Largest difference of logits, relative to the largest of them or to 1."""
+SAMPLES = (3, 5)
+"""Of the batches for which a network is traced and compared."""
+
+
+class Deployed(nn.Module):
+    """Samples as they are stored, to logits.
+
+    Parameters
+    ----------
+    network : nn.Module
+        As it was trained, on normalised samples.
+    description : DataDescription
+        Of the data, without mean and deviation where they were not used.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, description: DataDescription):
+        super().__init__()
+        self.network = network
+        rule = Normaliser(description, torch.device("cpu"))
+        self.scaled = rule.scale is not None and rule.shift is not None
+        self.register_buffer("scale", rule.scale, persistent=self.scaled)
+        self.register_buffer("shift", rule.shift, persistent=self.scaled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (b, C) of samples (b, \\*feature_shape)."""
+        if self.scaled:
+            x = x.to(torch.float32) * self.scale + self.shift
+        logits: Tensor = self.network(x)
+        return logits
+
+
+def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, float]:
+    """Write the final model of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        RUN, finished.
+    form : {"safetensors", "torchscript", "onnx"}
+    out : Path, optional
+        The file [RUN/model.pt, RUN/model.onnx].
+
+    Returns
+    -------
+    (Path, float)
+        The file, and the largest difference of its logits from the model's, relative to the largest logit or to 1.
+
+    Raises
+    ------
+    UserError
+        There is no finished run, the model cannot be written in this form or computes something else there, the extra
+        `export` is missing, or the file cannot be written.
+    """
+    if form not in ENDINGS:
+        raise UserError(f"--format {form}: choose one of {', '.join(ENDINGS)}")
+    run = load_run(folder)
+    path = folder / f"model{ENDINGS[form]}" if out is None else out
+    if form == "safetensors" and path.resolve() == (folder / "model.safetensors").resolve():
+        raise UserError(f"{folder / 'model.safetensors'} is that file already: name another with --out")
+    network = run.model.eval()
+    if form == "safetensors":
+        _write(path, model_file(network))
+        return path, 0.0
+    model = Deployed(network, _description(run)).eval()
+    batches = [_samples(_description(run), count) for count in SAMPLES]
+    content, calls = (_torchscript if form == "torchscript" else _onnx)(model, batches[0])
+    with torch.inference_mode():
+        difference = max(_difference(calls(batch), model(batch).numpy()) for batch in batches)
+    if not difference <= AGREES:
+        raise UserError(
+            f"the model computes something else as {form}: its logits differ by {difference:.2g} of the largest, more "
+            f"than {AGREES:g}; it seems to choose its way by the samples' values or their number"
+        )
+    _write(path, content)
+    return path, difference
+
+
+def _description(run: Run) -> DataDescription:
+    """Of the run's data; mean and deviation left out where the run did so."""
+    found = DataDescription.of(run.summary["data"])
+    return found if run.config.data.normalise else replace(found, mean=(), std=())
+
+
+def _samples(description: DataDescription, count: int) -> Tensor:
+    """Made-up samples as the data set could store them."""
+    draw, shape = np.random.Generator(np.random.Philox(count)), (count, *description.feature_shape)
+    if description.dtype == "float32":
+        return torch.from_numpy(draw.standard_normal(shape, np.float32))
+    end = 256 if description.dtype == "uint8" else max(description.vocabulary, 1)
+    return torch.from_numpy(draw.integers(0, end, shape).astype(description.dtype))
+
+
+def _difference(found: np.ndarray, right: np.ndarray) -> float:
+    if found.shape != right.shape:
+        return float("inf")
+    return float(np.abs(found.astype(np.float64) - right).max() / max(1.0, float(np.abs(right).max())))
+
+
+Written = tuple[bytes, Callable[[Tensor], np.ndarray]]
+"""The file's content, and what a program that reads it computes."""
+
+
+def _torchscript(model: Deployed, batch: Tensor) -> Written:
+    jit: Any = torch.jit
+    with _quietly("TorchScript"):
+        traced = jit.trace(model, (batch,), check_trace=False)
+        buffer = io.BytesIO()
+        jit.save(traced, buffer)
+        again = jit.load(io.BytesIO(buffer.getvalue()))
+    return buffer.getvalue(), lambda x: np.asarray(again(x).numpy())
+
+
+def _onnx(model: Deployed, batch: Tensor) -> Written:
+    runtime = _needed("onnxruntime")
+    for name in ("onnx", "onnxscript"):
+        _needed(name)
+    with _quietly("ONNX"):
+        program: Any = torch.onnx.export(
+            model,
+            (batch,),
+            input_names=["samples"],
+            output_names=["logits"],
+            dynamic_shapes={"x": {0: torch.export.Dim("batch")}},
+            dynamo=True,
+            verbose=False,
+        )
+        content = program.model_proto.SerializeToString()
+        inside = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, lambda x: np.asarray(inside.run(None, {inside.get_inputs()[0].name: x.numpy()})[0])
+
+
+def _needed(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"ONNX needs {name}: pip install 'fedmpi[export]'") from None
+
+
+@contextmanager
+def _quietly(form: str) -> Iterator[None]:
+    """Within, what torch says about its exporters is not shown, and what fails is said in one sentence."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (KeyboardInterrupt, UserError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error
+        words = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        raise UserError(f"the model cannot be written as {form}: {type(cause).__name__}: {words[:300]}") from error
+    finally:
+        logging.disable(level)
+
+
+def _write(path: Path, content: bytes) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(f"the model cannot be written to {path}: name a file in a folder that is there")
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UserError(f"the model cannot be written to {path} ({error.strerror}): {remedy(error)}") from None

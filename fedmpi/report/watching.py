@@ -1,0 +1,104 @@
+"""A run watched from another terminal: its records as they are written, until it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedmpi.api import load_run
+from fedmpi.common.errors import UserError
+from fedmpi.records.history import Record
+from fedmpi.records.hold import Holder
+from fedmpi.records.progress import open_display, show_summary
+
+LOOK = 0.5
+"""Seconds between two looks at the folder."""
+
+
+class Tail:
+    """The whole lines that a file of records gains."""
+
+    def __init__(self, path: Path):
+        self._path, self._read = path, 0
+
+    def new(self) -> list[Record]:
+        """The records since the last call; all of them when the file has become shorter, as of a run that resumes.
+
+        Raises
+        ------
+        UserError
+            A line is no record.
+        """
+        try:
+            with open(self._path, "rb") as file:
+                if file.seek(0, 2) < self._read:
+                    self._read = 0
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        try:
+            found = [json.loads(line) for line in whole.splitlines()]
+            if not all(isinstance(record, dict) and "round" in record for record in found):
+                raise ValueError("a line is no record")
+        except ValueError as error:
+            raise UserError(f"{self._path} cannot be read ({error})") from None
+        self._read += len(whole)
+        return found
+
+
+def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run's progress until it ends; at once what is known of one that has ended.
+
+    Parameters
+    ----------
+    folder : Path
+        RUN.
+    interval : float
+        Seconds between two plain lines where standard output is no terminal.
+    look : float
+        Seconds between two looks at the folder.
+    sleep : callable
+        Waits so long.
+
+    Raises
+    ------
+    UserError
+        The folder holds no run, or a file of it is damaged.
+    """
+    rounds = load_run(folder).config.rounds
+    records = _records(folder, look, sleep)
+    earlier = next(records)
+    first = earlier[-1]["round"] + 1 if earlier else 0
+    display = open_display(rounds, first, interval)
+    try:
+        for record in earlier[-1:]:
+            display.update(record)
+        for some in records:
+            for record in some:
+                display.update(record)
+    finally:
+        display.close()
+    run = load_run(folder)
+    if run.summary:
+        show_summary(run.summary, str(folder))
+    else:
+        print(f"stopped after round {len(run.records)} of {rounds}: continue with --resume --out {folder}", flush=True)
+
+
+def _records(folder: Path, look: float, sleep: Callable[[float], None]) -> Iterator[list[Record]]:
+    """The records so far, then those that come in, as long as a run writes to the folder."""
+    tail = Tail(folder / "metrics.jsonl")
+    yield tail.new()
+    while _lives(folder):
+        sleep(look)
+        yield tail.new()
+    yield tail.new()
+
+
+def _lives(folder: Path) -> bool:
+    holder = Holder.of(folder)
+    return holder is not None and holder.alive()

@@ -1,0 +1,176 @@
+"""The page in headless Chromium: everything is drawn, nothing is complained of or asked for, tables sort, files come.
+
+Needs playwright (Python) and a Chromium of the system (`chromium` on the path, or $CHROMIUM); skipped without.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedmpi
+from fedmpi.report.page import write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see .ci/browser")
+pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+
+SMALL: dict[str, Any] = {
+    "rounds": 4,
+    "logging.participants": True,
+    "logging.tensorboard": False,
+    "cluster.threads": 1,
+    "checkpoint.every": 0,
+}
+STRATA = {"participation.strata": 4, "participation.count": 5}
+MEDIATORS = {"participation.count": 10, "topology.clients_per_mediator": 5}
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that fill every section but the balance of the ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        fedmpi.run("fedavg", SMALL | {"seed": seed}, out=folder / f"plain-{seed}")
+    fedmpi.run("fedstas-dp", SMALL | STRATA, out=folder / "strata")
+    fedmpi.run("astraea-mediator", SMALL | MEDIATORS, out=folder / "mediators")
+    write_report([folder], folder / "report.html", "four <b>runs</b>")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Any, page_file: Path) -> Iterator[Any]:
+    """The page on a desk, all figures drawn; in the end nothing was complained of, nobody was asked for anything."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page, heard = opened(context, page_file)
+    draw_all(page)
+    yield page
+    assert heard == []
+    context.close()
+
+
+def opened(context: Any, page_file: Path) -> tuple[Any, list[str]]:
+    """The page in a browser's context, and what it complains of or asks others for."""
+    page, heard = context.new_page(), []
+    page.on("console", lambda message: heard.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith(("file:", "data:", "blob:")) else heard.append(asked.url),
+    )
+    page.goto(page_file.as_uri())
+    return page, heard
+
+
+def draw_all(page: Any) -> None:
+    page.evaluate("Promise.all(figures.map((figure) => figure.draw()))")
+
+
+def column(page: Any, table: str, number: int) -> list[str]:
+    cells = page.locator(f"#{table} tbody tr td:nth-child({number})").all_inner_texts()
+    return [cell.strip() for cell in cells]
+
+
+def test_every_figure_is_drawn_when_it_comes_into_sight(page: Any) -> None:
+    assert page.locator("h1").inner_text() == "four <b>runs</b>"
+    sections = page.locator("main h2").all_inner_texts()
+    assert {"Results", "Curves", "Who took part", "Strata", "Size estimates", "Mediators", "Privacy spent"} <= set(
+        sections
+    )
+    for figure in page.locator("figure").all():
+        figure.scroll_into_view_if_needed()
+        assert figure.locator("canvas").count() == 1, figure.get_attribute("id")
+        assert figure.locator("canvas").bounding_box()["height"] > 50
+    colours = """(id) => {
+        const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
+        const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+        return new Set(new Uint32Array(data.buffer)).size;
+    }"""
+    assert page.evaluate(colours, "curve") > 10 and page.evaluate(colours, "participation") > 2
+
+
+def test_tables_sort_up_and_down(page: Any) -> None:
+    head = page.locator("#runs th", has_text="rounds").first
+    names = column(page, "runs", 1)
+    first = page.locator("#runs th").first
+    first.locator("button").click()
+    assert first.get_attribute("aria-sort") == "ascending" and column(page, "runs", 1) == sorted(names)
+    first.locator("button").click()
+    assert column(page, "runs", 1) == sorted(names, reverse=True)
+    accuracy = page.locator("#results th", has_text="test accuracy").first
+    accuracy.locator("button").click()
+    assert accuracy.get_attribute("aria-sort") == "descending" and first.get_attribute("aria-sort") is not None
+    values = [float(cell.split(" ")[0]) for cell in column(page, "results", 2)]
+    assert values == sorted(values, reverse=True)
+    assert head.get_attribute("aria-sort") is None
+
+
+def test_choices_redraw_and_hidden_configurations_are_left_out(page: Any) -> None:
+    rows = "((figure) => figure.rows(figure.state))(figures.find((figure) => figure.name === 'curve'))"
+    megabytes = page.evaluate("configurations[labels.indexOf('fedavg')].x.megabytes")
+    page.select_option("#curve select[name=axis]", "megabytes")
+    drawn = page.evaluate(rows)
+    assert [row["x"] for row in drawn if row["configuration"] == "fedavg"] == megabytes
+    chip = page.locator("#legend .chip", has_text="fedavg")
+    chip.click()
+    assert {row["configuration"] for row in page.evaluate(rows)} == {"fedstas-dp", "astraea-mediator"}
+    chip.click()
+    assert len(page.evaluate(rows)) == len(drawn)
+
+
+def test_dark_and_light_are_the_systems_and_then_ones_own(chromium: Any, page_file: Path) -> None:
+    page, heard = opened(chromium.new_context(color_scheme="dark"), page_file)
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.locator("#theme").click()
+    light = page.evaluate(background)
+    assert sum(map(int, dark[4:-1].split(","))) < 150 < 600 < sum(map(int, light[4:-1].split(",")))
+    assert page.evaluate("colour(0)") == "#0072B2"
+    assert heard == []
+    page.context.close()
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(chromium: Any, page_file: Path) -> None:
+    page, heard = opened(chromium.new_context(viewport={"width": 390, "height": 844}, is_mobile=True), page_file)
+    draw_all(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.chart canvas')].map((c) => c.getBoundingClientRect().right)"
+    )
+    assert widths and max(widths) <= 390
+    assert heard == []
+    page.context.close()
+
+
+def test_every_figure_comes_as_svg_and_csv(page: Any) -> None:
+    for figure in page.locator("figure").all():
+        name = figure.get_attribute("id")
+        saved = {}
+        for kind in ("SVG", "CSV"):
+            with page.expect_download() as download:
+                figure.get_by_role("button", name=kind, exact=True).click()
+            assert download.value.suggested_filename == f"{name}.{kind.lower()}"
+            saved[kind] = Path(download.value.path()).read_text()
+        svg = ET.fromstring(saved["SVG"])
+        assert svg.tag.endswith("svg") and len(list(svg.iter("{http://www.w3.org/2000/svg}path"))) > 2
+        rows = list(csv.DictReader(io.StringIO(saved["CSV"])))
+        assert len(rows) == page.evaluate(
+            "(name) => { const f = figures.find((one) => one.name === name); return f.rows(f.state).length; }", name
+        )

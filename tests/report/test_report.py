@@ -1,0 +1,189 @@
+"""The page of a report: its numbers are those of the records, it holds all it needs, and bad input is one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.records.participants import heard
+from fedmpi.report import panels
+from fedmpi.report.curves import MOST_ROUNDS, curves, thinned
+from fedmpi.report.page import contents, drawing_library, render, write_report
+from fedmpi.results.gather import OneRun, find_runs, read_runs
+
+SMALL: dict[str, Any] = {
+    "rounds": 3,
+    "logging.participants": True,
+    "logging.tensorboard": False,
+    "cluster.threads": 1,
+    "checkpoint.every": 0,
+}
+STRATA = {"participation.strata": 4, "participation.count": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of one configuration, and one run of another."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        fedmpi.run("fedavg", SMALL | {"seed": seed}, out=folder / f"plain-{seed}")
+    fedmpi.run("fedstas-dp", SMALL | STRATA, out=folder / "strata")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[OneRun]:
+    return read_runs(find_runs([folder]))
+
+
+@pytest.fixture(scope="module")
+def shown(runs: list[OneRun]) -> dict[str, Any]:
+    return json.loads(json.dumps(contents(runs, "all <three> of them")))
+
+
+def of(runs: list[OneRun], preset: str) -> list[OneRun]:
+    return [run for run in runs if run.table["preset"] == preset]
+
+
+def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneRun], shown: dict[str, Any]) -> None:
+    group = next(group for group in shown["configurations"] if group["label"] == "fedavg")
+    both = of(runs, "fedavg")
+    assert group["seeds"] == [0, 1] and group["rounds"] == 3
+    for key in ("test_accuracy", "train_loss", "samples"):
+        values = np.array([[record[key] for record in run.records] for run in both])
+        assert group["y"][key]["mean"] == pytest.approx(values.mean(axis=0), rel=1e-4)
+        assert group["y"][key]["deviation"] == pytest.approx(values.std(axis=0, ddof=1), rel=1e-4, abs=1e-9)
+        assert group["y"][key]["n"] == [2, 2, 2]
+    samples = np.array([[record["samples"] for record in run.records] for run in both]).cumsum(axis=1)
+    megabytes = np.array([[r["bytes_client_up"] + r["bytes_client_down"] for r in run.records] for run in both]) / 1e6
+    assert group["x"]["round"] == [1, 2, 3]
+    assert group["x"]["samples"] == pytest.approx(samples.mean(axis=0), rel=1e-4)
+    assert group["x"]["megabytes"] == pytest.approx(megabytes.cumsum(axis=1).mean(axis=0), rel=1e-4)
+    last = [run.records[-1]["test_accuracy"] for run in both]
+    assert group["final"]["test_accuracy"] == pytest.approx([np.mean(last), np.std(last, ddof=1)], rel=1e-4)
+    assert group["best"]["test_accuracy"][0] == pytest.approx(
+        np.mean([max(record["test_accuracy"] for record in run.records) for run in both]), rel=1e-4
+    )
+    assert group["traffic"]["links"].keys() == {"client_up", "client_down"}
+    assert sum(group["traffic"]["links"].values()) == pytest.approx(megabytes.sum(axis=1).mean(), rel=1e-4)
+    trained = np.mean([record["phase_seconds"]["train"] for run in both for record in run.records])
+    assert group["phases"]["train"] == pytest.approx(trained, rel=1e-4)
+
+
+def test_what_differs_is_told_by_key_and_what_does_not_is_common(shown: dict[str, Any]) -> None:
+    differences, common = {row[0]: row[1:] for row in shown["differences"]}, dict(shown["common"])
+    assert differences["preset"] == ["fedavg", "fedstas-dp"]
+    assert differences["samples.epsilon"][0] == "\u2013" and "seed" not in differences | common
+    assert common["rounds"] == "3" and not differences.keys() & common.keys()
+
+
+def test_costs_of_an_accuracy_are_those_of_the_first_round_that_reached_it(
+    runs: list[OneRun], shown: dict[str, Any]
+) -> None:
+    found = shown["targets"]
+    assert found["key"] == "test_accuracy" and found["default"] in found["levels"]
+    for level, mean, n in zip(
+        found["levels"], found["costs"][0]["round"]["mean"], found["costs"][0]["round"]["n"], strict=True
+    ):
+        rounds = [
+            next((r["round"] + 1 for r in run.records if r["test_accuracy"] >= level), None)
+            for run in of(runs, "fedavg")
+        ]
+        reached = [t for t in rounds if t is not None]
+        assert n == len(reached) and mean == (pytest.approx(np.mean(reached), rel=1e-4) if reached else None)
+
+
+def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneRun], shown: dict[str, Any]) -> None:
+    (run,) = of(runs, "fedstas-dp")
+    drawn = next(one for one in shown["runs"] if one["name"] == "strata")
+    there = np.zeros((20, 3), int)
+    for record in run.records:
+        there[heard(record["clients"]), record["round"]] = 1
+    assert drawn["participation"]["counts"] == there.tolist()
+    assert drawn["participation"]["rounds"] == [1, 2, 3, 4]
+    assert drawn["participation"]["evenness"]["used"] == pytest.approx((there.sum(axis=1) > 0).mean())
+    assert sum(clients for *_, clients in drawn["participation"]["uses"]) == 20
+    cells = [
+        [record["round"] + 1, h + 1, size, taken]
+        for record in run.records
+        for h, (size, taken) in enumerate(zip(record["stratum_sizes"], record["allocation"], strict=True))
+    ]
+    assert drawn["strata"] == cells
+    ratio = [record["size_estimate"] / record["size_true"] for record in run.records]
+    group = shown["configurations"][drawn["configuration"]]
+    assert group["y"]["size_ratio"]["mean"] == pytest.approx(ratio, rel=1e-4)
+    assert "deviation" not in group["y"]["size_ratio"]
+
+
+def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
+    cohorts = [np.arange(t, 10_000, 7) for t in range(333)]
+    records = [{"round": t, "clients": " ".join(map(str, cohort))} for t, cohort in enumerate(cohorts)]
+    run = OneRun(Path("many"), {}, records, {"clients": 10_000}, "finished")
+    found = panels.participation(run, runs=15)
+    assert found is not None
+    counts = np.array(found["counts"])
+    assert counts.sum() == sum(map(len, cohorts))
+    assert counts.shape[0] <= panels.MOST_ROWS and counts.shape[1] <= panels.MOST_COLUMNS
+    assert 15 * counts.size <= panels.CELLS
+    rows, columns = found["clients"], found["rounds"]
+    inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
+    assert counts[2, 1] == sum(map(len, inside))
+    assert sum(clients for *_, clients in found["uses"]) == 10_000
+
+
+def test_of_very_many_rounds_some_are_drawn_the_evaluated_ones_first() -> None:
+    records = [{"round": t, "samples": 1, "train_loss": 1.0} for t in range(5_000)]
+    for record in records[9::10]:
+        record["test_accuracy"] = 0.5
+    found = curves([records])
+    rounds = found["x"]["round"]
+    assert len(rounds) == MOST_ROUNDS and all(t % 10 == 0 for t in rounds) and rounds[-1] == 5_000
+    assert found["y"]["test_accuracy"]["mean"] == [0.5] * MOST_ROUNDS
+    assert thinned(range(10), 4) == [0, 3, 6, 9]
+
+
+def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text("2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine\n" * 2)
+    records = [{"round": t, "busy_seconds": [1.0, 3.0]} for t in range(2)]
+    run = OneRun(tmp_path, {}, records, {}, "stopped")
+    assert panels.ranks(run) == [{"rank": 0, "busy": 1, "waiting": 2}, {"rank": 1, "busy": 3, "waiting": 0}]
+    assert panels.warnings([run]) == [{"text": "slow disk", "times": 2, "runs": [run.name]}]
+
+
+def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:
+    page = render(shown, "/* </script> */")
+    assert "<title>all &lt;three&gt; of them" in page and "@@" not in page
+    held = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+    assert held and json.loads(held[1]) == shown
+    assert page.count("</script>") == 3, "neither data nor library end a script early"
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
+    assert "default-src 'none'" in page
+
+
+def test_the_library_that_draws_comes_from_the_installed_package() -> None:
+    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+    library = drawing_library()
+    assert "window.vegaEmbed" in library and len(library) < 1_500_000
+
+
+def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.toml").write_text('preset = "fedavg"\n')
+    with pytest.raises(UserError, match="no record of a round yet"):
+        write_report([tmp_path / "begun"], tmp_path / "page.html")
+    with pytest.raises(UserError, match="in a folder that is there"):
+        write_report([folder], tmp_path / "none" / "page.html")
+    with pytest.raises(UserError, match="in a folder that is there"):
+        write_report([folder], tmp_path)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(UserError, match=r"pip install 'fedmpi\[report\]'"):
+        write_report([folder], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

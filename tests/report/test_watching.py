@@ -1,0 +1,79 @@
+"""A run that is watched: every round is shown as it is written, and the watching ends with the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.report.watching import Tail, watch
+
+SMALL: dict[str, Any] = {"rounds": 3, "logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 1}
+
+
+def lines(*rounds: int) -> bytes:
+    return b"".join(json.dumps({"round": t}).encode() + b"\n" for t in rounds)
+
+
+def test_only_whole_lines_are_taken_and_a_file_begun_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert tail.new() == []
+    path.write_bytes(lines(0, 1) + b'{"rou')
+    assert [record["round"] for record in tail.new()] == [0, 1]
+    path.write_bytes(lines(0, 1, 2))
+    assert [record["round"] for record in tail.new()] == [2] and tail.new() == []
+    path.write_bytes(lines(0))
+    assert [record["round"] for record in tail.new()] == [0]
+    path.write_bytes(lines(0) + b"[1]\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        tail.new()
+
+
+def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    may_go_on, settled = threading.Semaphore(0), threading.Semaphore(0)
+
+    def paced(record: dict[str, Any]) -> None:
+        settled.release()
+        may_go_on.acquire()
+
+    run = threading.Thread(target=lambda: fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=paced))
+    run.start()
+    settled.acquire()
+    looks = 0
+
+    def look(seconds: float) -> None:
+        """Instead of time passing, the run does another round, and in the end leaves the folder."""
+        nonlocal looks
+        looks += 1
+        may_go_on.release()
+        if looks < SMALL["rounds"]:
+            settled.acquire()
+        else:
+            run.join()
+
+    watch(tmp_path, interval=0, sleep=look)
+    shown = capsys.readouterr().out
+    assert [f"round {t}/3" in shown for t in (1, 2, 3)] == [True] * 3
+    assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
+
+
+def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = iter((False, True, True))
+    done = len(fedmpi.run("fedavg", SMALL, out=tmp_path, stop=lambda: next(asked)).records)
+
+    def never(seconds: float) -> None:
+        raise AssertionError("nobody writes to the folder: there is nothing to wait for")
+
+    watch(tmp_path, sleep=never)
+    shown = capsys.readouterr().out
+    assert done in (1, 2) and f"round {done}/3" in shown and f"continue with --resume --out {tmp_path}" in shown
+    with pytest.raises(UserError, match="holds no run"):
+        watch(tmp_path / "none")
