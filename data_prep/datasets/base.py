@@ -95,11 +95,6 @@ class Tally:
         """Keep a sentence for the report."""
         self.notes.append(text)
 
-    @property
-    def total(self) -> int:
-        """Rows left out for either reason."""
-        return self.unreadable + sum(self.dropped.values())
-
 
 Reader = Callable[[Path, ReadOptions, Tally], RawDataset]
 

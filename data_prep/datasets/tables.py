@@ -158,13 +158,13 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
                 )
             tally.drop(UNLABELLED)
             continue
+        if any(len(row[column]) > LONGEST_NAME for column in special):
+            tally.bad(where, f"a label or user of more than {LONGEST_NAME:,} characters")
+            continue
         try:
             block.append([float(row[column]) for column in columns])
         except ValueError as error:
             tally.bad(where, f"not a number ({_not_a_number(header, row, columns) or error})")
-            continue
-        if any(len(row[column]) > LONGEST_NAME for column in special):
-            tally.bad(where, f"a label or user of more than {LONGEST_NAME:,} characters")
             continue
         for column, name in special.items():
             texts[name].append(row[column].strip())

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -17,6 +18,8 @@ from fedmpi.common.errors import UserError
 NOT_STARTED = 76
 """Exit code of a job whose MPI did not start in time; the next start may well succeed."""
 VARIABLE = "FEDMPI_START_SECONDS"
+MARK = "FEDMPI_NOT_STARTED"
+"""Names a file that is made then, for job scripts: launchers that kill the other ranks report other codes."""
 SECONDS, SECONDS_PER_RANK = 120.0, 1.0
 SECONDS_FOR_RANK_0 = 1.0
 """Rank 0 speaks for all: the others leave so much later, unless the launcher ends them before."""
@@ -80,6 +83,11 @@ def limited(seconds: float, ranks: int, rank: int) -> Iterator[None]:
 
 
 def _give_up(seconds: float, ranks: int, rank: int) -> NoReturn:
+    if os.environ.get(MARK):
+        with suppress(OSError):
+            mark = Path(os.environ[MARK])
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
     if rank:
         time.sleep(SECONDS_FOR_RANK_0)
     with suppress(OSError):  # a closed terminal must not keep the job from ending

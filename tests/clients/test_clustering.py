@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from fedmpi.clients import clustering
 from fedmpi.clients.clustering import kmeans, optics
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.cluster import Cluster
@@ -50,8 +51,16 @@ def test_strata_are_numbered_in_order_of_their_first_clients() -> None:
         assert np.array_equal(first, np.sort(first))
 
 
-def test_optics_finds_groups_without_knowing_their_number() -> None:
+@pytest.mark.parametrize("distances_up_to", [0, 100])
+def test_optics_finds_groups_without_knowing_their_number(
+    distances_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether all distances are computed at once or, of many clients, as they are needed."""
+    monkeypatch.setattr(clustering, "DISTANCES_UP_TO", distances_up_to)
     assert adjusted_rand_score(GROUPS, optics(CLOUDS)) == 1.0
+    assert optics(LONERS, min_samples=3, noise="stratum")[40:].tolist() == [5, 5, 5]
+    apart = np.array([[0.0], [1.0], [10.0], [11.0]], np.float32)
+    assert optics(apart, min_samples=2).tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fedmpi.local.diagnostics import (
     client_drift,
     gradient_diversity,
     heterogeneity,
+    local_gain,
     update_moments,
     weight_divergence,
 )
@@ -90,6 +91,13 @@ def test_moments_of_two_ranks_add_up() -> None:
     whole, _ = moments_and_norm(CHANGES, COEFFICIENTS)
     assert (first + second).term_squares == pytest.approx(whole.term_squares)
     assert (first + second).weighted_squares == pytest.approx(whole.weighted_squares)
+
+
+def test_a_round_without_changes_has_neither_diversity_nor_drift_nor_gain() -> None:
+    nobody = update_moments(np.empty(0), np.empty(0), np.empty(0))
+    assert gradient_diversity(nobody, 0.0) == client_drift(nobody, 0.0) == local_gain(nobody) == 0.0
+    still = update_moments(np.zeros(2), np.ones(2), np.array([1.0, 3.0]))
+    assert gradient_diversity(still, 0.0) == client_drift(still, 0.0) == 0.0 and local_gain(still) == 2.0
 
 
 def test_heterogeneity_of_quadratics_is_the_variance_of_their_optima() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.clients.cohort import uniform
+from fedmpi.clients.cohort import Cohort, StrataSummary, uniform
 from fedmpi.clients.devices import (
     Devices,
     RateLaw,
@@ -95,6 +95,18 @@ def test_the_same_clients_drop_out_whoever_else_trains() -> None:
     left, left_of_some = (survivors(STREAMS, 4, cohort, 200, 0.3) for cohort in (everyone, some))
     assert np.array_equal(left_of_some.clients, np.intersect1d(left.clients, some.clients))
     assert left_of_some.inclusion == pytest.approx(np.full(len(left_of_some.clients), 0.7 * 60 / 200))
+
+
+@pytest.mark.parametrize("before", [None, [0.5, 0.25, 0.8]])
+def test_a_stratum_is_represented_unless_all_who_were_asked_drop_out(before: list[float] | None) -> None:
+    """Three were asked of the first stratum, one of the second, nobody of the third."""
+    known = None if before is None else np.array(before)
+    strata = StrataSummary(np.array([6, 9, 5]), np.array([3, 1, 1]), np.zeros(3), known)
+    cohort = Cohort(np.array([1, 4, 7, 12]), np.full(4, 0.5), stratum=np.array([0, 1, 0, 0]), strata=strata)
+    left = survivors(STREAMS, 0, cohort, 20, 0.4)
+    expected = np.array(before or [1.0, 1.0, 1.0]) * [1 - 0.4**3, 0.6, 1.0]
+    assert left.strata is not None and left.strata.represented == pytest.approx(expected)
+    assert left.inclusion == pytest.approx(np.full(len(left.clients), 0.5 * 0.6))
 
 
 def test_nobody_drops_out_with_probability_zero() -> None:

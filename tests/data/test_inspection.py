@@ -16,6 +16,7 @@ from fedmpi.inspect.report import divergences, inspect_folder, label_distances, 
 
 def test_gini_of_equal_sizes_is_zero_and_of_one_owner_nearly_one() -> None:
     assert gini(np.full(10, 7)) == pytest.approx(0.0)
+    assert gini(np.zeros(4, np.int64)) == gini(np.zeros(0, np.int64)) == 0.0
     assert gini(np.array([0] * 99 + [5])) == pytest.approx(0.99)
     assert gini(np.array([1, 3])) == pytest.approx(0.25)  # mean absolute difference 1, mean 2: 1 / (2 * 2)
 

@@ -35,6 +35,10 @@ def test_no_worker_holds_more_than_its_part_and_one_shard(sizes: np.ndarray, sha
     assert np.diff(before[owned]).max() <= before[-1] / busy + np.diff(before[units]).max()
 
 
+def test_shards_are_cut_where_there_is_one_too_few() -> None:
+    assert ownership(np.full(6, 10), np.array([0, 3, 6]), 3).tolist() == [0, 2, 4, 6]
+
+
 @settings(deadline=None)
 @given(sizes_of, st.integers(1, 30), st.integers(1, 12))
 def test_workers_own_whole_shards_where_there_are_enough(sizes: np.ndarray, shards: int, workers: int) -> None:

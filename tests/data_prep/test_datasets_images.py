@@ -222,6 +222,17 @@ def test_femnist_is_read_from_tff_hdf5(tmp_path: Path) -> None:
     assert np.array_equal(raw.read(np.arange(4)).reshape(4, -1), written["train", "f0000_14"][0])
 
 
+def test_a_writer_whose_images_and_labels_do_not_fit_is_left_out(tmp_path: Path) -> None:
+    for part, labels in (("train", 2), ("test", 4)):
+        with h5py.File(tmp_path / f"fed_emnist_{part}.h5", "w") as file:
+            for name, count in (("f0_1", 4), ("f1_1", labels)):
+                file[f"examples/{name}/pixels"] = np.zeros((4, 28, 28), np.float32)
+                file[f"examples/{name}/label"] = np.arange(count, dtype=np.int32)
+    raw = _read("femnist", tmp_path, tally=(tally := Tally()))
+    assert raw.labels.tolist() == [0, 1, 2, 3] and len(raw.test_y) == 8 and tally.unreadable == 2
+    assert "writer f1_1: images (2, 1568) and labels (2,)" in tally.first
+
+
 def test_emnist_byclass_is_read_and_turned_upright(tmp_path: Path) -> None:
     images = RNG.integers(0, 256, (70, 28, 28), np.uint8)
     labels = (np.arange(70) % 62).astype(np.uint8)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep.datasets import tables
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.files import Scratch, hold_out, hold_out_groups
 from data_prep.datasets.registry import DATASETS
@@ -120,6 +121,23 @@ def test_a_csv_table_is_read_with_its_label_and_user_columns(tmp_path: Path) -> 
     assert [raw.class_names[label] for label in raw.labels] == ["xyz"[row % 3] for row in train]
     assert raw.user_names == ("u0", "u1") and raw.skipped == 2
     assert "t.csv, line 12: 2 columns where the header names 4" in tally.first
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 1000])
+def test_a_row_that_is_left_out_takes_its_features_along(
+    rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BLOCK_ROWS", rows_at_once)
+    lines = [f"{row},{'xy'[row % 2]},u{row // 5}" for row in range(10)]
+    lines[4:4] = [f"90,{'z' * (tables.LONGEST_NAME + 1)},u0", f"91,x,{'u' * (tables.LONGEST_NAME + 1)}", "92,y"]
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,user", *lines]) + "\n")
+    tally = Tally()
+    raw = _read("arrays", tmp_path / "t.csv", tally=tally)
+    train, _ = hold_out(10)
+    assert raw.read(np.arange(8)).ravel().tolist() == train.tolist()
+    assert [raw.class_names[label] for label in raw.labels] == ["xy"[row % 2] for row in train]
+    assert raw.users.tolist() == [row // 5 for row in train] and tally.unreadable == 3
+    assert "line 6: a label or user of more than" in tally.first
 
 
 def test_numbers_to_be_predicted_are_no_classes_unless_the_user_says_so(tmp_path: Path) -> None:
@@ -292,6 +310,9 @@ def test_sentiment_rows_that_cannot_be_read_are_named_by_line(tmp_path: Path) ->
     assert raw.labels.tolist() == [0, 0, 1] and raw.skipped == 2 and "café" in raw.vocabulary
     assert "training.csv, line 2: the target is '3'" in tally.first
     assert tally.dropped == {"neutral tweets (label 2)": 1} and raw.user_names == ("anna", "b")
+    (tmp_path / "training.csv").write_text(good + '"4","5","d","q","b"," "\n' + good)
+    raw = _read("sentiment140", tmp_path, tally=(blank := Tally()))
+    assert raw.labels.tolist() == [0, 0] and "line 2: the text is empty" in blank.first
 
 
 def test_mind_rows_with_missing_columns_are_counted(tmp_path: Path) -> None:
@@ -343,6 +364,14 @@ def test_a_truth_value_is_no_number_of_stars(tmp_path: Path) -> None:
     raw = _read("amazon", tmp_path, tally=tally)
     assert raw.skipped == 1 and [*raw.labels, *raw.test_y] == [4] * 5
     assert "line 6: 'overall' is True instead of 1 to 5 stars" in tally.first
+
+
+def test_a_line_that_is_no_review_is_left_out(tmp_path: Path) -> None:
+    reviews = [{"overall": 4, "reviewText": f"thing {row}"} for row in range(5)]
+    _json_lines(tmp_path / "r.json.gz", [*reviews, ["overall", 4], reviews[0] | {"reviewText": " "}])
+    raw = _read("amazon", tmp_path, tally=(tally := Tally()))
+    assert raw.skipped == 2 and [*raw.labels, *raw.test_y] == [3] * 5
+    assert "line 6: not a JSON object" in tally.first
 
 
 def test_a_review_given_twice_counts_once_unless_duplicates_are_kept(tmp_path: Path) -> None:

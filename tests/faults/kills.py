@@ -72,6 +72,8 @@ class Report:
         Records in the folder when it was struck.
     moments : Counter
         Start-up, training, writing.
+    slowest : float
+        Most seconds from a kill to the end of the last process of the job.
     runs : int
         Finished.
     wrong : list of str
@@ -81,13 +83,15 @@ class Report:
     kills: Counter[str] = field(default_factory=Counter)
     rounds: list[int] = field(default_factory=list)
     moments: Counter[str] = field(default_factory=Counter)
+    slowest: float = 0.0
     runs: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return (
             f"{self.kills.total()} kills of {self.runs} runs; victims: {dict(self.kills)}; moments: "
-            f"{dict(self.moments)}; after {sorted(self.rounds)} records; wrong: {self.wrong or 'nothing'}"
+            f"{dict(self.moments)}; after {sorted(self.rounds)} records; all gone within "
+            f"{self.slowest:.1f} s; wrong: {self.wrong or 'nothing'}"
         )
 
 
@@ -144,11 +148,13 @@ def kill_one(job: Job, run: Path, dice: random.Random, report: Report) -> bool:
     except psutil.NoSuchProcess:
         return False
     report.kills[victim] += 1
+    struck = time.monotonic()
     try:
         job.wait(LINGER)
     except subprocess.TimeoutExpired:
         report.wrong.append(f"the job did not end after {victim} was killed")
     _, alive = psutil.wait_procs([process for process in everyone if process.pid != job.pid], timeout=LINGER)
+    report.slowest = max(report.slowest, time.monotonic() - struck)
     if alive:
         report.wrong.append(f"{len(alive)} processes went on after {victim} was killed")
         for process in alive:

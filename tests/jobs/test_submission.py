@@ -239,13 +239,16 @@ def test_the_site_file_lies_where_xdg_says() -> None:
 def rank_that_saves(folder: Path) -> Path:
     """A program in the place of the launcher and its ranks: saves when told to, and ends with the code in CODE.
 
-    In ROUND it has finished a round; with HEALS the MPI of its ranks comes up in that start only.
+    In ROUND it has finished a round; with HEALS the MPI of its ranks comes up in that start only, and ends as
+    UNSTARTED says before.
     """
     path = folder / "launcher"
     path.write_text(
         '#!/bin/bash\ntrap "exit ${CODE:-75}" USR1\necho started >> "$STARTED"\n'
         'if [ -n "${ROUND:-}" ]; then echo "{}" >> "$ROUND"; fi\n'
-        'if [ -n "${HEALS:-}" ]; then [ "$(wc -l < "$STARTED")" -ge "$HEALS" ] && exit 0; exit 76; fi\n'
+        'if [ -n "${HEALS:-}" ]; then [ "$(wc -l < "$STARTED")" -ge "$HEALS" ] && exit 0\n'
+        '[ "$UNSTARTED" = 76 ] || { mkdir -p "${FEDMPI_NOT_STARTED%/*}"; touch "$FEDMPI_NOT_STARTED"; }\n'
+        "exit ${UNSTARTED%% *}; fi\n"
         "for ((i = 0; i < 300; i++)); do sleep 0.1; done\nexit 9\n"
     )
     path.chmod(0o755)
@@ -349,10 +352,15 @@ def test_a_job_that_never_finishes_a_round_is_not_queued_again_for_ever(tmp_path
     assert [ends(restarts) for restarts in range(6, 12)] == [False] * 5 + [True]
 
 
+@pytest.mark.parametrize("told", ["76", "143 and a mark"])
 @pytest.mark.parametrize(("heals", "code", "starts"), [("3", 0, 3), ("9", 76, 4)])
-def test_ranks_whose_mpi_does_not_start_are_started_again(heals: str, code: int, starts: int, tmp_path: Path) -> None:
-    job = supervised(tmp_path, FACTS["running"], "", HEALS=heals)
+def test_ranks_whose_mpi_does_not_start_are_started_again(
+    heals: str, code: int, starts: int, told: str, tmp_path: Path
+) -> None:
+    """The launcher's code says so, or, where it ends the other ranks, a mark that a rank has left."""
+    job = supervised(tmp_path, FACTS["running"], "", HEALS=heals, UNSTARTED=told)
     assert (job.code, job.starts, job.asked) == (code, starts, "")
+    assert not (tmp_path / "RUN" / "not-started").exists()
     assert job.told.count("MPI did not start: the ranks are started again") == min(starts, 4) - 1
 
 

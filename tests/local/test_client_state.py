@@ -63,6 +63,7 @@ def test_records_are_the_same_in_memory_and_in_the_file(room: int, dtype: torch.
         state.write(client, vectors_of(client, dtype))
     assert_holds(state, clients, dtype)
     assert state.clients.tolist() == sorted(clients) and len(state) == 6
+    assert all(client in state for client in clients) and 3 not in state
     assert state.spilled == max(0, 6 - room)
     assert list(tmp_path.iterdir()) == []  # the file has no name
 

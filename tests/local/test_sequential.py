@@ -204,6 +204,18 @@ def test_adams_memory_is_fresh_unless_it_is_handed_on():
     assert relative_error(forgetful, expected) > 1e-4
 
 
+@pytest.mark.parametrize("net", [BatchNormNet, FunctionalDropoutNet])
+def test_a_model_that_was_evaluated_in_between_trains_as_before(net: type[nn.Module]):
+    source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
+    torch.manual_seed(2)
+    model = FlatModel(net(36, 5))
+    engine = SequentialEngine(model, source, STREAMS)
+    before, _ = summed(engine, model, tasks_of(source), rule)
+    model.module.eval()
+    after, _ = summed(engine, model, tasks_of(source), rule)
+    assert torch.equal(after, before)
+
+
 def test_an_observer_sees_every_update_and_may_replace_it():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), RULES["sgd epochs"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])

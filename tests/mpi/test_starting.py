@@ -55,10 +55,12 @@ def test_ranks_that_wait_for_one_that_never_comes_end_with_a_sentence() -> None:
     assert "Traceback" not in job.stderr
 
 
-def test_the_exit_code_says_that_mpi_did_not_start() -> None:
+def test_exit_code_and_mark_say_that_mpi_did_not_start(tmp_path: Path) -> None:
+    mark = tmp_path / "RUN" / "not-started"
     alone = "from fedmpi.cluster.starting import limited\nimport time\nwith limited(0.1, 3, 0): time.sleep(600)"
-    job = run_alone(["-c", alone])
+    job = run_alone(["-c", alone], env={"FEDMPI_NOT_STARTED": str(mark)})
     assert job.returncode == 76 and job.stderr.count("\n") == 1, job.stderr
+    assert mark.exists()
 
 
 def test_while_mpi_starts_the_threads_of_the_process_run() -> None:

@@ -94,6 +94,12 @@ def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: l
     assert found is None or found.everyone == named.startswith("participation")  # else of the participants only
 
 
+def test_weights_of_ones_own_see_the_sizes_of_all():
+    found = exposure(load_config(None, [*PRIVATE, "aggregation.weights=tests.end_to_end.own_sums:root"]))
+    assert found is not None and found.everyone and found.setting.startswith("aggregation.weights")
+    assert found.message.count('own_sums:root", which sees all sizes, tells') == 1
+
+
 @pytest.mark.parametrize("weights", ["gradient-sum", "uniform"])
 def test_weights_without_sizes_leave_the_answers_private(weights: str):
     facts = planner(*PRIVATE, f"aggregation.weights={weights}").plan(0).facts

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedmpi.common.errors import UserError
-from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import Checkpoint, clients_file, newest_checkpoint, read_checkpoint, save_checkpoint
 
 
 def saved(folder: Path, next_round: int, keep: int = 2) -> Checkpoint:
@@ -33,6 +33,16 @@ def test_only_the_newest_are_kept(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "round-00000015.safetensors",
         "round-00000100.safetensors",
+    ]
+
+
+def test_vectors_of_clients_are_kept_as_long_as_their_checkpoint(tmp_path: Path):
+    for next_round in (5, 10, 15):
+        clients_file(tmp_path, next_round).write_bytes(b"kept")
+        saved(tmp_path, next_round)
+    assert sorted(path.name for path in tmp_path.glob("clients-*")) == [
+        "clients-00000010.safetensors",
+        "clients-00000015.safetensors",
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedmpi.config import load_config
 from fedmpi.records.checkpoint import Checkpoint
 from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.balance import MOST_STEP_ROWS, STATE, Balance, BalanceLearner
+from fedmpi.rounds.balance import LIKELY, MEMORY, MOST_STEP_ROWS, NOISE, STATE, Balance, BalanceLearner
 from fedmpi.rounds.placement import STEP_ROWS, equal_parts, longest_first
 from fedmpi.rounds.saved_state import SavedState
 from tests.end_to_end.in_process import run
@@ -57,6 +57,22 @@ def test_step_cost_and_speeds_are_recovered_within_a_few_per_cent(step_rows: flo
     assert found is not None and found.speeds is not None
     assert found.step_rows == pytest.approx(step_rows, rel=0.06, abs=1.5)
     assert found.speeds == pytest.approx(np.array(speeds) / np.mean(speeds), rel=0.03)
+
+
+def test_the_step_cost_is_the_least_squares_fit_drawn_towards_what_is_assumed():
+    """Rows [rows, steps | seconds] of a plain fit a · rows + b · steps, one more row for b = STEP_ROWS · a."""
+    rows, steps, seconds = np.array([[900.0, 700.0, 1100.0], [46.0, 35.0, 54.0], [0.5, 0.3, 0.9]])
+    learner = BalanceLearner(1)
+    for round in zip(rows, steps, seconds, strict=True):
+        learner.observe(*(np.array([value]) for value in round))
+    recent = np.sqrt(MEMORY ** np.array([2, 1, 0]))
+    r, q, s = recent * rows / seconds, recent * steps / seconds, recent
+    row_seconds = np.linalg.lstsq((r + STEP_ROWS * q)[:, None], s, rcond=None)[0][0]
+    trust = NOISE / (LIKELY * row_seconds)
+    matrix = np.vstack([np.column_stack([r, q]), [-trust * STEP_ROWS, trust]])
+    row, step = np.linalg.lstsq(matrix, np.append(s, 0.0), rcond=None)[0]
+    assert 1 < step / row < MOST_STEP_ROWS / 2
+    assert learner.told() == pytest.approx([step / row, 1.0], rel=1e-6)
 
 
 def test_a_worker_that_is_twice_as_slow_gets_half_the_work_of_the_others():

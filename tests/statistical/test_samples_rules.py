@@ -3,6 +3,8 @@
 Statistical tests use one fixed seed and fail by chance with probability at most 1e-6 each.
 """
 
+from itertools import combinations_with_replacement
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.samples import rules
 from fedmpi.samples.rules import (
     BERNOULLI_BLOCK,
     RATIO_BLOCK,
@@ -70,6 +73,18 @@ def test_the_rows_of_a_part_are_those_of_the_whole(rule: str, data: st.DataObjec
     cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=3)))
     parts = [RULES[rule](1, sizes, a, b) for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
     assert np.array_equal(np.concatenate(parts), RULES[rule](1, sizes))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rows_of_a_part_of_many_blocks_are_those_of_the_whole(rule: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules, "BERNOULLI_BLOCK", 7)
+    monkeypatch.setattr(rules, "RATIO_BLOCK", 2)
+    sizes = np.array([1, 3, 6, 2, 1, 1, 9, 4], np.int64)
+    whole = RULES[rule](2, sizes)
+    assert np.array_equal(whole, np.unique(whole)) and set(whole) <= set(range(27))
+    for start, stop in combinations_with_replacement(range(28), 2):
+        part = RULES[rule](2, sizes, start, stop)
+        assert np.array_equal(part, whole[(whole >= start) & (whole < stop)]), (start, stop)
 
 
 @pytest.mark.parametrize("rule", RULES)

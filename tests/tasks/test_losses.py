@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
-from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, focal, label_smoothing, task_loss
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, LossTraits, focal, label_smoothing, task_loss
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, relative_error, summed, tasks_of
 from tests.tasks import own_losses
 
@@ -166,6 +167,11 @@ def test_the_focal_loss_has_a_gradient_where_the_answer_is_certain(gamma: float)
 def test_what_is_no_loss_per_sample_is_refused_before_the_first_round(loss: str, words: str):
     with pytest.raises(PartFailure, match=f"the loss tests.tasks.own_losses:{loss} .*{words}"):
         forward_traits(model_of(task_loss(f"tests.tasks.own_losses:{loss}")), SMALL_IMAGES)
+
+
+def test_a_loss_is_tried_with_labels_that_exist_where_there_are_fewer_classes_than_samples():
+    two_classes = replace(SMALL_IMAGES, classes=2)
+    assert forward_traits(model_of(OWN, two_classes), two_classes).loss == LossTraits()
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,11 @@ settle() {
 listen
 before=$(rounds)
 
-# --resume continues the run that the folder holds and starts one where it holds none: the same line serves both. Ranks that end
-# with 76 have not found one another in MPI's start: they are started again at once, three times.
+# --resume continues the run that the folder holds and starts one where it holds none: the same line serves both. Ranks that do
+# not find one another in MPI's start end with 76 and leave a mark: they are started again at once, three times.
+export FEDMPI_NOT_STARTED=$run/not-started
 for start in first second third last; do
+  rm -f "$FEDMPI_NOT_STARTED"
   "${launch[@]}" "${fedmpi[@]}" "${words[@]}" --resume &
   job=$!
   while :; do
@@ -67,9 +69,11 @@ for start in first second third last; do
     code=$?
     [ -n "$signalled" ] || break
   done
+  [ ! -e "$FEDMPI_NOT_STARTED" ] || code=76
   [ "$code" -eq 76 ] && [ -z "$warned$term$stop" ] && [ "$start" != last ] || break
   echo "MPI did not start: the ranks are started again"
 done
+rm -f "$FEDMPI_NOT_STARTED"
 
 # 0 is done, 1 an error, 2 wrong input, 75 saved, 76 not started; after the warning also that of ranks killed while they left.
 if [ "$code" -eq 75 ] && [ -n "$stop" ]; then
