@@ -64,8 +64,9 @@ class View:
     @cached_property
     def available(self) -> Ints:
         """The clients that can be drawn, int64 (a,), sorted."""
-        everybody = isinstance(self.present, int)
-        return read_only(np.arange(self.present, dtype=np.int64)) if everybody else self.present
+        if isinstance(self.present, int):
+            return read_only(np.arange(self.present, dtype=np.int64))
+        return self.present
 
     @cached_property
     def class_counts(self) -> Ints:
