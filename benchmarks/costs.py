@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.intervals import spread
 from benchmarks.repeat import finished, run_folder
 from fedmpi.records.history import LINKS
+from fedmpi.results.intervals import spread
 from fedmpi.updates.traffic import MEGABYTE, TargetCost, cost_to_target
 
 Record = dict[str, Any]

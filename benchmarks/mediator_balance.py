@@ -12,12 +12,12 @@ import argparse
 
 import numpy as np
 
-from benchmarks.intervals import paired
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.divergence import kl_divergence, pooled_counts
 from fedmpi.data.shards import open_store
 from fedmpi.mediators.scheduling import schedule
+from fedmpi.results.intervals import paired
 
 KINDS = ("greedy", "exchange", "random")
 

@@ -5,7 +5,7 @@
 The file names the seeds, the settings that all runs share and those of each run; {seed} stands for the seed. Every run
 is `fedmpi train` in a process of its own; runs that have ended are not repeated. With a reference, two columns compare
 every run with it over the last rounds: the mean of the differences per seed with its 95 % t interval, and the ratio of
-the variances over seeds with the p of the F test (`benchmarks/intervals.py`).
+the variances over seeds with the p of the F test (`fedmpi/results/intervals.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.contestants import find_mpiexec
-from benchmarks.intervals import paired, points, spread, spread_ratio
+from fedmpi.results.intervals import paired, points, spread, spread_ratio
 
 LAST = 10
 

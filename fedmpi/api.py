@@ -41,6 +41,7 @@ from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
 from fedmpi.records.progress import shown_warnings
+from fedmpi.records.reading import read_records, read_summary
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
@@ -273,7 +274,7 @@ def load_run(folder: str | Path) -> Run:
     path = folder / "config.toml"
     if not path.is_file():
         raise UserError(f"{folder} holds no run: there is no {path.name} in it")
-    summary = _read_summary(folder / "summary.json")
+    summary = read_summary(folder / "summary.json")
     return Run(
         summary,
         config=lambda: Config.load(path),
@@ -305,35 +306,6 @@ def load_runs(pattern: str | Path) -> list[Run]:
     if not found:
         raise UserError(f"no folder named {pattern} holds a run")
     return [load_run(folder) for folder in found]
-
-
-def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
-    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that is not whole is left out.
-
-    Raises
-    ------
-    UserError
-        The file is gone or damaged.
-    """
-    path = folder / "metrics.jsonl"
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
-        return [_table(json.loads(line)) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
-
-
-def _read_summary(path: Path) -> Record:
-    try:
-        return _table(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
-
-
-def _table(read: Any) -> Record:
-    if not isinstance(read, dict):
-        raise ValueError(f"there is {str(read)[:20]!r} where keys and values should be")
-    return read
 
 
 def _rebuilt(folder: Path, summary: Record) -> nn.Module:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 LEVEL = 0.95
 
@@ -55,7 +55,7 @@ def paired(values: Sequence[float], reference: Sequence[float], level: float = L
         raise ValueError(f"{len(values)} and {len(reference)} seeds: a paired interval needs the same two or more")
     differences = np.asarray(values, float) - np.asarray(reference, float)
     n, mean = len(differences), float(differences.mean())
-    half = float(stats.t.ppf((1 + level) / 2, n - 1) * differences.std(ddof=1) / np.sqrt(n))
+    half = float(special.stdtrit(n - 1, (1 + level) / 2) * differences.std(ddof=1) / np.sqrt(n))
     return Difference(n, mean, mean - half, mean + half)
 
 
@@ -84,7 +84,7 @@ def spread_ratio(values: Sequence[float], reference: Sequence[float]) -> SpreadR
         raise ValueError("the reference has no spread: a ratio to it says nothing")
     ratio = float(np.var(values, ddof=1)) / below
     degrees = len(values) - 1, len(reference) - 1
-    return SpreadRatio(ratio, float(2 * min(stats.f.cdf(ratio, *degrees), stats.f.sf(ratio, *degrees))))
+    return SpreadRatio(ratio, float(2 * min(special.fdtr(*degrees, ratio), special.fdtrc(*degrees, ratio))))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -112,5 +112,5 @@ def welch(ours: tuple[float, float, int], theirs: tuple[float, float, int], leve
         raise ValueError("an interval needs two seeds or more on either side, and a spread")
     first, second = deviation**2 / n, spread_of_other**2 / m
     degrees = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
-    half = float(stats.t.ppf((1 + level) / 2, degrees) * np.sqrt(first + second))
+    half = float(special.stdtrit(degrees, (1 + level) / 2) * np.sqrt(first + second))
     return Difference(min(n, m), mean - other, mean - other - half, mean - other + half)

@@ -1,0 +1,46 @@
+"""What a run's folder tells without its model: the records and the summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.records.history import Record
+
+
+def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
+    """The records in RUN/metrics.jsonl, the first `rounds` of them or all; a last line that is not whole is left out.
+
+    Raises
+    ------
+    UserError
+        The file is gone or damaged.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
+        return [_table(json.loads(line)) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def read_summary(path: Path) -> Record:
+    """The summary in RUN/summary.json; empty where there is none.
+
+    Raises
+    ------
+    UserError
+        The file is damaged.
+    """
+    try:
+        return _table(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def _table(read: Any) -> Record:
+    if not isinstance(read, dict):
+        raise ValueError(f"there is {str(read)[:20]!r} where keys and values should be")
+    return read
