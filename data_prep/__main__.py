@@ -18,7 +18,7 @@ from data_prep import stop
 from data_prep.datasets.base import Task
 from data_prep.datasets.registry import data_set
 from data_prep.listing import help_of_laws, show_lists
-from data_prep.prepare import Job, parse_options, prepare
+from data_prep.prepare import Job, check_job, parse_options, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
@@ -140,6 +140,7 @@ def prepare_command(
     val: Annotated[float, typer.Option(metavar="FRACTION", help="Share of every client kept for validation.")] = 0.0,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw clients x classes and sizes.")] = None,
     files: Annotated[list[str] | None, typer.Option("--file", help="amazon: a file to read; repeatable.")] = None,
     length: Annotated[int | None, typer.Option(help="texts: tokens kept of each [30].")] = None,
@@ -209,6 +210,10 @@ def prepare_command(
     )
     if plot is not None:
         check_picture(plot)
+    if dry_run:
+        check_job(job)
+        print(f"{out} would be written: names, options and the place of the files are right")
+        return
     cluster = join_team()
     console = Console(soft_wrap=True, highlight=False, quiet=not cluster.is_server)
     prepare(job, console, cluster)

@@ -95,7 +95,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     options = _read_options(chosen, job.read_options)
     law = _checked_law(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
-    folder = _locate(chosen, job, cluster)
+    folder = _locate(chosen, job) or _fetch_once(chosen, cluster)
     tally = Tally(strict=job.strict)
     if chosen.own is None:
         raw = chosen.read(folder, options, tally)
@@ -116,6 +116,20 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
             display.update(done, total)
 
         write_shards(raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, tick, cluster)
+
+
+def check_job(job: Job) -> None:
+    """Refuse what can be refused before data are read or fetched.
+
+    Raises
+    ------
+    UserError
+        As `prepare`.
+    """
+    chosen = data_set(job.name)
+    _read_options(chosen, job.read_options)
+    _checked_law(job)
+    _locate(chosen, job)
 
 
 def parse_options(words: list[str], law: str, data: DataSet) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
@@ -171,7 +185,20 @@ def parse_options(words: list[str], law: str, data: DataSet) -> tuple[dict[str, 
     )
 
 
-COMMON = ("raw", "download", "partition", "clients", "shards", "seed", "out", "val", "strict", "overwrite", "plot")
+COMMON = (
+    "raw",
+    "download",
+    "partition",
+    "clients",
+    "shards",
+    "seed",
+    "out",
+    "val",
+    "strict",
+    "overwrite",
+    "dry_run",
+    "plot",
+)
 
 
 def _checked_law(job: Job) -> Law:
@@ -212,8 +239,8 @@ def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
     return options
 
 
-def _locate(chosen: DataSet, job: Job, cluster: Cluster) -> Path:
-    """The folder or file to read, downloaded when asked for."""
+def _locate(chosen: DataSet, job: Job) -> Path | None:
+    """The folder or file to read; None where it is to be downloaded."""
     if job.raw is not None and job.download:
         raise UserError("--raw and --download exclude each other; give one of them")
     if chosen.raw == "none":
@@ -227,7 +254,7 @@ def _locate(chosen: DataSet, job: Job, cluster: Cluster) -> Path:
                 f"{chosen.name} has no address with a published checksum; fetch it by hand{page} "
                 f"and pass --raw {'FILE' if chosen.raw == 'file' else 'DIR'} with {chosen.files}"
             )
-        return _fetch_once(chosen, cluster)
+        return None
     if job.raw is None:
         alternative = " or --download" if chosen.sources else ""
         raise UserError(

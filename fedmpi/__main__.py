@@ -12,14 +12,14 @@ from fedmpi.process.signals import Interrupt
 
 def main() -> None:
     """Entry point of the console script: run a command; any failure ends all ranks of the job."""
-    interrupt = Interrupt() if sys.argv[1:2] == ["train"] else None
+    interrupt = Interrupt() if sys.argv[1:2] in (["train"], ["sweep"]) else None
     from fedmpi.process.guard import run_guarded
 
     run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"])
 
 
 def _run(interrupt: Interrupt | None) -> int:
-    if interrupt is not None and "--help" not in sys.argv:
+    if sys.argv[1:2] == ["train"] and "--help" not in sys.argv:
         _greet()
     from fedmpi.cli import run_command
 

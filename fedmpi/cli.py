@@ -1,4 +1,5 @@
-"""The commands: train, report, export, watch, submit, doctor, prepare, check, presets, parts, show, inspect, estimate.
+"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, parts, show, inspect,
+estimate.
 
 Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -82,13 +83,16 @@ def train(
     loaded = _load(config, settings)
     if resume and out is None:
         raise UserError("--resume needs --out RUN, the folder of the run to continue")
+    folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return _train(context.obj, loaded, folder, resume)
+
+
+def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
     from fedmpi import api  # slow: a wrong configuration is refused before
     from fedmpi.process.lost_pages import say_lost_pages
     from fedmpi.records.progress import show_summary
 
     say_lost_pages()
-    interrupt: Interrupt | None = context.obj
-    folder = out or Path("runs") / f"{_run_name(config, loaded)}-{time.strftime('%Y%m%d-%H%M%S')}"
     stop = interrupt.asked if interrupt else None
     run = api.run(loaded, out=folder, resume=resume, progress=True, stop=stop)
     stopped = run.ending == "stopped"
@@ -149,6 +153,64 @@ def watch(
     from fedmpi.report.watching import watch as follow
 
     follow(run, interval)
+
+
+@app.command()
+def sweep(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A configuration with a table [sweep].")],
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", parser=named_folder, help="Folder of all runs.")
+    ] = None,
+    index: Annotated[int | None, typer.Option("--index", metavar="I", help="Only this run, from 0 on.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Runs at work at the same time.")] = 1,
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="R", help="Ranks of every run.")] = None,
+    prepare_only: Annotated[bool, typer.Option("--prepare", help="Only prepare the shards.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check and list the runs.")] = False,
+) -> int:
+    """Run what a file describes, crossed lists and named variants; started again, it goes on where it was.
+
+    Finished runs are passed over. A run that fails stops no other: the exit code is 1 then, and 75 after a signal.
+    With --index under mpiexec or srun the ranks are those of the one run, as with fedmpi train.
+
+    Example: fedmpi sweep docs/examples/sweep.toml --out runs/sweep --dry-run
+    """
+    from fedmpi.cluster import read_launch
+    from fedmpi.sweeps.plan import plan_sweep
+
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: give 1 or more")
+    planned = plan_sweep(file, out, settings or [], ranks)
+    if index is not None and not 0 <= index < len(planned.runs):
+        raise UserError(f"--index {index}: {file} describes runs 0 to {len(planned.runs) - 1}")
+    runs = planned.runs if index is None else (planned.runs[index],)
+    launched = read_launch() is not None
+    if launched and not dry_run and index is None:
+        raise UserError(
+            "fedmpi sweep starts the ranks of its runs: start it by itself with --ranks, or name one --index"
+        )
+    interrupt: Interrupt | None = context.obj
+    stop = interrupt.asked if interrupt else lambda: False
+    from fedmpi.sweeps import runner
+    from fedmpi.sweeps.display import Display, show_plan
+    from fedmpi.sweeps.standing import announce
+
+    if dry_run:
+        show_plan(planned, runs, runner.check(planned, runs))
+        return 0
+    if launched:
+        [run] = runs
+        runner.refuse_unprepared(run, planned)
+        if world_rank() in (0, None):
+            announce(planned, runs)
+        return _train(interrupt, run.config, run.folder, resume=True)
+    with Display(len(runs)) as shown:
+        if prepare_only:
+            return runner.prepare_shards(runs, shown.tell, stop)
+        outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.tell, shown.done, shown.working)
+    shown.table(planned, outcomes)
+    return runner.exit_code(outcomes)
 
 
 @app.command("presets")

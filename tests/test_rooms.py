@@ -24,7 +24,7 @@ FLOORS = (
     ("aggregation", "clients", "inspect", "local", "mediators", "privacy", "process", "records", "samples"),
     ("doctor", "jobs", "rounds"),
     ("api",),
-    ("results", "testing"),
+    ("results", "sweeps", "testing"),
     ("report",),
     ("cli",),
     ("__main__",),

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 MOST_CORES = 4096
 LEAST_SECONDS_OF_LOAD = 0.2
+MOST_THREADS = "FEDMPI_MOST_THREADS"
+"""The variable by which a sweep tells the ranks of runs side by side how many threads there is room for."""
 
 
 def core_mask() -> np.ndarray:
@@ -39,7 +41,7 @@ def fair_threads(masks: np.ndarray, node_rank: int, allowed: int, environ: Mappi
     """Threads for one of the ranks of a node.
 
     A core that several ranks may use is divided among them, so that ranks bound to cores of their own keep them whole.
-    An explicit OMP_NUM_THREADS wins; SLURM_CPUS_PER_TASK is an upper limit.
+    An explicit OMP_NUM_THREADS wins; SLURM_CPUS_PER_TASK and FEDMPI_MOST_THREADS are upper limits.
 
     Parameters
     ----------
@@ -58,9 +60,9 @@ def fair_threads(masks: np.ndarray, node_rank: int, allowed: int, environ: Mappi
     share = float((1 / masks.sum(axis=0)[own]).sum())
     if allowed < own.sum():
         share = min(share, allowed / len(masks))
-    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
-    if per_task.isdigit():
-        share = min(share, int(per_task))
+    for limit in (environ.get("SLURM_CPUS_PER_TASK", ""), environ.get(MOST_THREADS, "")):
+        if limit.isdigit():
+            share = min(share, int(limit))
     return max(1, int(share + 1e-9))
 
 

@@ -25,9 +25,14 @@ def on_terminal() -> bool:
 
 
 def show_table(
-    screen: Console, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", caption: str = ""
+    screen: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    caption: str = "",
+    left: int = 1,
 ) -> None:
-    """A table, its first column left and the others right; where it would not fit, one line a cell.
+    """A table, its first columns left and the others right; where it would not fit, one line a cell.
 
     Parameters
     ----------
@@ -38,11 +43,14 @@ def show_table(
     rows : iterable of sequences of str
     title, caption : str
         Above and below.
+    left : int
+        Columns that are texts.
     """
     cells = [list(row) for row in rows]
     table = Table(*headings, title=title or None, caption=caption or None)
     for number, column in enumerate(table.columns):
-        column.justify = "right" if number else "left"
+        column.justify = "right" if number >= left else "left"
+        column.overflow = "fold"
     for row in cells:
         table.add_row(*row)
     if screen.measure(table).minimum <= screen.width:

@@ -23,6 +23,8 @@ from fedmpi.config.presets import preset_named
 Table = dict[str, Any]
 DEEPEST = 16
 """Names between the dots of a key: options of a model may be tables of tables."""
+OF_A_SWEEP = ("sweep", "prepare")
+"""Tables that a file has beside those of a configuration when it describes many runs."""
 ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
 
 
@@ -306,8 +308,12 @@ def _flatten(table: Table, origin: str) -> Table:
     flat: Table = {}
     for name, value in table.items():
         field = Config.model_fields.get(name)
+        if name in OF_A_SWEEP and origin.endswith(".toml"):
+            raise UserError(
+                f"{shown(origin)} describes a sweep of many runs: start it with fedmpi sweep {shown(origin)}"
+            )
         if field is None:
-            raise UserError(_unknown(name, origin, _all_keys()))
+            raise UserError(unknown_key(name, origin, all_keys()))
         part = field.annotation
         if not (isinstance(part, type) and issubclass(part, BaseModel)):
             flat[name] = value
@@ -317,16 +323,18 @@ def _flatten(table: Table, origin: str) -> Table:
         open_ended = part.model_config.get("extra") == "allow"
         for key, inner in value.items():
             if key not in part.model_fields and not open_ended:
-                raise UserError(_unknown(f"{name}.{key}", origin, _all_keys()))
+                raise UserError(unknown_key(f"{name}.{key}", origin, all_keys()))
             flat[f"{name}.{key}"] = inner
     return flat
 
 
-def _all_keys() -> list[str]:
+def all_keys() -> list[str]:
+    """Every table and every key, as users write them."""
     return [row[0].strip("[]") for row in key_descriptions()]
 
 
-def _unknown(key: str, origin: str, known: Iterable[str]) -> str:
+def unknown_key(key: str, origin: str, known: Iterable[str]) -> str:
+    """The sentence about a key that there is not, with the nearest of those that are known."""
     candidates = list(known)
     near = get_close_matches(key, candidates, n=1, cutoff=0.5)
     if not near:

@@ -1,0 +1,47 @@
+"""Processes that a sweep starts: they do not outlive it by much, and what they say last is why they failed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2), on Linux."""
+TAIL = 4096
+"""Bytes of a log that its last words are looked for in."""
+
+
+def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
+    """For Popen's preexec_fn: the child is sent a signal when this process dies, however it dies.
+
+    Parameters
+    ----------
+    at_once : bool
+        Whether to kill it; else it is told to save and stop, as by a batch system.
+    """
+    parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def told_of_death() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, int(number))
+            if os.getppid() != parent:  # it died before it was asked for
+                os.kill(os.getpid(), number)
+
+    return told_of_death
+
+
+def last_words(log: Path) -> str:
+    """Why a command failed: its last line that says "error:", else its last line."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.path.getsize(log) - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return "it left no words"
+    spoken = [line.strip() for line in lines if line.strip()]
+    errors = [line.partition("error: ")[2] for line in spoken if "error: " in line]
+    return [*(spoken[-1:] or ["it said nothing"]), *errors][-1]

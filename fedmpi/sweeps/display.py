@@ -1,0 +1,130 @@
+"""What a sweep shows: the plan, a line a run, what is at work now, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.live import Live
+from rich.text import Text
+
+from fedmpi.common.terminal import console, on_terminal, paragraph, show_table, spoken
+from fedmpi.sweeps.labels import spoken_labels
+from fedmpi.sweeps.plan import PlannedRun, Sweep
+from fedmpi.sweeps.runner import Outcome, Started
+from fedmpi.sweeps.standing import Standing, recorded
+
+SCORES = (("test_accuracy", "test accuracy"), ("val_accuracy", "validation accuracy"))
+
+
+def show_plan(sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Standing]) -> None:
+    """The table of --dry-run: index, what differs, folder and state of each run, and the shards."""
+    ranks = f", {sweep.ranks} ranks each" if sweep.ranks > 1 else ""
+    rows = [
+        [str(run.index), run.name, spoken_labels(run.labels), _state(run, standing)]
+        for run, standing in zip(runs, standings, strict=True)
+    ]
+    title = f"{sweep.origin}: {len(runs)} runs{ranks}, folders in {sweep.out}"
+    show_table(console(), ["#", "folder", "what differs", "state"], rows, title, left=4)
+    for data in {run.data.folder: run.data for run in runs if run.data is not None}.values():
+        state = "prepared" if data.ready() else "to be prepared"
+        print(paragraph(f"{state}: fedmpi prepare {' '.join(data.command)}", "shards  ", "    "))
+
+
+def _state(run: PlannedRun, standing: Standing) -> str:
+    if standing.state == "begun":
+        return f"goes on at round {standing.rounds} of {run.config.rounds}"
+    if standing.state == "busy":
+        return f"in use by {standing.holder}"
+    return standing.state
+
+
+class Display:
+    """Lines about runs, and on a terminal one at the bottom about those at work.
+
+    Parameters
+    ----------
+    runs : int
+        How many are wanted.
+    """
+
+    def __init__(self, runs: int):
+        self._runs = runs
+        self._done = 0
+        self._console = console()
+        self._live = Live(console=self._console, refresh_per_second=4) if on_terminal() else None
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(Text(""))
+            self._live.stop()
+
+    def tell(self, text: str) -> None:
+        """A line."""
+        self._console.print(Text(paragraph(text)), soft_wrap=True)
+
+    def done(self, outcome: Outcome) -> None:
+        """A line about a run that came to its end now."""
+        self._done += 1
+        if outcome.ending == "finished" and not outcome.seconds:
+            return
+        self.tell(f"{self._done}/{self._runs} {outcome.run.name}: {_told(outcome)}")
+
+    def working(self, started: Sequence[Started]) -> None:
+        """The line at the bottom."""
+        if self._live is None:
+            return
+        at_work = [f"{one.run.name} {recorded(one.run.folder)}/{one.run.config.rounds}" for one in started]
+        line = Text(f"{self._done}/{self._runs} done; at work: {'; '.join(at_work) or 'none'}", no_wrap=True)
+        line.truncate(self._console.width, overflow="ellipsis")
+        self._live.update(line)
+
+    def table(self, sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
+        """The end: every run, and the failed ones by name."""
+        rows = [
+            [
+                one.run.name,
+                one.ending,
+                f"{one.standing.rounds}/{one.run.config.rounds}",
+                _score(one) or "-",
+                spoken(one.seconds) if one.seconds else "before" if one.ending == "finished" else "-",
+            ]
+            for one in outcomes
+        ]
+        counts = [
+            f"{count} {ending}"
+            for ending in ("finished", "failed", "stopped")
+            if (count := sum(one.ending == ending for one in outcomes))
+        ]
+        show_table(self._console, ["run", "state", "rounds", "score", "time"], rows, caption=", ".join(counts), left=2)
+        for one in outcomes:
+            if one.ending == "failed":
+                print(paragraph(f"{one.run.name}: {one.why} (see {one.run.folder})", "failed  ", "    "))
+        finished = sum(one.ending == "finished" for one in outcomes)
+        if finished > 1:
+            print(paragraph(f"results in {sweep.out}: fedmpi compare {sweep.out}"))
+
+
+def _told(outcome: Outcome) -> str:
+    if outcome.ending == "failed":
+        return f"failed: {outcome.why}"
+    rounds = f"{outcome.standing.rounds} of {outcome.run.config.rounds} rounds"
+    if outcome.ending == "stopped":
+        return f"stopped, {rounds} done"
+    score = _score(outcome, named=True)
+    return f"finished in {spoken(outcome.seconds)}{f', {score}' if score else ''}"
+
+
+def _score(outcome: Outcome, named: bool = False) -> str:
+    final = (outcome.standing.summary or {}).get("final", {})
+    for key, name in SCORES:
+        if final.get(key) is not None:
+            return f"{name} {final[key]:.4f}" if named else f"{final[key]:.4f}"
+    return ""

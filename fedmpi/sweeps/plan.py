@@ -1,0 +1,340 @@
+"""A sweep's file: which runs it describes, each with its complete configuration, name, folder and shards.
+
+The file is that of a configuration with a table [sweep] beside: lists of values, crossed; [[sweep.run]] tables, each a
+variant with a name; and [prepare] tables, the shards. All runs are validated before the first one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError, shown
+from fedmpi.common.registry import DIGITS
+from fedmpi.config import Config
+from fedmpi.config.loading import (
+    ALTERNATIVES,
+    OF_A_SWEEP,
+    all_keys,
+    assignments,
+    build_config,
+    config_toml,
+    nested,
+    read_toml,
+    unknown_key,
+)
+from fedmpi.sweeps.labels import run_name, short_keys, shown_value
+from fedmpi.sweeps.prepared import Preparation, words_of
+
+Table = dict[str, Any]
+MOST_RUNS = 100_000
+MOST_RANKS = 4096
+SEED = "{seed}"
+"""What stands for a run's seed in the texts of [prepare]."""
+SHARDS, PREPARE = "data.shards", "prepare."
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep.
+
+    Attributes
+    ----------
+    index : int
+        From 0 on: the number of its task in a SLURM array.
+    name : str
+        What differs, as the name of its folder.
+    folder : Path
+    labels : dict
+        What differs, by key; a variant's name by the name of its tables ("run").
+    config : Config
+    data : Preparation or None
+        The shards that are prepared for it.
+    """
+
+    index: int
+    name: str
+    folder: Path
+    labels: Table
+    config: Config
+    data: Preparation | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a file.
+
+    Attributes
+    ----------
+    origin : str
+        The file.
+    out : Path
+        The folder of the runs' folders.
+    ranks : int
+        Ranks of every run.
+    runs : tuple of PlannedRun
+    """
+
+    origin: str
+    out: Path
+    ranks: int
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A choice of settings: what it sets, what it crosses, and its label."""
+
+    label: Table
+    fixed: Table
+    crossed: dict[str, list[Any]]
+
+
+def plan_sweep(
+    given: str | Path | Mapping[str, Any],
+    out: Path | None = None,
+    settings: Sequence[str] = (),
+    ranks: int | None = None,
+) -> Sweep:
+    """The runs that a file (or the same tables from Python) describes.
+
+    Parameters
+    ----------
+    given : str, Path or mapping
+    out : Path, optional
+        The folder of the runs; runs/NAME-OF-THE-FILE unless given.
+    settings : sequence of str
+        Assignments as after --set, for all runs, in the place of what the file says of their keys.
+    ranks : int, optional
+        In the place of the file's.
+
+    Raises
+    ------
+    UserError
+        The file cannot be read, holds an unknown key, or a run's configuration is wrong; the run is named.
+    """
+    origin = "the sweep" if isinstance(given, Mapping) else str(given)
+    table = dict(given) if isinstance(given, Mapping) else read_toml(Path(given))
+    for name in table:
+        if name not in Config.model_fields and name not in OF_A_SWEEP and "." not in name:
+            raise UserError(unknown_key(name, origin, [*all_keys(), *OF_A_SWEEP]))
+    swept = _table(table.pop("sweep", {}), f"{origin}: sweep")
+    prepared = _preparations(_table(table.pop("prepare", {}), f"{origin}: prepare"), origin)
+    base = nested(table, origin)
+    folder = out or Path("runs") / (Path(origin).stem if not isinstance(given, Mapping) else "sweep")
+    chosen = assignments(settings)
+    found = list(_combinations(swept, origin, chosen))
+    if len(found) > MOST_RUNS:
+        raise UserError(f"{origin} describes {len(found):,} runs: {MOST_RUNS:,} are the most")
+    seeds = list(dict.fromkeys(repr(labels.get("seed")) for labels, _ in found))
+    found.sort(key=lambda one: seeds.index(repr(one[0].get("seed"))))
+    variants = [name for name, value in swept.items() if _is_variants(value)]
+    short = short_keys(key for labels, _ in found for key in labels if key not in variants)
+    runs: list[PlannedRun] = []
+    for index, (labels, values) in enumerate(found):
+        name = run_name(labels, variants, short)
+        config, data = _configured(base, values, settings, prepared, origin, name, folder, short)
+        runs.append(PlannedRun(index, name, folder / name, labels, config, data))
+    _refuse_twins(runs, origin)
+    _refuse_shared_folders(runs, origin)
+    used = {run.data.name for run in runs if run.data is not None}
+    for name in prepared:
+        if name not in used:
+            raise UserError(f'{origin}: [prepare.{name}] is used by no run: write data.shards = "{name}" where it is')
+    return Sweep(origin, folder, _ranks(swept.get("ranks", 1) if ranks is None else ranks, origin), tuple(runs))
+
+
+def _combinations(swept: Table, origin: str, chosen: Table) -> Iterator[tuple[Table, Table]]:
+    """(labels, values by key) of every run, in the order of the file."""
+    axes = _axes({key: value for key, value in swept.items() if key != "ranks" and not _is_variants(value)}, origin)
+    named = [
+        [_variant(kind, table, origin) for table in tables] for kind, tables in swept.items() if _is_variants(tables)
+    ]
+    for together in product(*named):
+        fixed: Table = {}
+        crossed: dict[str, list[Any]] = {}
+        label: Table = {}
+        for variant in together:
+            if twice := sorted(({**fixed, **crossed}).keys() & {**variant.fixed, **variant.crossed}.keys()):
+                names = " and ".join(map(str, {**label, **variant.label}.values()))
+                raise UserError(f"{origin}: {twice[0]} is set by each of {names}: let one of them set it")
+            fixed, crossed, label = fixed | variant.fixed, crossed | variant.crossed, label | variant.label
+        taken = _with_alternatives({**fixed, **crossed, **chosen})
+        outer = {key: values for key, values in axes.items() if key not in taken}
+        inner = {key: values for key, values in crossed.items() if key not in _with_alternatives(chosen)}
+        lists = outer | inner
+        for values in product(*lists.values()):
+            own = dict(zip(lists, values, strict=True))
+            yield label | own, fixed | own
+
+
+def _axes(table: Table, origin: str) -> dict[str, list[Any]]:
+    """Lists of values by key."""
+    axes = {}
+    known = [*all_keys(), "ranks", "run"]
+    for key, values in _flat(table):
+        if not isinstance(values, list):
+            if key not in known and not key.startswith(PREPARE) and get_close_matches(key, known, n=1, cutoff=0.5):
+                raise UserError(unknown_key(key, f"[sweep] of {origin}", known))
+            raise UserError(
+                f"{origin}: {key} = {shown(values, repr)} in [sweep] is one value: write a list of values, or set it "
+                "outside of [sweep] for all runs"
+            )
+        axes[key] = _several(key, values, origin)
+    return axes
+
+
+def _several(key: str, values: list[Any], origin: str) -> list[Any]:
+    if not values:
+        raise UserError(f"{origin}: {key} = [] in [sweep] leaves no run: write at least one value")
+    written = [shown_value(value) for value in values]
+    for value in written:
+        if written.count(value) > 1:
+            raise UserError(f"{origin}: {key} in [sweep] holds {value} twice")
+    return values
+
+
+def _is_variants(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
+
+
+def _variant(kind: str, table: Table, origin: str) -> Variant:
+    """One of the [[sweep.KIND]] tables."""
+    where = f"{origin}: [[sweep.{kind}]]"
+    if kind in Config.model_fields or kind in ("ranks", "prepare"):
+        raise UserError(f"{where}: {kind} is a table of keys; lists of variants have another name, as [[sweep.run]]")
+    values = dict(table)
+    name = values.pop("name", None)
+    if not isinstance(name, str) or not name.strip():
+        raise UserError(f'{where} needs a name: name = "…"')
+    flat = dict(_flat(values))
+    crossed = {key: _several(key, value, origin) for key, value in flat.items() if isinstance(value, list)}
+    return Variant({kind: name}, {key: value for key, value in flat.items() if key not in crossed}, crossed)
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """("part.key", value) of tables and of dotted keys alike."""
+    for part, value in table.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{part}.{key}", inner) for key, inner in value.items())
+        else:
+            yield part, value
+
+
+def _with_alternatives(keys: Mapping[str, Any]) -> set[str]:
+    """The keys, and those that give way to them."""
+    return {*keys, *(other for pair in ALTERNATIVES for other in pair if any(key in keys for key in pair))}
+
+
+def _configured(
+    base: Table,
+    values: Table,
+    settings: Sequence[str],
+    prepared: Mapping[str, Table],
+    origin: str,
+    name: str,
+    out: Path,
+    short: Mapping[str, str],
+) -> tuple[Config, Preparation | None]:
+    """The complete configuration of a run, and its shards where they are to be prepared."""
+    own = {key: value for key, value in values.items() if not key.startswith(PREPARE)}
+    changed = {key.removeprefix(PREPARE): value for key, value in values.items() if key.startswith(PREPARE)}
+    layers = [(origin, base), (f"{origin}, run {name}", nested(own, origin))]
+    layers += [(f"--set {setting}", nested(assignments([setting]), origin)) for setting in settings]
+    shards = next((layer["data"]["shards"] for _, layer in reversed(layers) if "shards" in layer.get("data", {})), None)
+    source = shards if isinstance(shards, str) and shards in prepared else "" if shards is None else None
+    if source is None or source not in prepared:
+        if changed:
+            raise UserError(f"{origin}, run {name}: {PREPARE}{next(iter(changed))} means nothing: no [prepare] is used")
+        return _built(layers, origin, name), None
+    seed = next((layer["seed"] for _, layer in reversed(layers) if "seed" in layer), 0)
+    data = _preparation(source, prepared[source], changed, seed, origin, out, short)
+    return _built([*layers, (origin, {"data": {"shards": str(data.folder)}})], origin, name), data
+
+
+def _built(layers: list[tuple[str, Table]], origin: str, name: str) -> Config:
+    try:
+        return build_config(layers)
+    except UserError as error:
+        if origin in str(error):
+            raise
+        raise UserError(f"{origin}, run {name}: {error}") from error
+
+
+def _preparations(table: Table, origin: str) -> dict[str, Table]:
+    """[prepare] tables by name, "" where there is just one; what stands in [prepare] itself holds for all."""
+    named = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    common = {name: value for name, value in table.items() if name not in named}
+    if DIGITS in named:
+        raise UserError(f"{origin}: [prepare.{DIGITS}] has the name of the embedded data: choose another")
+    if not named:
+        return {"": common} if common else {}
+    return {name: {**common, **own} for name, own in named.items()}
+
+
+def _preparation(
+    name: str, options: Table, changed: Table, seed: Any, origin: str, out: Path, short: Mapping[str, str]
+) -> Preparation:
+    where = f"{origin}: [prepare{f'.{name}' if name else ''}]"
+    given = {**options, **changed}
+    by_seed = any(
+        SEED in one
+        for value in given.values()
+        for one in (value if isinstance(value, list) else [value])
+        if isinstance(one, str)
+    )
+    filled = {key: _filled(value, seed) for key, value in given.items()}
+    words = words_of(filled, where)
+    labels: Table = {PREPARE + key: value for key, value in changed.items()} | ({"seed": seed} if by_seed else {})
+    title = name or str(filled["dataset"])
+    ends = {key: key.removeprefix(PREPARE) for key in labels}
+    varied = run_name({"preset": title, **labels}, (), {**ends, **short})
+    folder = filled.get("out", str(out / "shards" / varied))
+    if not isinstance(folder, str) or not folder.strip():
+        raise UserError(f"{where}: out = {shown(folder, repr)}: give the folder of the shards as a text")
+    return Preparation(name, Path(folder), words)
+
+
+def _filled(value: Any, seed: Any) -> Any:
+    if isinstance(value, list):
+        return [_filled(one, seed) for one in value]
+    return value.replace(SEED, str(seed)) if isinstance(value, str) else value
+
+
+def _refuse_twins(runs: Sequence[PlannedRun], origin: str) -> None:
+    names: dict[str, PlannedRun] = {}
+    configs: dict[str, PlannedRun] = {}
+    for run in runs:
+        if run.name == "shards":
+            raise UserError(f"{origin}: a run cannot have the name shards, which is that of the folder of the shards")
+        if run.name in names:
+            raise UserError(
+                f"{origin}: two runs would have the same folder, {run.folder}: let their values differ more"
+            )
+        text = config_toml(run.config)
+        if text in configs:
+            raise UserError(f"{origin}: the runs {configs[text].name} and {run.name} are the same: leave out one")
+        names[run.name] = configs[text] = run
+
+
+def _refuse_shared_folders(runs: Sequence[PlannedRun], origin: str) -> None:
+    there: dict[Path, Preparation] = {}
+    for data in (run.data for run in runs if run.data is not None):
+        if there.setdefault(data.folder, data).words != data.words:
+            raise UserError(f"{origin}: unlike shards would share the folder {data.folder}: give each its own out")
+
+
+def _ranks(given: Any, origin: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_RANKS:
+        raise UserError(f"{origin}: ranks = {shown(given, repr)}: give a number from 1 to {MOST_RANKS}")
+    return given
+
+
+def _table(value: Any, where: str) -> Table:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} is a table of keys: write [{where.rpartition(' ')[2]}] and its keys below it")
+    return dict(value)

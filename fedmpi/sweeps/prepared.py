@@ -1,0 +1,205 @@
+"""The shards that a sweep needs: described in its file, prepared once, whoever asks for them and however often.
+
+Who prepares holds a folder beside the shards (`records/hold.py`), whatever host it is on; the others wait. What a
+killed preparation has left is cleared by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import RunFailure, UserError, shown
+from fedmpi.common.files import make_folder
+from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
+from fedmpi.records.hold import Hold, Holder
+from fedmpi.sweeps.children import ends_with_parent, last_words
+
+WHERE_FROM = ("--out", "--raw", "--download", "--overwrite", "--plot")
+"""Options that change nothing about the shards themselves."""
+POLLED = 0.5
+"""Seconds between two looks at another's preparation."""
+
+
+class Stopped(Exception):
+    """A signal ended what was going on."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """One folder of shards, and the command that writes it.
+
+    Attributes
+    ----------
+    name : str
+        The name in the sweep's file; the data set's where there is none.
+    folder : Path
+    words : tuple of str
+        What `fedmpi prepare` is given, without --out.
+    """
+
+    name: str
+    folder: Path
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """All words of `fedmpi prepare`."""
+        return [*self.words, "--out", str(self.folder)]
+
+    def check(self) -> None:
+        """Refuse what can be told to be wrong before any data are read.
+
+        Raises
+        ------
+        UserError
+            An unknown data set, partition or option, missing files, or a folder that holds other shards.
+        """
+        if self.ready():
+            return
+        from data_prep.__main__ import run as data_prep  # slow, and only for sweeps that prepare
+
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                data_prep([*self.command, "--dry-run"])
+        except UserError as error:
+            raise UserError(f"[prepare] for {self.name}: {error}") from error
+
+    def ready(self) -> bool:
+        """Whether the shards are there, whole.
+
+        Raises
+        ------
+        UserError
+            The folder holds others.
+        """
+        if not (self.folder / MANIFEST).exists() or (self.folder / PREPARING).exists():
+            return False
+        there = _meaning(shlex.split(read_manifest(self.folder).command)[3:])
+        here = _meaning(self.words)
+        for option in (*here, *there):
+            if there.get(option) != here.get(option):
+                raise UserError(
+                    f"{self.folder} holds shards that were prepared otherwise ({option}: {_told(there, option)} there, "
+                    f"{_told(here, option)} here): choose another --out, or remove that folder"
+                )
+        return True
+
+
+def prepare(wanted: Preparation, tell: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    """Make sure that the shards are there: prepare them, or wait for who does.
+
+    Raises
+    ------
+    UserError
+        The preparation was refused, or the folder holds other shards.
+    RunFailure
+        It failed.
+    Stopped
+        `stop` said so.
+    """
+    beside = wanted.folder.with_name(f".{wanted.folder.name}.preparing")
+    waited = False
+    while not wanted.ready():
+        if stop():
+            raise Stopped
+        holder = Holder.of(beside)
+        if holder is not None and holder.alive():
+            if not waited:
+                tell(f"{wanted.name}: waiting for its shards, which {holder} prepares")
+            waited = True
+            time.sleep(POLLED)
+            continue
+        try:
+            make_folder(beside)
+            hold = Hold(beside)
+        except OSError as error:
+            raise UserError(f"cannot write {wanted.folder.parent} ({error.strerror}): choose another --out") from error
+        except UserError:  # another was quicker
+            continue
+        try:
+            if not wanted.ready():
+                _run(wanted, beside / "output.log", tell, stop)
+        finally:
+            hold.release()
+
+
+def _run(wanted: Preparation, log: Path, tell: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    tell(f"{wanted.name}: preparing {wanted.folder}")
+    started = time.monotonic()
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedmpi", "prepare", *wanted.command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=ends_with_parent(at_once=True),
+        )
+        try:
+            while process.poll() is None:
+                if stop():
+                    raise Stopped
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLLED)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode == 2:
+        raise UserError(f"[prepare] for {wanted.name}: {last_words(log)}")
+    if process.returncode:
+        raise RunFailure(f"preparing {wanted.folder} failed ({last_words(log)}): see {log}")
+    tell(f"{wanted.name}: prepared in {time.monotonic() - started:.0f} s")
+
+
+def words_of(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """A table of the sweep's file as words of `fedmpi prepare`.
+
+    Raises
+    ------
+    UserError
+        There is no data set or partition, or a value is none that an option can have.
+    """
+    for needed in ("dataset", "partition"):
+        if not isinstance(options.get(needed), str):
+            raise UserError(f'{where} needs {needed} = "NAME" (`fedmpi prepare list` shows them)')
+    words = [str(options["dataset"])]
+    for key, value in options.items():
+        if key in ("dataset", "out"):
+            continue
+        flag = "--" + key.replace("_", "-")
+        for one in value if isinstance(value, list) else [value]:
+            if one is True:
+                words.append(flag)
+            elif isinstance(one, str | int | float) and one is not False:
+                words += [flag, str(one)]
+            elif one is not False:
+                raise UserError(f"{where}: {key} = {shown(one, repr)}: give a text, a number, true or false")
+    return tuple(words)
+
+
+def _meaning(words: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
+    """What a command line of data_prep says about the shards: each option with its values."""
+    found: dict[str, list[str]] = {}
+    option = "data set"
+    for word in words:
+        if word.startswith("--"):
+            option, _, value = word.partition("=")
+            found.setdefault(option, []).extend([value] if value else [])
+        else:
+            found.setdefault(option, []).append(word)
+    return {option: values for option, values in found.items() if option not in WHERE_FROM}
+
+
+def _told(meaning: Mapping[str, list[str]], option: str) -> str:
+    return " ".join(meaning[option]) or "given" if option in meaning else "not given"

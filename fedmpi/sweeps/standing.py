@@ -1,0 +1,114 @@
+"""What has become of a sweep's runs, as their folders tell, and the two files that a sweep puts beside a run's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import make_folder, write_whole
+from fedmpi.config import config_toml
+from fedmpi.config.base import written
+from fedmpi.records.changes import compare
+from fedmpi.records.hold import Holder
+from fedmpi.records.reading import read_summary
+from fedmpi.sweeps.plan import PlannedRun, Sweep
+
+CONFIGURATION, NOTE, OUTPUT = "sweep.toml", "sweep.json", "output.log"
+"""In a run's folder: what it is started with; what differs in it, and why it failed last; what it printed."""
+
+State = Literal["new", "begun", "finished", "busy"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run is.
+
+    Attributes
+    ----------
+    state : {"new", "begun", "finished", "busy"}
+        "busy" where another process works on it.
+    rounds : int
+        Recorded.
+    summary : dict
+        Of a finished run.
+    holder : str
+        Who works on it.
+    """
+
+    state: State
+    rounds: int = 0
+    summary: dict[str, Any] | None = None
+    holder: str = ""
+
+
+def look(run: PlannedRun) -> Standing:
+    """How far a run is.
+
+    Raises
+    ------
+    UserError
+        Its folder holds a run of another configuration, or one with more rounds; the run is named.
+    """
+    path = run.folder / "config.toml"
+    holder = Holder.of(run.folder) if run.folder.is_dir() else None
+    rounds = recorded(run.folder)
+    try:
+        changed = {key for key, _, _ in compare(path, run.config).keys} if path.exists() else set()
+        summary = read_summary(run.folder / "summary.json")
+    except UserError as error:
+        raise UserError(f"run {run.name}: {error}") from error
+    if rounds > run.config.rounds and "rounds" in changed:
+        raise UserError(
+            f"run {run.name}: {run.folder} has done {rounds} rounds already, more than rounds = {run.config.rounds}: "
+            "give as many, or choose another --out"
+        )
+    if holder is not None and holder.alive():
+        return Standing("busy", rounds, holder=str(holder))
+    if summary and summary.get("final", {}).get("round", -1) + 1 >= run.config.rounds:
+        return Standing("finished", rounds, summary)
+    return Standing("begun" if path.exists() else "new", rounds)
+
+
+def recorded(folder: Path) -> int:
+    """Rounds that a run has recorded."""
+    try:
+        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def announce(sweep: Sweep, runs: tuple[PlannedRun, ...]) -> None:
+    """Leave in each run's folder what it is started with and what differs in it.
+
+    Raises
+    ------
+    UserError
+        A folder cannot be written.
+    """
+    for run in runs:
+        try:
+            make_folder(run.folder)
+            _put(run.folder / CONFIGURATION, config_toml(run.config))
+            note(run, None)
+        except OSError as error:
+            raise UserError(f"cannot write {run.folder} ({error.strerror or error}): choose another --out") from error
+
+
+def note(run: PlannedRun, failure: str | None) -> None:
+    """What differs in a run, and why it failed last, for `fedmpi compare`."""
+    labels = {key: written(value) for key, value in run.labels.items()}
+    data = {} if run.data is None else {"shards": run.data.name or run.data.words[0]}
+    told = {"labels": labels, **data, **({} if failure is None else {"failure": failure})}
+    _put(run.folder / NOTE, json.dumps(told, indent=1) + "\n")
+
+
+def _put(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        try:
+            write_whole(path, text.encode())
+        except FileNotFoundError:  # another sweep of the same file has just put it there
+            if not path.exists():
+                raise
