@@ -1,5 +1,5 @@
-"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, parts, show, inspect,
-estimate.
+"""The commands: train, sweep, compare, report, export, watch, submit, doctor, prepare, check, presets, parts, show,
+inspect, estimate.
 
 Exit codes: 0 done, 1 our fault, 2 the user's input is wrong (one sentence, no traceback), 75 stopped by a signal after
 saving.
@@ -18,7 +18,7 @@ from rich.text import Text
 import fedmpi
 from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import named_folder
+from fedmpi.common.files import named_folder, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.loading import assignments, flat_table, words_about_digits
@@ -211,6 +211,47 @@ def sweep(
         outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.tell, shown.done, shown.working)
     shown.table(planned, outcomes)
     return runner.exit_code(outcomes)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold them.")],
+    by: Annotated[str | None, typer.Option("--by", metavar="KEY,...", help="Keys that tell groups apart.")] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="KEY", help="Of the records [test_accuracy].")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", metavar="X", help="A value that is to be reached.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", metavar="NAME", help="What the others are compared with [the first].")
+    ] = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", help="Average over the last N rounds.")] = 1,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the numbers, too.")] = None,
+    latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Write the tables, too.")] = None,
+) -> None:
+    """Compare runs: mean ± deviation over seeds, differences seed by seed with intervals, what a target took.
+
+    Runs on other data are not compared with one another; unfinished and failed ones are named.
+
+    Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
+    """
+    from fedmpi.results.comparison import compare_runs
+    from fedmpi.results.folders import find_runs
+    from fedmpi.results.tables import as_csv, as_latex, render
+
+    if last < 1:
+        raise UserError(f"--last {last}: give 1 or more")
+    keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
+    comparison = compare_runs(find_runs(runs), keys, metric, target, reference, last)
+    render(comparison, console())
+    for path, text in ((csv, as_csv), (latex, as_latex)):
+        if path is not None:
+            try:
+                write_whole(path, text(comparison).encode())
+            except OSError as error:
+                raise UserError(f"cannot write {path} ({error.strerror}): choose another place") from error
+            print(f"written to {path}")
 
 
 @app.command("presets")

@@ -50,7 +50,7 @@ def show_table(
     table = Table(*headings, title=title or None, caption=caption or None)
     for number, column in enumerate(table.columns):
         column.justify = "right" if number >= left else "left"
-        column.overflow = "fold"
+        column.no_wrap = all(" " not in row[number] for row in cells)
     for row in cells:
         table.add_row(*row)
     if screen.measure(table).minimum <= screen.width:

@@ -11,7 +11,7 @@ from typing import Any
 from fedmpi.config.base import written
 
 LONGEST = 150
-"""Characters of a name; file systems take 255 bytes."""
+"""Bytes of a name; file systems take 255."""
 BY_THEMSELVES = ("preset", "data.shards", "model.name")
 """Keys whose values say enough without the key."""
 
@@ -33,9 +33,9 @@ def run_name(labels: Mapping[str, Any], variants: Iterable[str], short: Mapping[
     order = sorted(labels, key=lambda key: (key == "seed", key not in named, key != "preset"))
     pieces = [("" if key in bare else f"{short.get(key, key)}=") + _slug(labels[key]) for key in order]
     name = ",".join(pieces) or "run"
-    if len(name) > LONGEST:
+    if len(name.encode()) > LONGEST:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        name = f"{name[:LONGEST]}~{digest}"
+        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}~{digest}"
     return name
 
 
@@ -64,5 +64,7 @@ def shown_value(value: Any) -> str:
 def _slug(value: Any) -> str:
     """A value as part of a name: letters, digits and some signs, others as -."""
     value = written(value)
+    if isinstance(value, int | float):
+        return shown_value(value)
     text = Path(value).as_posix() if isinstance(value, str) else shown_value(value)
     return re.sub(r"-{2,}", "-", re.sub(r"[^\w.+~-]", "-", text)).strip("-.") or "-"

@@ -52,12 +52,12 @@ settle() {
 listen
 before=$(rounds)
 
-# --resume continues the run that the folder holds and starts one where it holds none: the same line serves both. Ranks that do
+# What continues the run that the folder holds also starts one where it holds none: the same line serves both. Ranks that do
 # not find one another in MPI's start end with 76 and leave a mark: they are started again at once, three times.
 export FEDMPI_NOT_STARTED=$run/not-started
 for start in first second third last; do
   rm -f "$FEDMPI_NOT_STARTED"
-  "${launch[@]}" "${fedmpi[@]}" "${words[@]}" --resume &
+  "${launch[@]}" "${fedmpi[@]}" "${words[@]}" &
   job=$!
   while :; do
     if [ -n "$signalled" ]; then

@@ -6,4 +6,4 @@ config=$1 run=$2
 shift 2
 @run_folder@
 words=(train "$config" --out "$run" "$@")
-words=("${words[@]//%a/${SLURM_ARRAY_TASK_ID:-%a}}")
+words=("${words[@]//%a/${SLURM_ARRAY_TASK_ID:-%a}}" --resume)

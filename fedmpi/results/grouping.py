@@ -1,0 +1,223 @@
+"""Which runs belong together: repetitions over seeds, and groups that may be compared with one another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.loading import all_keys, unknown_key
+from fedmpi.records.changes import MAY_CHANGE
+from fedmpi.results.folders import FolderOfRun
+
+FolderKey = str
+"""A run's folder, as text."""
+DATA = "data.shards"
+BARE = ("preset", DATA, "model.name")
+"""Keys whose values say enough without the key."""
+OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
+"""Keys that change nothing about what is learned."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed.
+
+    Attributes
+    ----------
+    parts : dict
+        What tells it from the others of its block, by key.
+    runs : dict
+        The runs by seed.
+    """
+
+    parts: dict[str, str]
+    runs: dict[int, FolderOfRun]
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return ", ".join(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Block:
+    """Groups on the same data, evaluated alike.
+
+    Attributes
+    ----------
+    title : str
+        Which data, where there are several blocks.
+    groups : list of Group
+    notes : list of str
+        What a reader has to know before comparing.
+    """
+
+    title: str
+    groups: list[Group]
+    notes: list[str]
+
+
+def blocks_of(runs: Sequence[FolderOfRun], by: Sequence[str] = ()) -> list[Block]:
+    """Finished runs, put together.
+
+    Parameters
+    ----------
+    runs : sequence of FolderOfRun
+    by : sequence of str
+        Keys that tell the groups apart; what differs unless given.
+
+    Raises
+    ------
+    UserError
+        Two runs are the same; `by` names no key, or puts unlike runs together.
+    """
+    for key in by:
+        if not any(key in run.config or key in run.labels for run in runs) and key not in all_keys():
+            known = [*all_keys(), *(key for run in runs for key in run.labels)]
+            raise UserError(unknown_key(key, "--by", known))
+    data = _data_names(runs)
+    found: dict[tuple[str, ...], list[FolderOfRun]] = {}
+    keys = [key for key in _differing(runs, data) if _of_the_measure(key)]
+    for run in runs:
+        found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
+    blocks = []
+    for values, together in found.items():
+        title = ", ".join(f"{key} = {value}" for key, value in zip(keys, values, strict=True))
+        blocks.append(Block(title, _groups(together, by, data), _notes(together)))
+    return blocks
+
+
+def _groups(runs: Sequence[FolderOfRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[Group]:
+    keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
+    found: dict[tuple[str, ...], list[FolderOfRun]] = {}
+    for run in runs:
+        found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
+    parts = _parts(list(found.values()), keys, by, data)
+    named: dict[tuple[str, ...], list[FolderOfRun]] = {}
+    for own, together in zip(parts, found.values(), strict=True):
+        other = named.setdefault(tuple(own.values()), together)
+        if other is not together:
+            mixed = [key for key in keys if _value(other[0], key, data) != _value(together[0], key, data)]
+            key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
+            one, two = (_value(pair[0], key, data) for pair in (other, together))
+            raise UserError(
+                f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
+                f"--by {','.join([*by, key])} keeps them apart"
+            )
+    return [Group(own, _by_seed(together)) for own, together in zip(parts, found.values(), strict=True)]
+
+
+def _by_seed(runs: Sequence[FolderOfRun]) -> dict[int, FolderOfRun]:
+    seeds: dict[int, FolderOfRun] = {}
+    for run in runs:
+        if seeds.setdefault(run.seed, run) is not run:
+            raise UserError(
+                f"{seeds[run.seed].folder} and {run.folder} are the same run, seed {run.seed} included: name one"
+            )
+    return dict(sorted(seeds.items()))
+
+
+def _parts(
+    groups: Sequence[Sequence[FolderOfRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
+) -> list[dict[str, str]]:
+    """What tells each group from the others: by the keys wanted, by what its sweep names, or by as few keys as do."""
+
+    def told(chosen: Sequence[str], value: Callable[[FolderOfRun, str], str]) -> list[dict[str, str]]:
+        ends = [key.rpartition(".")[2] for key in chosen]
+        return [
+            {
+                key: value(group[0], key)
+                if key in BARE or not _is_key(group[0], key)
+                else f"{end if ends.count(end) == 1 else key} = {value(group[0], key)}"
+                for key, end in zip(chosen, ends, strict=True)
+            }
+            for group in groups
+        ]
+
+    if by:
+        return told(by, lambda run, key: _value(run, key, data))
+    labels = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
+    named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
+    if labels and all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
+        varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
+        return told(varied or labels, _labelled)
+    ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
+    chosen: list[str] = []
+
+    def classes(keys: Sequence[str]) -> int:
+        return len({tuple(_value(group[0], key, data) for key in keys) for group in groups})
+
+    for key in ordered:
+        if classes([*chosen, key]) > classes(chosen):
+            chosen.append(key)
+    return told(chosen or ["preset"], lambda run, key: _value(run, key, data))
+
+
+def _of_the_measure(key: str) -> bool:
+    """Whether scores of runs that differ in this key are not of the same thing."""
+    return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
+
+
+def _is_key(run: FolderOfRun, key: str) -> bool:
+    """Whether a label is a key of the configuration, and not the name of a list of variants."""
+    return "." in key or key in run.config
+
+
+def _labelled(run: FolderOfRun, key: str) -> str:
+    return _shown(run.labels[key]) if key in run.labels else _value(run, key, {})
+
+
+def _value(run: FolderOfRun, key: str, data: dict[FolderKey, str]) -> str:
+    if key == DATA and str(run.folder) in data:
+        return data[str(run.folder)]
+    return _shown(run.config[key] if key in run.config else run.labels.get(key, "unset"))
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _differing(runs: Sequence[FolderOfRun], data: dict[FolderKey, str]) -> list[str]:
+    """Keys in whose values the runs differ, without the seed."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    return [key for key in keys if key != "seed" and len({_value(run, key, data) for run in runs}) > 1]
+
+
+def _data_names(runs: Sequence[FolderOfRun]) -> dict[FolderKey, str]:
+    """The data of each run, by its folder; partitions that are drawn anew for each seed have one name, with {seed}."""
+    shards = {str(run.folder): str(run.config.get(DATA, "digits")) for run in runs}
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(shards[str(run.folder)], set()).add(run.seed)
+    return {
+        str(run.folder): text if len(seeds[text]) > 1 else _without_seed(text, run.seed)
+        for run in runs
+        for text in [shards[str(run.folder)]]
+    }
+
+
+def _without_seed(shards: str, seed: int) -> str:
+    """A folder's name with the last number in it that is the seed replaced."""
+    return re.sub(rf"^(.*)(?<!\d){seed}(?!\d)", r"\g<1>{seed}", shards, count=1, flags=re.DOTALL)
+
+
+def _notes(runs: Sequence[FolderOfRun]) -> list[str]:
+    """What differs in runs of one block and would be overlooked."""
+    notes = []
+    for key, why in (
+        ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
+        ("rounds", "finals are those of unlike rounds"),
+    ):
+        values = list(dict.fromkeys(_shown(run.config.get(key, "unset")) for run in runs))
+        if len(values) > 1:
+            notes.append(f"{key} differs ({', '.join(values)}): {why}")
+    for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):
+        for seed in {run.seed for run in runs}:
+            told = {str(run.summary.get(key)) for run in runs if run.seed == seed}
+            if len(told) > 1:
+                notes.append(f"{name} differ between runs of seed {seed}: their data are not the same")
+                break
+    return notes

@@ -1,0 +1,171 @@
+"""Comparisons as tables: on the terminal, as CSV with all digits, as LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+
+from fedmpi.common.terminal import paragraph, show_table
+from fedmpi.results.comparison import Comparison, Row, Spread, in_percent
+from fedmpi.results.grouping import Block
+
+UNITS = {
+    "rounds": ("rounds", 1.0, 1),
+    "samples": ("samples", 1.0, 0),
+    "bytes": ("MB", 1e6, 1),
+    "virtual_seconds": ("virtual s", 1.0, 1),
+}
+"""Of what was spent up to a target: the word, the divisor, and digits."""
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+)
+
+
+def render(comparison: Comparison, screen: Console) -> None:
+    """Every block as a table, with what a reader has to know below."""
+    for block, rows in comparison.blocks:
+        heads, cells = _cells(comparison, rows)
+        _show(screen, heads, cells, block.title if len(comparison.blocks) > 1 else "")
+        for line in block.notes:
+            print(paragraph(line, "note  ", "    "))
+    if len(comparison.blocks) > 1:
+        words = "runs on other data, or evaluated on another part, have tables of their own and are not compared"
+        print(paragraph(words, "note  ", "    "))
+    if any(row.interval is not None for _, rows in comparison.blocks for row in rows):
+        words = '95 % t intervals of the differences seed by seed; "difference" where 0 lies outside'
+        print(paragraph(words, "in brackets: ", "    "))
+    for line in _left_out(comparison):
+        print(paragraph(line, "left out: ", "    "))
+
+
+def _show(screen: Console, heads: list[str], cells: list[list[str]], title: str) -> None:
+    """A table; where the terminal is too narrow, its columns below one another, each time behind the first one."""
+    widths = [max(map(cell_len, column)) + 3 for column in zip(heads, *cells, strict=True)]
+    parts: list[list[int]] = [[]]
+    for number, width in enumerate(widths[1:], 1):
+        if parts[-1] and 1 + widths[0] + sum(widths[one] for one in parts[-1]) + width > screen.width:
+            parts.append([])
+        parts[-1].append(number)
+    for part in parts:
+        chosen = [0, *part]
+        show_table(screen, [heads[n] for n in chosen], [[row[n] for n in chosen] for row in cells], title)
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    """Failed runs with their reasons; all others of a kind in one line."""
+    kinds: dict[str, list[str]] = {}
+    for run in comparison.left_out:
+        kinds.setdefault(run.state, []).append(run.told if run.state == "failed" else run.where)
+    lines = kinds.pop("failed", [])
+    words = {"unfinished": "not finished", "not begun": "not begun", "finished": f"without {comparison.metric}"}
+    return [*lines, *(f"{words[kind]}: {', '.join(runs)}" for kind, runs in kinds.items())]
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One line a group, numbers with all their digits; the metric as it is recorded, not in per cent."""
+    parts = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.parts))
+    costs = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.costs))
+    heads = ["block", "group", *parts, "seeds", "n", "metric", "mean", "std", "best_mean", "best_std", "reference"]
+    heads += ["common_seeds", "difference", "low", "high", "supported", "target", "reached"]
+    heads += [f"{key}_{kind}" for key in costs for kind in ("mean", "std")]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    for block, rows in comparison.blocks:
+        for row in rows:
+            found = row.interval
+            line: list[object] = [block.title, row.group.label, *(row.group.parts.get(key, "") for key in parts)]
+            line += [" ".join(map(str, row.group.runs)), row.final.n, comparison.metric]
+            line += [row.final.mean, row.final.std, row.best.mean, row.best.std]
+            line += [row.reference.label if row.reference else "", " ".join(map(str, row.common))]
+            line += [row.difference, *((found.low, found.high, found.supported) if found else (None, None, None))]
+            line += [comparison.target, row.reached if comparison.target is not None else None]
+            for key in costs:
+                line += [row.costs[key].mean, row.costs[key].std] if key in row.costs else [None, None]
+            writer.writerow("" if value is None else value for value in line)
+    return text.getvalue()
+
+
+def as_latex(comparison: Comparison) -> str:
+    """A tabular with the rules of booktabs for each block; stars mark differences whose interval leaves 0 out."""
+    return "\n".join(_tabular(comparison, block, rows) for block, rows in comparison.blocks)
+
+
+def _tabular(comparison: Comparison, block: Block, rows: Sequence[Row]) -> str:
+    heads, cells = _cells(comparison, rows)
+    lines = [f"% {block.title or comparison.metric}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
+    lines += [_latex_row(row) for row in cells]
+    lines += [r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(lines)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    written = [cell.removesuffix(" difference") + "*" if cell.endswith(" difference") else cell for cell in cells]
+    return " & ".join(cell.translate(LATEX).replace("±", r"$\pm$") for cell in written) + r" \\"
+
+
+def _cells(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of one block."""
+    share = in_percent(comparison.metric)
+    name = comparison.metric.replace("_", " ") + (", %" if share else "")
+    late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
+    references = {row.reference.label for row in rows if row.reference is not None}
+    heads = ["", "n", f"{name}{late}", "best"]
+    if references:
+        heads.append(f"difference to {references.pop() if len(references) == 1 else comparison.reference}")
+    spent = list(dict.fromkeys(key for row in rows for key in row.costs))
+    if comparison.target is not None:
+        goal = f"{100 * comparison.target:g} %" if share else f"{comparison.target:g}"
+        heads += [f"{UNITS[key][0]} to {goal}" for key in spent] or [f"to {goal}"]
+    cells = []
+    for row in rows:
+        line = [row.group.label, str(row.final.n), _spread(row.final, share), _spread(row.best, share)]
+        line += [_difference(row, share)] if any(one.reference is not None for one in rows) else []
+        if comparison.target is not None:
+            line += [_cost(row, key) for key in spent] or ["not reached"]
+        cells.append(line)
+    return heads, cells
+
+
+def _difference(row: Row, share: bool) -> str:
+    if row.reference is None:
+        return ""
+    if row.difference is None:
+        return "no seed in common"
+    text = _number(row.difference, share, "+")
+    found = row.interval
+    if found is None:
+        alike = "" if len(row.common) == 1 else " alike"
+        return f"{text} (n = {len(row.common)}{alike}: no interval)"
+    few = f" (n = {found.n})" if found.n < row.final.n else ""
+    interval = f"[{_number(found.low, share, '+')}, {_number(found.high, share, '+')}]"
+    return f"{text} {interval}{few}{' difference' if found.supported else ''}"
+
+
+def _cost(row: Row, key: str) -> str:
+    if key not in row.costs:
+        return "not reached"
+    _, unit, digits = UNITS[key]
+    cost = row.costs[key]
+    text = f"{cost.mean / unit:,.{digits}f}"
+    text += f" ± {cost.std / unit:,.{digits}f}" if cost.std is not None else ""
+    return text if row.reached == row.final.n else f"{text} ({row.reached} of {row.final.n})"
+
+
+def _spread(spread: Spread, share: bool) -> str:
+    text = _number(spread.mean, share)
+    return text if spread.std is None else f"{text} ± {_number(spread.std, share)}"
+
+
+def _number(value: float, share: bool, sign: str = "") -> str:
+    return f"{100 * value:{sign}.2f}" if share else f"{value:{sign}.4g}"

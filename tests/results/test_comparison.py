@@ -1,0 +1,263 @@
+"""Runs put beside one another: what belongs together, means and intervals over seeds, costs to a target, tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from rich.console import Console
+from scipy import stats
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.loading import nested
+from fedmpi.results.comparison import Comparison, compare_runs
+from fedmpi.results.folders import find_runs
+from fedmpi.results.tables import as_csv, as_latex, render
+
+Record = dict[str, Any]
+
+
+def write_run(
+    folder: Path,
+    accuracies: Sequence[float | None],
+    config: Record | None = None,
+    finished: bool = True,
+    labels: Record | None = None,
+    **further: Any,
+) -> None:
+    """The files of a run with these test accuracies; each round uses 10 samples and sends 1,000 bytes up and down."""
+    folder.mkdir(parents=True)
+    table = {"preset": "fedavg", "rounds": len(accuracies), "data.shards": "digits", **(config or {})}
+    (folder / "config.toml").write_text(tomli_w.dumps(nested(table, "test")))
+    with open(folder / "metrics.jsonl", "w") as file:
+        for round, accuracy in enumerate(accuracies):
+            record: Record = {"round": round, "samples": 10, "bytes_client_up": 400, "bytes_client_down": 600}
+            record |= {"test_accuracy": accuracy, "test_loss": 1 - accuracy} if accuracy is not None else {}
+            record |= {key: values[round] for key, values in further.items()}
+            file.write(json.dumps(record) + "\n")
+    if finished:
+        (folder / "summary.json").write_text(json.dumps({"final": {"round": len(accuracies) - 1}, "clients": 20}))
+    if labels is not None:
+        (folder / "sweep.json").write_text(json.dumps({"labels": labels}))
+
+
+def compared(folder: Path, **options: Any) -> Comparison:
+    return compare_runs(find_runs([folder]), **options)
+
+
+@pytest.fixture
+def systems(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """Two presets, seeds 0 to 3 and 1 to 4; accuracies after three rounds."""
+    generator = np.random.default_rng(5)
+    curves = {"fedavg": generator.uniform(0.2, 0.9, (4, 3)), "fedprox": generator.uniform(0.2, 0.9, (4, 3))}
+    for preset, first in (("fedavg", 0), ("fedprox", 1)):
+        for number, curve in enumerate(curves[preset]):
+            config = {"preset": preset, "seed": first + number, "local.proximal_mu": 0.1 if first else 0.0}
+            write_run(tmp_path / "runs" / f"{preset}-{first + number}", list(curve), config)
+    return tmp_path / "runs", curves
+
+
+def test_seeds_are_averaged_and_differences_taken_over_those_that_both_have(
+    systems: tuple[Path, dict[str, np.ndarray]],
+) -> None:
+    folder, curves = systems
+    [(block, [ours, theirs])] = compared(folder).blocks
+    assert [row.group.label for row in (ours, theirs)] == ["fedavg", "fedprox"] and not block.notes
+    assert ours.final.mean == pytest.approx(curves["fedavg"][:, -1].mean())
+    assert ours.final.std == pytest.approx(np.sqrt(((curves["fedavg"][:, -1] - ours.final.mean) ** 2).sum() / 3))
+    assert theirs.best.mean == pytest.approx(curves["fedprox"].max(1).mean())
+    differences = curves["fedprox"][:3, -1] - curves["fedavg"][1:, -1]
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert theirs.common == (1, 2, 3) and theirs.interval is not None
+    assert (theirs.interval.low, theirs.interval.high) == pytest.approx((expected.low, expected.high))
+    assert theirs.difference == pytest.approx(differences.mean()) and ours.difference is None
+    [(_, [first, _])] = compared(folder, reference="FedProx", last=2).blocks
+    assert first.reference is not None and first.reference.label == "fedprox"
+    assert first.final.mean == pytest.approx(curves["fedavg"][:, 1:].mean())
+
+
+def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(tmp_path: Path) -> None:
+    clock = {"virtual_seconds": [5, 6, 7, 8]}
+    write_run(tmp_path / "a", [0.1, None, 0.8, 0.7], {"seed": 0}, **clock)
+    write_run(tmp_path / "b", [0.1, 0.8, 0.8, 0.9], {"seed": 1}, **clock)
+    write_run(tmp_path / "c", [0.1, 0.2, 0.3, 0.79], {"seed": 2}, **clock)
+    [(_, [row])] = compared(tmp_path, target=0.8).blocks
+    assert row.reached == 2 and {key: cost.mean for key, cost in row.costs.items()} == {
+        "rounds": 2.5,
+        "samples": 25,
+        "bytes": 2500,
+        "virtual_seconds": 14.5,
+    }
+    assert row.costs["rounds"].std == pytest.approx(0.5**0.5)
+    [(_, [row])] = compared(tmp_path, metric="test_loss", target=0.75).blocks
+    assert row.reached == 3 and row.costs["rounds"].mean == pytest.approx((3 + 2 + 3) / 3), "losses fall to a target"
+    [(_, [row])] = compared(tmp_path, target=0.95).blocks
+    assert row.reached == 0 and row.costs == {}
+    assert "not reached" in rendered(compared(tmp_path, target=0.95))
+
+
+def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
+    assert compared(tmp_path).target == 0.5
+    write_run(tmp_path / "b", [0.1, 0.6], {"evaluation.target_accuracy": 0.4, "seed": 1})
+    assert compared(tmp_path).target is None
+
+
+def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Path) -> None:
+    for preset in ("fedavg", "fedadam"):
+        for number, data in enumerate(("shards/mnist", "shards/emnist")):
+            write_run(tmp_path / f"{preset}{number}", [0.1, 0.6], {"preset": preset, "data.shards": data})
+    write_run(tmp_path / "val", [0.1, 0.6], {"data.shards": "shards/mnist", "evaluation.on": "both"})
+    found = compared(tmp_path)
+    assert [(block.title, [row.group.label for row in rows]) for block, rows in found.blocks] == [
+        ("data.shards = shards/mnist, evaluation.on = unset", ["fedadam", "fedavg"]),
+        ("data.shards = shards/emnist, evaluation.on = unset", ["fedadam", "fedavg"]),
+        ("data.shards = shards/mnist, evaluation.on = both", ["fedavg"]),
+    ]
+    assert "are not compared" in rendered(found)
+
+
+def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None:
+    for seed in range(3):
+        for preset in ("fedavg", "fedadam"):
+            config = {"preset": preset, "seed": seed, "data.shards": f"shards/mnist-dir0.1-{seed}"}
+            write_run(tmp_path / f"{preset}{seed}", [0.1, 0.6], config)
+    [(_, rows)] = compared(tmp_path).blocks
+    assert [(row.group.label, sorted(row.group.runs)) for row in rows] == [
+        ("fedadam", [0, 1, 2]),
+        ("fedavg", [0, 1, 2]),
+    ]
+
+
+def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.6, 0.7])
+    write_run(tmp_path / "b", [0.1, 0.6], {"preset": "fedadam", "evaluation.every": 2})
+    (tmp_path / "b" / "summary.json").write_text(json.dumps({"final": {"round": 1}, "clients": 30}))
+    [(block, _)] = compared(tmp_path).blocks
+    assert [note.split(" (")[0].split(" of seed")[0] for note in block.notes] == [
+        "evaluation.every differs",
+        "rounds differs",
+        "numbers of clients differ between runs",
+    ]
+
+
+def test_labels_are_as_few_keys_as_tell_groups_apart(tmp_path: Path) -> None:
+    for number, (preset, lr, count) in enumerate((("fedavg", 0.1, 5), ("fedavg", 0.2, 6), ("fedadam", 0.1, 7))):
+        write_run(tmp_path / str(number), [0.5], {"preset": preset, "local.lr": lr, "participation.count": count})
+    [(_, rows)] = compared(tmp_path).blocks
+    assert [row.group.label for row in rows] == ["fedavg, lr = 0.1", "fedavg, lr = 0.2", "fedadam, lr = 0.1"]
+    [(_, rows)] = compared(tmp_path, by=["participation.count"]).blocks
+    assert [row.group.label for row in rows] == ["count = 5", "count = 6", "count = 7"]
+    with pytest.raises(UserError, match=r"--by preset puts runs together that differ in local.lr \(0.1, 0.2\)"):
+        compared(tmp_path, by=["preset"])
+    with pytest.raises(UserError, match=r"unknown key presett in --by; did you mean preset\?"):
+        compared(tmp_path, by=["presett"])
+
+
+def test_a_sweeps_names_are_kept_and_each_is_compared_with_its_like(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        for name, mu, gain in (("Fed Avg", 0.0, 0.0), ("Prox", 0.1, 0.05)):
+            for lr in (0.1, 0.2):
+                level = 0.5 + lr + gain + seed / 100 + gain * seed / 10
+                labels = {"run": name, "seed": seed, "local.lr": lr}
+                config = {"seed": seed, "local.lr": lr, "local.proximal_mu": mu}
+                write_run(tmp_path / f"{name},{lr},{seed}", [level], config, labels=labels)
+    found = compared(tmp_path, reference="fed avg")
+    [(_, rows)] = found.blocks
+    assert [row.group.label for row in rows] == [f"{n}, lr = {lr}" for n in ("Fed Avg", "Prox") for lr in (0.1, 0.2)]
+    assert [row.reference.label if row.reference else "" for row in rows[2:]] == [
+        "Fed Avg, lr = 0.1",
+        "Fed Avg, lr = 0.2",
+    ]
+    assert all(row.difference == pytest.approx(0.055) for row in rows[2:])
+    assert "difference to fed avg" in rendered(found) and "+5.50 [+4.26, +6.74] difference" in rendered(found)
+    with pytest.raises(UserError, match="--reference FedSGD: no group has this name; there are Fed Avg, lr = 0.1;"):
+        compared(tmp_path, reference="FedSGD")
+
+
+def test_few_seeds_and_like_differences_give_no_interval(tmp_path: Path) -> None:
+    for seed, level in ((0, 0.1), (1, 0.5)):
+        write_run(tmp_path / f"a{seed}", [level], {"seed": seed})
+        write_run(tmp_path / f"b{seed}", [level + 0.2], {"seed": seed, "preset": "fedadam"})
+    write_run(tmp_path / "c", [0.4], {"seed": 1, "preset": "fedyogi"})
+    write_run(tmp_path / "d", [0.4], {"seed": 7, "preset": "fedprox"})
+    found = compared(tmp_path)
+    assert [row.interval for _, rows in found.blocks for row in rows] == [None] * 4
+    text = rendered(found)
+    assert "+20.00 (n = 2 alike: no interval)" in text and "-10.00 (n = 1: no interval)" in text
+    assert "no seed in common" in text and "in brackets" not in text
+
+
+def test_unfinished_and_failed_runs_are_named_and_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "done", [0.1, 0.2])
+    write_run(tmp_path / "half", [0.1], {"rounds": 9, "seed": 1}, finished=False)
+    write_run(tmp_path / "bad", [], {"rounds": 9, "seed": 2}, finished=False)
+    (tmp_path / "bad" / "sweep.json").write_text('{"labels": {}, "failure": "no such model"}')
+    write_run(tmp_path / "other", [None, None], {"seed": 3})
+    text = rendered(compared(tmp_path))
+    assert f"left out: {tmp_path}/bad (0 of 9 rounds) failed: no such model" in text
+    assert f"not finished: {tmp_path}/half (1 of 9 rounds)" in text
+    assert f"without test_accuracy: {tmp_path}/other" in text
+    with pytest.raises(UserError, match=r"no run is finished: .*half \(1 of 9 rounds\) is unfinished"):
+        compare_runs(find_runs([tmp_path / "half"]))
+    with pytest.raises(UserError, match="no record has test_acuracy: there are .*test_accuracy"):
+        compared(tmp_path, metric="test_acuracy")
+
+
+def test_what_is_no_run_or_given_twice_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1])
+    write_run(tmp_path / "b", [0.1])
+    with pytest.raises(UserError, match="/a and .*/b are the same run, seed 0 included"):
+        compared(tmp_path)
+    assert len(find_runs([tmp_path, tmp_path / "a"])) == 2
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no run"):
+        find_runs([tmp_path / "empty"])
+    with pytest.raises(UserError, match="is no folder"):
+        find_runs([tmp_path / "nowhere"])
+    (tmp_path / "a" / "sweep.json").write_text('{"labels": 3}')
+    with pytest.raises(UserError, match="sweep.json cannot be read"):
+        find_runs([tmp_path])
+
+
+def rendered(comparison: Comparison, columns: int = 200) -> str:
+    screen = Console(width=columns, file=StringIO(), color_system=None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("builtins.print", lambda text: screen.file.write(f"{text}\n"))
+        render(comparison, screen)
+    assert isinstance(screen.file, StringIO)
+    return screen.file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_tables_fit_the_terminal_and_lose_no_number(systems: tuple[Path, dict[str, np.ndarray]], columns: int) -> None:
+    found = compared(systems[0], target=0.5)
+    table = [line for line in rendered(found, columns).splitlines() if line.startswith(("│", "┃"))]
+    assert table and max(map(len, table)) <= columns
+    [(_, rows)] = found.blocks
+    shown = " ".join(table)
+    for row in rows:
+        assert f"{100 * row.final.mean:.2f}" in shown and f"{100 * row.best.mean:.2f}" in shown
+        assert f"{row.costs['samples'].mean:,.0f}" in shown and "…" not in shown
+
+
+def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, np.ndarray]]) -> None:
+    found = compared(systems[0], target=0.5)
+    [(_, rows)] = found.blocks
+    lines = list(csv.DictReader(StringIO(as_csv(found))))
+    for line, row in zip(lines, rows, strict=True):
+        assert line["group"] == line["preset"] == row.group.label and line["n"] == "4"
+        assert float(line["mean"]) == row.final.mean and float(line["rounds_mean"]) == row.costs["rounds"].mean
+    assert row.interval is not None and row.difference is not None
+    assert (float(lines[1]["difference"]), float(lines[1]["low"])) == (row.difference, row.interval.low)
+    assert lines[1]["reference"] == "fedavg" and lines[1]["common_seeds"] == "1 2 3" and lines[0]["low"] == ""
+    text = as_latex(found)
+    assert r"test accuracy, \%" in text and r"$\pm$" in text and text.count("\\\\\n") == 3
+    assert text.count("{") == text.count("}") and "_" not in text.replace(r"\_", "").splitlines()[3]
