@@ -1,0 +1,193 @@
+"""What becomes of a sweep's runs: finished ones are left alone, others go on, a failed one stops nobody; shards are
+prepared once.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedmpi import api
+from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.data.schema import PREPARING, read_manifest
+from fedmpi.records.hold import Hold
+from fedmpi.results.comparison import compare_runs
+from fedmpi.results.folders import find_runs
+from fedmpi.sweeps.calling import sweep
+from fedmpi.sweeps.plan import plan_sweep
+from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
+from fedmpi.sweeps.runner import check, command, exit_code, run_sweep
+from fedmpi.sweeps.standing import look
+from tests.end_to_end.runs import curve
+from tests.mpi.launch import end_job, run_alone, start_job
+
+COMMON = {
+    "rounds": 3,
+    "participation": {"count": 5},
+    "logging": {"tensorboard": False},
+    "cluster": {"threads": 1},
+    "checkpoint": {"every": 1},
+}
+TWO_SEEDS = {**COMMON, "sweep": {"seed": [0, 1]}}
+DIGITS = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")
+
+
+def test_a_folder_tells_how_far_its_run_is(tmp_path: Path) -> None:
+    run, other = plan_sweep(TWO_SEEDS, tmp_path).runs
+    assert look(run).state == "new"
+    api.run(run.config, {"rounds": 2}, out=run.folder)
+    assert (look(run).state, look(run).rounds) == ("begun", 2), "as many rounds as the file asks for are not done"
+    api.run(run.config, out=run.folder, resume=True)
+    assert look(run).state == "finished"
+    hold = Hold(run.folder)
+    assert look(run).state == "busy"
+    hold.release()
+    fewer = plan_sweep({**TWO_SEEDS, "rounds": 2}, tmp_path).runs[0]
+    with pytest.raises(UserError, match=r"run seed=0: .* has done 3 rounds already, more than rounds = 2"):
+        look(fewer)
+    another = plan_sweep({**TWO_SEEDS, "local": {"lr": 0.5}}, tmp_path)
+    with pytest.raises(UserError, match=r"run seed=0: .*config.toml differs .*local.lr: 0.\d+ there, 0.5 here"):
+        run_sweep(another, another.runs)
+    assert not other.folder.exists(), "refused before anything was started"
+
+
+def test_a_sweep_of_finished_runs_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan_sweep(TWO_SEEDS, tmp_path)
+    for run in planned.runs:
+        api.run(run.config, out=run.folder)
+    monkeypatch.setattr("subprocess.Popen", None)
+    outcomes = run_sweep(planned, planned.runs)
+    assert [one.ending for one in outcomes] == ["finished"] * 2 and exit_code(outcomes) == 0
+    assert [run.config.seed for run in sweep(TWO_SEEDS, tmp_path)] == [0, 1]
+
+
+def test_a_sweep_told_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> None:
+    planned = plan_sweep({**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}}, tmp_path)
+    outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
+    assert [one.ending for one in outcomes] == ["stopped"] * 2 and exit_code(outcomes) == 75
+    assert not (tmp_path / "shards" / "digits").exists()
+    with pytest.raises(Stopped):
+        prepare(Preparation("digits", tmp_path / "elsewhere", DIGITS), print, lambda: True)
+
+
+def test_runs_are_started_as_a_user_would(tmp_path: Path) -> None:
+    run = plan_sweep(TWO_SEEDS, tmp_path).runs[1]
+    assert command(run, 1)[1:] == [
+        *("-m", "fedmpi", "train", f"{tmp_path}/seed=1/sweep.toml"),
+        *("--out", f"{tmp_path}/seed=1", "--resume"),
+    ]
+    assert command(run, 3)[1:3] == ["-n", "3"] and command(run, 3)[0].endswith("mpiexec")
+
+
+@pytest.mark.parametrize(
+    ("prepared", "said"),
+    [
+        ({"dataset": "digitz", "partition": "iid"}, "did you mean digits?"),
+        ({"dataset": "digits", "partition": "idd"}, "did you mean iid?"),
+        ({"dataset": "digits", "partition": "iid", "alhpa": 3}, "did you mean --alpha?"),
+        ({"dataset": "digits", "partition": "iid", "alpha": 3}, "the partition iid takes no --alpha"),
+        ({"dataset": "mnist", "partition": "iid", "raw": "nowhere"}, "--raw nowhere does not exist"),
+    ],
+)
+def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
+    prepared: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    planned = plan_sweep({**TWO_SEEDS, "prepare": prepared}, tmp_path)
+    with pytest.raises(UserError) as raised:
+        check(planned, planned.runs)
+    assert "[prepare] for " in str(raised.value) and said in str(raised.value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
+    """The shards of the second of three are not there at first."""
+    shards = {"a": "digits", "b": f"{tmp_path}/no", "c": "digits:clients=6"}
+    variants = [{"name": name, "data.shards": where} for name, where in shards.items()]
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps({**COMMON, "rounds": 2, "sweep": {"run": variants}}))
+    words = ["-m", "fedmpi", "sweep", tmp_path / "mine.toml", "--out", tmp_path / "out", "--jobs", "2"]
+    done = run_alone(words, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "2 finished, 1 failed" in done.stdout and "a: finished in" in done.stdout
+    assert f"b: the shard folder {tmp_path}/no does not exist" in done.stdout
+    written = {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
+    found = compare_runs(find_runs([tmp_path / "out"]))
+    assert [run.failure.partition(" does")[0] for run in found.left_out] == [f"the shard folder {tmp_path}/no"]
+    prepare(Preparation("no", tmp_path / "no", DIGITS), print, lambda: False)
+    again = sweep(tmp_path / "mine.toml", tmp_path / "out", ranks=2)
+    assert [run.ending for run in again] == ["finished"] * 3
+    assert written == {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
+    assert not compare_runs(find_runs([tmp_path / "out"])).left_out
+    assert again[1].summary["ranks"] == 2
+    (tmp_path / "no" / "train-00000.h5").unlink()
+    with pytest.raises(RunFailure, match=r"1 of 1 runs failed: b \(.*train-00000.h5"):
+        sweep({**COMMON, "sweep": {"run": variants[1:2]}}, tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_records(tmp_path: Path) -> None:
+    """Once by signal 9, once by SIGTERM, at moments drawn anew each time; side by side, one of three on two ranks."""
+    file = Path(__file__).parent / "killed.toml"
+    words = ["fedmpi", "sweep", str(file), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    moments = random.Random()
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        job = start_job([sys.executable, "-m", *words])
+        first = moments.uniform(0, 12)
+        time.sleep(first)
+        job.send_signal(number)
+        job.communicate()
+        assert job.returncode in ({-9, 0} if number == signal.SIGKILL else {75, 0, -15}), (first, job.returncode)
+    done = run_alone(["-m", *words], timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    planned = plan_sweep(file, tmp_path / "out")
+    for run in planned.runs:
+        undisturbed = api.run(run.config, out=tmp_path / "whole" / run.name)
+        assert undisturbed.folder is not None
+        assert curve(run.folder) == curve(undisturbed.folder), run.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        "rounds = 1\nparticipation.count = 5\n[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 8\n"
+        "[sweep]\nseed = [0, 1, 2]\n"
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "fedmpi",
+        "sweep",
+        str(tmp_path / "mine.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--prepare",
+    ]
+    shards = tmp_path / "out" / "shards" / "digits"
+    killed = start_job(words)
+    while not (shards / PREPARING).exists() and killed.poll() is None:
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    jobs = [start_job([*words, "--index", str(index)]) for index in range(3)]
+    try:
+        ends = [job.communicate(timeout=300) for job in jobs]
+    finally:
+        for job in jobs:
+            end_job(job)
+    assert [job.returncode for job in jobs] == [0, 0, 0], ends
+    assert sum("digits: preparing" in out for out, _ in ends) == 1, ends
+    assert read_manifest(shards).clients == 8 and not (shards / PREPARING).exists()
+    other = plan_sweep(
+        {**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 9}}, tmp_path / "out"
+    )
+    with pytest.raises(UserError, match=r"prepared otherwise \(--clients: 8 there, 9 here\)"):
+        check(other, other.runs)
