@@ -127,6 +127,8 @@ def check_job(job: Job) -> None:
         As `prepare`.
     """
     chosen = data_set(job.name)
+    if chosen.own is not None:
+        chosen.own.checked(job.reader_options)
     _read_options(chosen, job.read_options)
     _checked_law(job)
     _locate(chosen, job)

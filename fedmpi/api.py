@@ -14,7 +14,6 @@ import glob
 import importlib
 import json
 import threading
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
@@ -41,7 +40,7 @@ from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
 from fedmpi.records.progress import shown_warnings
-from fedmpi.records.reading import read_records, read_summary
+from fedmpi.records.reading import ending_of, read_records, read_summary
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
@@ -281,17 +280,8 @@ def load_run(folder: str | Path) -> Run:
         records=lambda: read_records(folder),
         model=lambda: _rebuilt(folder, summary),
         folder=folder,
-        ending=_ending(summary, path) if summary else "stopped",
+        ending=ending_of(summary, path) if summary else "stopped",
     )
-
-
-def _ending(summary: Record, path: Path) -> Ending:
-    """How a run with a summary ended: with all rounds of its configuration, or before them as `on_round` wished."""
-    try:
-        rounds = tomllib.loads(path.read_text(encoding="utf-8")).get("rounds", 0)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from None
-    return "ended" if summary.get("final", {}).get("round", rounds) + 1 < rounds else "finished"
 
 
 def load_runs(pattern: str | Path) -> list[Run]:

@@ -207,7 +207,9 @@ def sweep(
         return _train(interrupt, run.config, run.folder, resume=True)
     with Display(len(runs)) as shown:
         if prepare_only:
-            return runner.prepare_shards(runs, shown.tell, stop)
+            code = runner.prepare_shards(runs, shown.tell, stop)
+            print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
+            return code
         outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.tell, shown.done, shown.working)
     shown.table(planned, outcomes)
     return runner.exit_code(outcomes)
@@ -237,13 +239,13 @@ def compare(
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
     from fedmpi.results.comparison import compare_runs
-    from fedmpi.results.folders import find_runs
+    from fedmpi.results.gather import find_runs, read_runs
     from fedmpi.results.tables import as_csv, as_latex, render
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
-    comparison = compare_runs(find_runs(runs), keys, metric, target, reference, last)
+    comparison = compare_runs(read_runs(find_runs(runs, planned=True)), keys, metric, target, reference, last)
     render(comparison, console())
     for path, text in ((csv, as_csv), (latex, as_latex)):
         if path is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedmpi.common.errors import UserError
 from fedmpi.records.history import Record
@@ -38,6 +39,15 @@ def read_summary(path: Path) -> Record:
         return _table(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
+
+
+def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
+    """How a run with a summary ended: with all rounds of its configuration, or before them as `on_round` wished."""
+    try:
+        rounds = tomllib.loads(path.read_text(encoding="utf-8")).get("rounds", 0)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    return "ended" if summary.get("final", {}).get("round", rounds) + 1 < rounds else "finished"
 
 
 def _table(read: Any) -> Record:

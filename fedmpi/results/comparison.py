@@ -8,37 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.records.history import LINKS, Record
-from fedmpi.results.folders import FolderOfRun
+from fedmpi.records.history import Record
+from fedmpi.results.costs import Spread, first_reached, judged, rises, spent
+from fedmpi.results.gather import OneRun
 from fedmpi.results.grouping import Block, Group, blocks_of
 from fedmpi.results.intervals import Difference, paired
 
-COSTS = ("rounds", "samples", "bytes", "virtual_seconds")
+COSTS = ("round", "samples", "megabytes", "virtual_seconds")
 """What is counted up to a target."""
 ALIKE = 1e-9
 """Differences that are equal but for rounding, relative to the values."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation over seeds.
-
-    Attributes
-    ----------
-    n : int
-    mean : float
-    std : float or None
-        None for one seed.
-    """
-
-    n: int
-    mean: float
-    std: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of one value a seed."""
-        return cls(len(values), float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -86,7 +65,7 @@ class Comparison:
         Rounds in the end that are averaged over.
     target : float or None
     blocks : list of (Block, list of Row)
-    left_out : list of FolderOfRun
+    left_out : list of OneRun
         Runs that are not finished, or have no such metric.
     reference : str or None
         As it was asked for.
@@ -96,12 +75,12 @@ class Comparison:
     last: int
     target: float | None
     blocks: list[tuple[Block, list[Row]]]
-    left_out: list[FolderOfRun]
+    left_out: list[OneRun]
     reference: str | None = None
 
 
 def compare_runs(
-    runs: Sequence[FolderOfRun],
+    runs: Sequence[OneRun],
     by: Sequence[str] = (),
     metric: str | None = None,
     target: float | None = None,
@@ -112,7 +91,7 @@ def compare_runs(
 
     Parameters
     ----------
-    runs : sequence of FolderOfRun
+    runs : sequence of OneRun
     by : sequence of str
         Keys that tell groups apart; what differs unless given.
     metric : str, optional
@@ -133,7 +112,7 @@ def compare_runs(
     finished = [run for run in runs if run.state == "finished"]
     if not finished:
         raise UserError(f"no run is finished: {'; '.join(run.told for run in runs)}")
-    chosen = metric or _usual_metric(finished)
+    chosen = metric or judged([record for run in finished for record in run.records])
     without = [run for run in finished if not any(_number(record, chosen) is not None for record in run.records)]
     if len(without) == len(finished):
         known = sorted({key for run in finished for record in run.records for key in record if _number(record, key)})
@@ -150,11 +129,6 @@ def compare_runs(
     ]
     left_out = [run for run in runs if run not in finished or run in without]
     return Comparison(chosen, last, goal, tables, left_out, reference)
-
-
-def rises(metric: str) -> bool:
-    """Whether more of it is better."""
-    return not metric.endswith(("loss", "seconds")) and not metric.startswith("bytes")
 
 
 def in_percent(metric: str) -> bool:
@@ -187,15 +161,11 @@ def _row(group: Group, reference: Group | None, metric: str, target: float | Non
     finals = {seed: _late(run, metric, last) for seed, run in group.runs.items()}
     best = [(max if rises(metric) else min)(_curve(run, metric).values()) for run in group.runs.values()]
     reached = [cost for run in group.runs.values() if (cost := _cost(run, metric, target)) is not None]
-    counted = [key for key in COSTS if reached and all(key in cost for cost in reached)]
-    costs = {key: Spread.of([cost[key] for cost in reached]) for key in counted}
-    row = Row(
-        group,
-        Spread.of(list(finals.values())),
-        Spread.of(best),
-        reached=len(reached),
-        costs=costs,
-    )
+    costs = {key: Spread.of([cost[key] for cost in reached if key in cost]) for key in COSTS}
+    final, summit = Spread.of(list(finals.values())), Spread.of(best)
+    assert final is not None and summit is not None  # a group has a run
+    told = {key: spread for key, spread in costs.items() if spread is not None}
+    row = Row(group, final, summit, reached=len(reached), costs=told)
     if reference is None or reference is group:
         return row
     theirs = {seed: _late(run, metric, last) for seed, run in reference.runs.items()}
@@ -208,35 +178,24 @@ def _row(group: Group, reference: Group | None, metric: str, target: float | Non
     return replace(row, reference=reference, common=common, difference=mean, interval=interval)
 
 
-def _curve(run: FolderOfRun, metric: str) -> dict[int, float]:
+def _curve(run: OneRun, metric: str) -> dict[int, float]:
     """Values by round, where there is one."""
     found = {int(record["round"]): _number(record, metric) for record in run.records}
     return {round: value for round, value in found.items() if value is not None}
 
 
-def _late(run: FolderOfRun, metric: str, last: int) -> float:
+def _late(run: OneRun, metric: str, last: int) -> float:
     """The mean over the last rounds that have a value."""
     curve = _curve(run, metric)
     return float(np.mean([value for round, value in curve.items() if round > max(curve) - last]))
 
 
-def _cost(run: FolderOfRun, metric: str, target: float | None) -> dict[str, float] | None:
-    """Rounds, samples, bytes and virtual seconds up to the first record that reaches the target."""
-    if target is None:
+def _cost(run: OneRun, metric: str, target: float | None) -> dict[str, float] | None:
+    """What was spent up to the first record that reaches the target."""
+    reached = None if target is None else first_reached(run.records, target, metric)
+    if reached is None:
         return None
-    spent = {"rounds": 0.0, "samples": 0.0, "bytes": 0.0}
-    if any("virtual_seconds" in record for record in run.records):
-        spent["virtual_seconds"] = 0.0
-    for record in run.records:
-        spent["rounds"] += 1
-        spent["samples"] += float(record.get("samples") or 0)
-        spent["bytes"] += sum(float(record.get(f"bytes_{link}", 0)) for link in LINKS)
-        if "virtual_seconds" in spent:
-            spent["virtual_seconds"] += float(record.get("virtual_seconds") or 0)
-        value = _number(record, metric)
-        if value is not None and (value >= target if rises(metric) else value <= target):
-            return spent
-    return None
+    return {axis: float(values[reached]) for axis, values in spent(run.records).items() if axis in COSTS}
 
 
 def _number(record: Record, key: str) -> float | None:
@@ -244,11 +203,6 @@ def _number(record: Record, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _usual_metric(runs: Sequence[FolderOfRun]) -> str:
-    tested = any("test_accuracy" in record for run in runs for record in run.records)
-    return "test_accuracy" if tested else "val_accuracy"
-
-
-def _usual_target(runs: Sequence[FolderOfRun]) -> float | None:
-    targets = {run.config.get("evaluation.target_accuracy") for run in runs}
+def _usual_target(runs: Sequence[OneRun]) -> float | None:
+    targets = {run.table.get("evaluation.target_accuracy") for run in runs}
     return float(targets.pop()) if len(targets) == 1 and None not in targets else None

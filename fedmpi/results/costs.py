@@ -42,9 +42,15 @@ def judged(records: Sequence[Record]) -> str:
     return "test_accuracy" if any("test_accuracy" in record for record in records) else "val_accuracy"
 
 
+def rises(key: str) -> bool:
+    """Whether more of what a record tells is better."""
+    return not key.endswith(("loss", "seconds")) and not key.startswith("bytes")
+
+
 def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:
-    """The index of the first record whose `key` is at least `target`; None where there is none."""
-    return next((i for i, record in enumerate(records) if (record.get(key) or -np.inf) >= target), None)
+    """The index of the first record whose `key` has come up to `target` (a loss: down to it); None without one."""
+    told = ((i, record[key]) for i, record in enumerate(records) if record.get(key) is not None)
+    return next((i for i, value in told if (value >= target if rises(key) else value <= target)), None)
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fedmpi.api import Run, load_run
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import dotted, read_toml
 from fedmpi.records.history import Record
+from fedmpi.records.reading import ending_of, read_records, read_summary
 
 BESIDE_THE_RESULT = ("seed", "logging.", "checkpoint.", "data.verify")
 """Keys in which runs of one configuration may differ."""
+CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
+"""Files of a run: its configuration; what a sweep will start it with; and what that has noted of it."""
 LONGEST_LABEL = 60
 """Characters."""
 
@@ -31,6 +33,10 @@ class OneRun:
         As in metrics.jsonl and summary.json; the summary is empty of a run that is not finished.
     ending : str
         "finished", "ended" or "stopped", as of `fedmpi.load_run`.
+    labels : dict
+        What differs between the runs of its sweep, by key; empty without one.
+    failure : str
+        Why it failed last, where a sweep has noted that.
     """
 
     folder: Path
@@ -38,6 +44,27 @@ class OneRun:
     records: list[Record]
     summary: Record
     ending: str
+    labels: Record = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def state(self) -> Literal["finished", "failed", "unfinished", "not begun"]:
+        """How far it is."""
+        if self.summary:
+            return "finished"
+        if self.failure:
+            return "failed"
+        return "unfinished" if self.records else "not begun"
+
+    @property
+    def where(self) -> str:
+        """Its folder, and how far it is."""
+        return f"{self.folder} ({len(self.records)} of {self.table.get('rounds')} rounds)"
+
+    @property
+    def told(self) -> str:
+        """How far it is, in words."""
+        return f"{self.where} {f'failed: {self.failure}' if self.state == 'failed' else f'is {self.state}'}"
 
     @property
     def name(self) -> str:
@@ -69,29 +96,37 @@ class Configuration:
     runs: tuple[OneRun, ...]
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
+def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     """The folders of the runs that are named, or lie somewhere below a folder that is; each once.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    planned : bool
+        Whether those count that a sweep has not begun.
 
     Raises
     ------
     UserError
         Nothing is named, or something that neither is nor holds a run.
     """
+    names = (CONFIGURATION, PLANNED) if planned else (CONFIGURATION,)
     found: dict[Path, Path] = {}
     if not paths:
         raise UserError("no run is named: give folders of runs, or a folder that holds some")
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
-        inside = [path] if (path / "config.toml").is_file() else sorted(file.parent for file in _configurations(path))
+        own = any((path / name).is_file() for name in names)
+        inside = [path] if own else sorted({file.parent for name in names for file in _configurations(path, name)})
         if not inside:
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
     return list(found.values())
 
 
-def _configurations(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("config.toml") if "plugins" not in path.relative_to(folder).parts)
+def _configurations(folder: Path, name: str) -> Iterable[Path]:
+    return (path for path in folder.rglob(name) if "plugins" not in path.relative_to(folder).parts)
 
 
 def read_runs(folders: Iterable[Path]) -> list[OneRun]:
@@ -102,11 +137,19 @@ def read_runs(folders: Iterable[Path]) -> list[OneRun]:
     UserError
         A file is damaged.
     """
-    return [_read(folder, load_run(folder)) for folder in folders]
+    return [_read(folder) for folder in folders]
 
 
-def _read(folder: Path, run: Run) -> OneRun:
-    return OneRun(folder, dotted(read_toml(folder / "config.toml")), run.records, run.summary, run.ending)
+def _read(folder: Path) -> OneRun:
+    path = next(
+        (path for name in (CONFIGURATION, PLANNED) if (path := folder / name).is_file()), folder / CONFIGURATION
+    )
+    summary, note = read_summary(folder / "summary.json"), read_summary(folder / NOTE)
+    ending = ending_of(summary, path) if summary else "stopped"
+    labels, failure = note.get("labels", {}), str(note.get("failure", ""))
+    if not isinstance(labels, dict):
+        raise UserError(f"{folder / NOTE} cannot be read (labels = {shown(labels)}): remove it")
+    return OneRun(folder, dotted(read_toml(path)), read_records(folder), summary, ending, labels, failure)
 
 
 def configurations(runs: Sequence[OneRun]) -> list[Configuration]:

@@ -10,7 +10,7 @@ from typing import Any
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import all_keys, unknown_key
 from fedmpi.records.changes import MAY_CHANGE
-from fedmpi.results.folders import FolderOfRun
+from fedmpi.results.gather import OneRun
 
 FolderKey = str
 """A run's folder, as text."""
@@ -34,7 +34,7 @@ class Group:
     """
 
     parts: dict[str, str]
-    runs: dict[int, FolderOfRun]
+    runs: dict[int, OneRun]
 
     @property
     def label(self) -> str:
@@ -60,12 +60,12 @@ class Block:
     notes: list[str]
 
 
-def blocks_of(runs: Sequence[FolderOfRun], by: Sequence[str] = ()) -> list[Block]:
+def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[Block]:
     """Finished runs, put together.
 
     Parameters
     ----------
-    runs : sequence of FolderOfRun
+    runs : sequence of OneRun
     by : sequence of str
         Keys that tell the groups apart; what differs unless given.
 
@@ -75,11 +75,11 @@ def blocks_of(runs: Sequence[FolderOfRun], by: Sequence[str] = ()) -> list[Block
         Two runs are the same; `by` names no key, or puts unlike runs together.
     """
     for key in by:
-        if not any(key in run.config or key in run.labels for run in runs) and key not in all_keys():
+        if not any(key in run.table or key in run.labels for run in runs) and key not in all_keys():
             known = [*all_keys(), *(key for run in runs for key in run.labels)]
             raise UserError(unknown_key(key, "--by", known))
     data = _data_names(runs)
-    found: dict[tuple[str, ...], list[FolderOfRun]] = {}
+    found: dict[tuple[str, ...], list[OneRun]] = {}
     keys = [key for key in _differing(runs, data) if _of_the_measure(key)]
     for run in runs:
         found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
@@ -90,13 +90,13 @@ def blocks_of(runs: Sequence[FolderOfRun], by: Sequence[str] = ()) -> list[Block
     return blocks
 
 
-def _groups(runs: Sequence[FolderOfRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[Group]:
+def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[Group]:
     keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
-    found: dict[tuple[str, ...], list[FolderOfRun]] = {}
+    found: dict[tuple[str, ...], list[OneRun]] = {}
     for run in runs:
         found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
     parts = _parts(list(found.values()), keys, by, data)
-    named: dict[tuple[str, ...], list[FolderOfRun]] = {}
+    named: dict[tuple[str, ...], list[OneRun]] = {}
     for own, together in zip(parts, found.values(), strict=True):
         other = named.setdefault(tuple(own.values()), together)
         if other is not together:
@@ -110,8 +110,8 @@ def _groups(runs: Sequence[FolderOfRun], by: Sequence[str], data: dict[FolderKey
     return [Group(own, _by_seed(together)) for own, together in zip(parts, found.values(), strict=True)]
 
 
-def _by_seed(runs: Sequence[FolderOfRun]) -> dict[int, FolderOfRun]:
-    seeds: dict[int, FolderOfRun] = {}
+def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
+    seeds: dict[int, OneRun] = {}
     for run in runs:
         if seeds.setdefault(run.seed, run) is not run:
             raise UserError(
@@ -121,11 +121,11 @@ def _by_seed(runs: Sequence[FolderOfRun]) -> dict[int, FolderOfRun]:
 
 
 def _parts(
-    groups: Sequence[Sequence[FolderOfRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
+    groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
 ) -> list[dict[str, str]]:
     """What tells each group from the others: by the keys wanted, by what its sweep names, or by as few keys as do."""
 
-    def told(chosen: Sequence[str], value: Callable[[FolderOfRun, str], str]) -> list[dict[str, str]]:
+    def told(chosen: Sequence[str], value: Callable[[OneRun, str], str]) -> list[dict[str, str]]:
         ends = [key.rpartition(".")[2] for key in chosen]
         return [
             {
@@ -161,34 +161,34 @@ def _of_the_measure(key: str) -> bool:
     return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
 
 
-def _is_key(run: FolderOfRun, key: str) -> bool:
+def _is_key(run: OneRun, key: str) -> bool:
     """Whether a label is a key of the configuration, and not the name of a list of variants."""
-    return "." in key or key in run.config
+    return "." in key or key in run.table
 
 
-def _labelled(run: FolderOfRun, key: str) -> str:
+def _labelled(run: OneRun, key: str) -> str:
     return _shown(run.labels[key]) if key in run.labels else _value(run, key, {})
 
 
-def _value(run: FolderOfRun, key: str, data: dict[FolderKey, str]) -> str:
+def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str:
     if key == DATA and str(run.folder) in data:
         return data[str(run.folder)]
-    return _shown(run.config[key] if key in run.config else run.labels.get(key, "unset"))
+    return _shown(run.table[key] if key in run.table else run.labels.get(key, "unset"))
 
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _differing(runs: Sequence[FolderOfRun], data: dict[FolderKey, str]) -> list[str]:
+def _differing(runs: Sequence[OneRun], data: dict[FolderKey, str]) -> list[str]:
     """Keys in whose values the runs differ, without the seed."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
+    keys = dict.fromkeys(key for run in runs for key in run.table)
     return [key for key in keys if key != "seed" and len({_value(run, key, data) for run in runs}) > 1]
 
 
-def _data_names(runs: Sequence[FolderOfRun]) -> dict[FolderKey, str]:
+def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
     """The data of each run, by its folder; partitions that are drawn anew for each seed have one name, with {seed}."""
-    shards = {str(run.folder): str(run.config.get(DATA, "digits")) for run in runs}
+    shards = {str(run.folder): str(run.table.get(DATA, "digits")) for run in runs}
     seeds: dict[str, set[int]] = {}
     for run in runs:
         seeds.setdefault(shards[str(run.folder)], set()).add(run.seed)
@@ -204,14 +204,14 @@ def _without_seed(shards: str, seed: int) -> str:
     return re.sub(rf"^(.*)(?<!\d){seed}(?!\d)", r"\g<1>{seed}", shards, count=1, flags=re.DOTALL)
 
 
-def _notes(runs: Sequence[FolderOfRun]) -> list[str]:
+def _notes(runs: Sequence[OneRun]) -> list[str]:
     """What differs in runs of one block and would be overlooked."""
     notes = []
     for key, why in (
         ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
         ("rounds", "finals are those of unlike rounds"),
     ):
-        values = list(dict.fromkeys(_shown(run.config.get(key, "unset")) for run in runs))
+        values = list(dict.fromkeys(_shown(run.table.get(key, "unset")) for run in runs))
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")
     for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):

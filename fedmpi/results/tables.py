@@ -10,16 +10,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedmpi.common.terminal import paragraph, show_table
-from fedmpi.results.comparison import Comparison, Row, Spread, in_percent
+from fedmpi.results.comparison import Comparison, Row, in_percent
+from fedmpi.results.costs import Spread
 from fedmpi.results.grouping import Block
 
-UNITS = {
-    "rounds": ("rounds", 1.0, 1),
-    "samples": ("samples", 1.0, 0),
-    "bytes": ("MB", 1e6, 1),
-    "virtual_seconds": ("virtual s", 1.0, 1),
-}
-"""Of what was spent up to a target: the word, the divisor, and digits."""
+UNITS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
+"""Of what was spent up to a target: the word, and digits."""
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -85,12 +81,12 @@ def as_csv(comparison: Comparison) -> str:
             found = row.interval
             line: list[object] = [block.title, row.group.label, *(row.group.parts.get(key, "") for key in parts)]
             line += [" ".join(map(str, row.group.runs)), row.final.n, comparison.metric]
-            line += [row.final.mean, row.final.std, row.best.mean, row.best.std]
+            line += [row.final.mean, row.final.deviation, row.best.mean, row.best.deviation]
             line += [row.reference.label if row.reference else "", " ".join(map(str, row.common))]
             line += [row.difference, *((found.low, found.high, found.supported) if found else (None, None, None))]
             line += [comparison.target, row.reached if comparison.target is not None else None]
             for key in costs:
-                line += [row.costs[key].mean, row.costs[key].std] if key in row.costs else [None, None]
+                line += [row.costs[key].mean, row.costs[key].deviation] if key in row.costs else [None, None]
             writer.writerow("" if value is None else value for value in line)
     return text.getvalue()
 
@@ -155,16 +151,16 @@ def _difference(row: Row, share: bool) -> str:
 def _cost(row: Row, key: str) -> str:
     if key not in row.costs:
         return "not reached"
-    _, unit, digits = UNITS[key]
+    _, digits = UNITS[key]
     cost = row.costs[key]
-    text = f"{cost.mean / unit:,.{digits}f}"
-    text += f" ± {cost.std / unit:,.{digits}f}" if cost.std is not None else ""
+    text = f"{cost.mean:,.{digits}f}"
+    text += f" ± {cost.deviation:,.{digits}f}" if cost.deviation is not None else ""
     return text if row.reached == row.final.n else f"{text} ({row.reached} of {row.final.n})"
 
 
 def _spread(spread: Spread, share: bool) -> str:
     text = _number(spread.mean, share)
-    return text if spread.std is None else f"{text} ± {_number(spread.std, share)}"
+    return text if spread.deviation is None else f"{text} ± {_number(spread.deviation, share)}"
 
 
 def _number(value: float, share: bool, sign: str = "") -> str:

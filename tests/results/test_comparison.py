@@ -18,7 +18,7 @@ from scipy import stats
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import nested
 from fedmpi.results.comparison import Comparison, compare_runs
-from fedmpi.results.folders import find_runs
+from fedmpi.results.gather import find_runs, read_runs
 from fedmpi.results.tables import as_csv, as_latex, render
 
 Record = dict[str, Any]
@@ -49,7 +49,7 @@ def write_run(
 
 
 def compared(folder: Path, **options: Any) -> Comparison:
-    return compare_runs(find_runs([folder]), **options)
+    return compare_runs(read_runs(find_runs([folder], planned=True)), **options)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_seeds_are_averaged_and_differences_taken_over_those_that_both_have(
     [(block, [ours, theirs])] = compared(folder).blocks
     assert [row.group.label for row in (ours, theirs)] == ["fedavg", "fedprox"] and not block.notes
     assert ours.final.mean == pytest.approx(curves["fedavg"][:, -1].mean())
-    assert ours.final.std == pytest.approx(np.sqrt(((curves["fedavg"][:, -1] - ours.final.mean) ** 2).sum() / 3))
+    assert ours.final.deviation == pytest.approx(np.sqrt(((curves["fedavg"][:, -1] - ours.final.mean) ** 2).sum() / 3))
     assert theirs.best.mean == pytest.approx(curves["fedprox"].max(1).mean())
     differences = curves["fedprox"][:3, -1] - curves["fedavg"][1:, -1]
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
@@ -90,14 +90,14 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     write_run(tmp_path / "c", [0.1, 0.2, 0.3, 0.79], {"seed": 2}, **clock)
     [(_, [row])] = compared(tmp_path, target=0.8).blocks
     assert row.reached == 2 and {key: cost.mean for key, cost in row.costs.items()} == {
-        "rounds": 2.5,
+        "round": 2.5,
         "samples": 25,
-        "bytes": 2500,
+        "megabytes": 0.0025,
         "virtual_seconds": 14.5,
     }
-    assert row.costs["rounds"].std == pytest.approx(0.5**0.5)
+    assert row.costs["round"].deviation == pytest.approx(0.5**0.5)
     [(_, [row])] = compared(tmp_path, metric="test_loss", target=0.75).blocks
-    assert row.reached == 3 and row.costs["rounds"].mean == pytest.approx((3 + 2 + 3) / 3), "losses fall to a target"
+    assert row.reached == 3 and row.costs["round"].mean == pytest.approx((3 + 2 + 3) / 3), "losses fall to a target"
     [(_, [row])] = compared(tmp_path, target=0.95).blocks
     assert row.reached == 0 and row.costs == {}
     assert "not reached" in rendered(compared(tmp_path, target=0.95))
@@ -206,7 +206,7 @@ def test_unfinished_and_failed_runs_are_named_and_left_out(tmp_path: Path) -> No
     assert f"not finished: {tmp_path}/half (1 of 9 rounds)" in text
     assert f"without test_accuracy: {tmp_path}/other" in text
     with pytest.raises(UserError, match=r"no run is finished: .*half \(1 of 9 rounds\) is unfinished"):
-        compare_runs(find_runs([tmp_path / "half"]))
+        compared(tmp_path / "half")
     with pytest.raises(UserError, match="no record has test_acuracy: there are .*test_accuracy"):
         compared(tmp_path, metric="test_acuracy")
 
@@ -224,7 +224,7 @@ def test_what_is_no_run_or_given_twice_is_refused(tmp_path: Path) -> None:
         find_runs([tmp_path / "nowhere"])
     (tmp_path / "a" / "sweep.json").write_text('{"labels": 3}')
     with pytest.raises(UserError, match="sweep.json cannot be read"):
-        find_runs([tmp_path])
+        compared(tmp_path)
 
 
 def rendered(comparison: Comparison, columns: int = 200) -> str:
@@ -254,7 +254,7 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
     lines = list(csv.DictReader(StringIO(as_csv(found))))
     for line, row in zip(lines, rows, strict=True):
         assert line["group"] == line["preset"] == row.group.label and line["n"] == "4"
-        assert float(line["mean"]) == row.final.mean and float(line["rounds_mean"]) == row.costs["rounds"].mean
+        assert float(line["mean"]) == row.final.mean and float(line["round_mean"]) == row.costs["round"].mean
     assert row.interval is not None and row.difference is not None
     assert (float(lines[1]["difference"]), float(lines[1]["low"])) == (row.difference, row.interval.low)
     assert lines[1]["reference"] == "fedavg" and lines[1]["common_seeds"] == "1 2 3" and lines[0]["low"] == ""

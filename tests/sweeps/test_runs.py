@@ -18,7 +18,7 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
-from fedmpi.results.folders import find_runs
+from fedmpi.results.gather import find_runs, read_runs
 from fedmpi.sweeps.calling import sweep
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
@@ -118,13 +118,13 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     assert "2 finished, 1 failed" in done.stdout and "a: finished in" in done.stdout
     assert f"b: the shard folder {tmp_path}/no does not exist" in done.stdout
     written = {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
-    found = compare_runs(find_runs([tmp_path / "out"]))
+    found = compare_runs(read_runs(find_runs([tmp_path / "out"], planned=True)))
     assert [run.failure.partition(" does")[0] for run in found.left_out] == [f"the shard folder {tmp_path}/no"]
     prepare(Preparation("no", tmp_path / "no", DIGITS), print, lambda: False)
     again = sweep(tmp_path / "mine.toml", tmp_path / "out", ranks=2)
     assert [run.ending for run in again] == ["finished"] * 3
     assert written == {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
-    assert not compare_runs(find_runs([tmp_path / "out"])).left_out
+    assert not compare_runs(read_runs(find_runs([tmp_path / "out"], planned=True))).left_out
     assert again[1].summary["ranks"] == 2
     (tmp_path / "no" / "train-00000.h5").unlink()
     with pytest.raises(RunFailure, match=r"1 of 1 runs failed: b \(.*train-00000.h5"):

@@ -11,6 +11,7 @@ listen() {
 for ((word = 0; word < ${#words[@]}; word++)); do
   case "${words[word]}" in --out) run=${words[word + 1]} ;; esac
 done
+run=${run_of_sweep:-$run}
 rounds() { if [ -r "$run/metrics.jsonl" ]; then grep -c '' "$run/metrics.jsonl"; else echo 0; fi; }
 most=5
 in_vain() {
