@@ -204,5 +204,5 @@ def _number(record: Record, key: str) -> float | None:
 
 
 def _usual_target(runs: Sequence[OneRun]) -> float | None:
-    targets = {run.table.get("evaluation.target_accuracy") for run in runs}
-    return float(targets.pop()) if len(targets) == 1 and None not in targets else None
+    targets = [run.table.get("evaluation.target_accuracy") for run in runs]
+    return float(targets[0]) if targets[0] is not None and targets == [targets[0]] * len(targets) else None

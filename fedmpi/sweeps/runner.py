@@ -144,8 +144,8 @@ def run_sweep(
                 while waiting:
                     run = waiting.popleft()
                     settle(Outcome(run, "stopped", _glance(run)))
-            while len(started) < jobs and (run := _next(waiting, settle)) is not None:
-                started.append(_start(run, sweep.ranks, jobs))
+            while len(started) < jobs and (free := _next(waiting, settle)) is not None:
+                started.append(_start(free, sweep.ranks, jobs))
             working(started)
             for one in [one for one in started if one.process.poll() is not None]:
                 started.remove(one)

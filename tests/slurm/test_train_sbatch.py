@@ -259,3 +259,32 @@ def test_a_submitted_array_of_four_runs_side_by_side_each_in_its_folder(folder: 
         run = folder / "four runs" / str(task)
         assert [record["round"] for record in records(run)] == [0, 1, 2], logs
         assert f"seed = {task}" in (run / "config.toml").read_text()
+
+
+def test_a_sweep_as_an_array_of_four_prepares_its_shards_once_and_trains_each_run_on_two_ranks(folder: Path):
+    (folder / "mine.toml").write_text(
+        "rounds = 3\nparticipation.count = 5\nlogging.tensorboard = false\n"
+        '[prepare]\ndataset = "digits"\npartition = "iid"\nclients = 8\n'
+        '[sweep]\npreset = ["fedavg", "fedadam"]\nseed = [0, 1]\n'
+    )
+    chosen = {"FEDMPI_COMMAND": f"{sys.executable} -m fedmpi", "PYTHONPATH": str(REPOSITORY)}
+    chosen |= {"FEDMPI_VENV": sys.prefix, "FEDMPI_LAUNCH": LAUNCHERS["srun"]}
+    options = ["--array=0-3", "--ntasks=2", "--time=10", "--job-name=fedmpi", f"--output={folder}/task-%a.log"]
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", *options, "jobs/sweep.sbatch", folder / "mine.toml", folder / "out"],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, **chosen},
+        timeout=30,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    number = submitted.stdout.strip().split(";")[0]
+    waiter = SlurmJob(number, folder, folder / "none.log")
+    waiter.wait_until("over", lambda: not command("squeue", "--noheader", f"--jobs={number}").stdout.strip())
+    logs = "\n".join(path.read_text() for path in sorted(folder.glob("task-*.log")))
+    for name in (f"{preset},seed={seed}" for preset in ("fedavg", "fedadam") for seed in (0, 1)):
+        assert [record["round"] for record in records(folder / "out" / name)] == [0, 1, 2], logs
+        summary = json.loads((folder / "out" / name / "summary.json").read_text())
+        assert (summary["ranks"], summary["clients"]) == (2, 8)
+    assert logs.count(": preparing ") == 1, logs
