@@ -194,13 +194,17 @@ def sweep(
     stop = interrupt.asked if interrupt else lambda: False
     from fedmpi.sweeps import runner
     from fedmpi.sweeps.display import Display, show_plan
-    from fedmpi.sweeps.standing import announce
+    from fedmpi.sweeps.standing import announce, look
 
     if dry_run:
         show_plan(planned, runs, runner.check(planned, runs))
         return 0
     if launched:
         [run] = runs
+        if look(run).state == "finished":
+            if world_rank() in (0, None):
+                print(f"{run.folder} holds the finished run")
+            return 0
         runner.refuse_unprepared(run, planned)
         if world_rank() in (0, None):
             announce(planned, runs)
