@@ -212,6 +212,7 @@ def sweep(
     with Display(len(runs)) as shown:
         if prepare_only:
             code = runner.prepare_shards(runs, shown.tell, stop)
+            announce(planned, runs)
             print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
             return code
         outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.tell, shown.done, shown.working)
