@@ -318,10 +318,11 @@ def test_sentiment_rows_that_cannot_be_read_are_named_by_line(tmp_path: Path) ->
 def test_mind_rows_with_missing_columns_are_counted(tmp_path: Path) -> None:
     row = "N{}\t{}\t\ttitle {}\t\t\t[]\t[]\n"
     rows = "".join(row.format(number, "news" if number % 2 else "autos", number) for number in range(10))
-    (tmp_path / "news.tsv").write_text(rows + "N11\tnews\n" + row.format(12, "", 12))
+    blank = row.format(13, "news", 13).replace("title 13", " ")
+    (tmp_path / "news.tsv").write_text(rows + "N11\tnews\n" + row.format(12, "", 12) + blank)
     tally = Tally()
     raw = _read("mind", tmp_path, tally=tally)
-    assert (len(raw.labels), len(raw.test_y), raw.skipped) == (8, 2, 2)
+    assert (len(raw.labels), len(raw.test_y), raw.skipped) == (8, 2, 3)
     assert "line 11: 2 columns instead of 8" in tally.first and raw.class_names == ("autos", "news")
 
 

@@ -220,6 +220,22 @@ def test_records_follow_their_clients_between_three_ranks(
         assert moved == sum(int((a != b).sum()) for a, b in pairwise(plans))
 
 
+def test_records_read_from_a_checkpoint_follow_their_clients_from_there(tmp_path: Path) -> None:
+    ranks, clients, homes, now = Ranks(), np.array([2, 5, 6, 9]), np.array([0, 2, 1, 0]), np.array([1, 2, -1, 2])
+
+    def follow(rank: int) -> tuple[list[int], int]:
+        state = state_with(4, tmp_path)
+        for client in clients[homes == rank].tolist():
+            state.write(client, vectors_of(client))
+        moving = Homes(ranks.of(rank), state, 12)
+        moving.settle(clients, homes)
+        moving.bring(clients, now)
+        assert_holds(state, state.clients.tolist())
+        return state.clients.tolist(), moving.moved
+
+    assert ranks.run(follow) == [([], 2), ([2, 6], 2), ([5, 9], 2)]
+
+
 @pytest.mark.parametrize("piece", [1, 6 * RECORD, 10**9])
 def test_the_records_of_three_ranks_are_read_by_others(
     piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,6 +173,18 @@ def test_a_visit_has_its_own_order_and_masks(batch_size: int | None, dropout: fl
     assert relative_error(second, first) > 1e-3
 
 
+def test_without_dropout_no_mask_of_the_round_before_is_left():
+    source, masked = InMemorySource(SMALL_IMAGES, [20, 9]), LocalRule(lr=0.1, epochs=1, batch_size=4)
+    bare = replace(masked, dropout=False)
+    model, never = (flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=p) for p in (0.4, 0.0))
+    engine = SequentialEngine(model, source, STREAMS)
+    dropped, _ = summed(engine, model, tasks_of(source), masked)
+    plain, _ = summed(engine, model, tasks_of(source), bare)
+    again, _ = summed(engine, model, tasks_of(source), masked)
+    expected, _ = summed(SequentialEngine(never, source, STREAMS), never, tasks_of(source), masked)
+    assert torch.equal(plain, expected) and torch.equal(again, dropped) and not torch.allclose(dropped, plain)
+
+
 def test_advancing_twice_continues_from_where_the_model_stands():
     source, rule = InMemorySource(SMALL_IMAGES, [20, 10]), LocalRule(lr=0.1, epochs=1, batch_size=4)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])

@@ -143,6 +143,12 @@ def test_a_rank_that_only_serves_has_no_legs() -> None:
     assert plan_relay(np.zeros(2, np.int64), np.arange(2), np.zeros(2, np.int64), 1, np.ones(2), 1).of(None) == []
 
 
+def test_mediators_of_equal_cost_are_placed_in_their_order() -> None:
+    mediators = np.arange(90) % 45
+    owners = place_mediators(np.ones(90), mediators, 4)
+    assert owners.tolist() == (mediators % 4).tolist()
+
+
 def test_whole_mediators_go_to_the_least_loaded_worker_the_costliest_first() -> None:
     # Mediators cost 3, 4, 5: 2 goes to worker 0, 1 to worker 1, then 0 to worker 1, which has 4 against 5.
     place = place_mediators(np.array([3.0, 1, 3, 5]), np.array([0, 1, 1, 2]), 2)
