@@ -14,6 +14,8 @@ import pytest
 
 import fedmpi
 import fedmpi.testing
+from data_prep.__main__ import run as main
+from fedmpi.data.shards import open_store
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import part_of
 from fedmpi.testing.started import Starts, started_checks
@@ -35,6 +37,9 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "server_optimizer:Averaged": ("aggregation.optimizer", {"aggregation.beta": 0.3}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
+METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.least": 0.2}}
+PREPARED: dict[str, dict[str, Any]] = {"data_set:waves": {"noise": 0.1}, "partition:home_class": {"share": 0.9}}
+KINDS = {"data_set:waves": "data set"}
 SMALL = {"rounds": 3, "data.shards": "digits:clients=9,alpha=0.5", "participation.count": 5}
 
 
@@ -48,15 +53,13 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_snippet_is_short_and_is_a_file_of_the_examples() -> None:
     files = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
     *snippets, tested = SNIPPETS
-    assert len(snippets) == len(PARTS) + 1 and "parametrize_with_checks" in tested
+    assert len(snippets) == len(PARTS) + len(METRICS) + len(PREPARED) + 1 and "parametrize_with_checks" in tested
     for snippet in snippets:
         assert len(snippet.splitlines()) < LONGEST, snippet
         assert any(text.endswith(f"\n{snippet}") for text in files.values()), snippet
-    for name in PARTS:
+    for name in (*PARTS, *METRICS, *PREPARED):
         module, _, thing = name.partition(":")
-        assert f'"{name}"' in files[module].partition("\n")[0] and re.search(
-            rf"^(def|class) {thing}\b", files[module], re.M
-        )
+        assert name in files[module].partition("\n")[0] and re.search(rf"^(def|class) {thing}\b", files[module], re.M)
 
 
 @cache
@@ -77,10 +80,32 @@ def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, e
     assert not options or own != last_loss({key: name}), "options change the result"
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if not name.startswith("model:")])
+CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.startswith("model:")} | METRICS | PREPARED
+
+
+@pytest.mark.parametrize("name", CHECKED)
 def test_a_part_of_the_page_keeps_its_contract(name: str, examples: None) -> None:
-    for check in fedmpi.testing.checks(name, PARTS[name][1], runs=False):
+    for check in fedmpi.testing.checks(name, CHECKED[name], KINDS.get(name), runs=False):
         check()
+
+
+def test_the_pages_metric_is_recorded(examples: None) -> None:
+    [sure, surer] = [
+        fedmpi.run("fedavg", {**SMALL, "task.metrics": "metric:coverage", "task.least": least}).records[-1]
+        for least in (0.2, 0.4)
+    ]
+    assert 1 >= sure["test_sure"] > surer["test_sure"] >= surer["test_sure_and_right"] > 0
+
+
+def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: Path) -> None:
+    out = str(tmp_path / "shards")
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert all(snippet in page for snippet in SNIPPETS if "def waves" in snippet or "def home_class" in snippet)
+    [command] = re.findall(r"python -m data_prep (data_set:waves .*partition:.*) --out", page)
+    assert main([*command.split(), "--out", out]) == 0
+    store = open_store(out)
+    assert (store.clients, store.manifest.classes, store.manifest.dataset) == (12, 3, "data_set:waves")
+    assert fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "all"}, data=out).summary["clients"] == 12
 
 
 @pytest.mark.slow

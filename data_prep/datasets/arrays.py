@@ -39,7 +39,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     return of_arrays(raw, _content(raw, options, tally), options, tally)
 
 
-def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally) -> RawDataset:
+def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally, name: str = "arrays") -> RawDataset:
     """The data set of some arrays by name, as an .npz file holds them: x, y and optionally user, x_test, y_test.
 
     Parameters
@@ -49,6 +49,8 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     content : dict of arrays
     options : ReadOptions
     tally : Tally
+    name : str
+        Of the data set.
 
     Raises
     ------
@@ -79,7 +81,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         return x[train[index]].astype(kind)
 
     data = RawDataset(
-        name=ARRAYS.name,
+        name=name,
         task=task,
         classes=len(names),
         class_names=names,

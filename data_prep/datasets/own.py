@@ -94,4 +94,5 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
         raise refuse_result(part, f"returned an array {unknown[0]!r}: those that have a meaning are {', '.join(NAMES)}")
     if missing := [name for name in ("x", "y") if name not in found]:
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
-    return of_arrays(part.name, {str(name): np.asarray(values) for name, values in found.items()}, options, tally)
+    arrays = {str(name): np.asarray(values) for name, values in found.items()}
+    return of_arrays(part.name, arrays, options, tally, part.name)

@@ -11,6 +11,7 @@ from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import Part, resolve
+from fedmpi.common.types import Ints
 
 PLAIN = (bool, int, float, str)
 
@@ -42,10 +43,9 @@ def law_named(name: str) -> Law | None:
 
 
 def _draw(part: Part, request: Request) -> Draw:
-    function = part.make(request.options)
     with calling(part):
-        found = np.asarray(function(request.labels, request.clients, request.generator))
-    _check(part, found, request)
+        given = part.make(request.options)(request.labels, request.clients, request.generator)
+    found = checked_owners(part, given, len(request.labels), request.clients)
     kept = np.flatnonzero(found >= 0)
     rows = kept[np.argsort(found[kept], kind="stable")]
     clients = int(found.max(initial=-1)) + 1 if request.clients is None else request.clients
@@ -53,14 +53,33 @@ def _draw(part: Part, request: Request) -> Draw:
     return Draw(rows.astype(np.int64), offsets.astype(np.int64))
 
 
-def _check(part: Part, found: np.ndarray[Any, Any], request: Request) -> None:
-    if found.shape != request.labels.shape or not np.issubdtype(found.dtype, np.integer):
+def checked_owners(part: Part, given: Any, rows: int, clients: int | None) -> Ints:
+    """What a law gave as the client of every row, int64 (n,).
+
+    Parameters
+    ----------
+    part : Part
+        The law, for messages.
+    given : array-like
+    rows : int
+        n.
+    clients : int or None
+        N, where that was asked for.
+
+    Raises
+    ------
+    PartFailure
+        It is anything else.
+    """
+    found = np.asarray(given)
+    if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
         raise refuse_result(
             part,
-            f"returned {found.dtype} of shape {found.shape}: return the client of each of the {len(request.labels)} "
-            "rows, -1 for rows that nobody gets",
+            f"returned {found.dtype} of shape {found.shape}: return the client of each of the {rows} rows, -1 for rows "
+            "that nobody gets",
         )
-    if request.clients is not None and found.max(initial=-1) >= request.clients:
-        raise refuse_result(part, f"gave rows to client {found.max()}, but --clients {request.clients} was asked for")
+    if clients is not None and found.max(initial=-1) >= clients:
+        raise refuse_result(part, f"gave rows to client {found.max()}, but --clients {clients} was asked for")
     if not (found >= 0).any():
         raise refuse_result(part, "gave no row to anybody")
+    return found.astype(np.int64)

@@ -81,7 +81,7 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
     except Exception:  # callables written in C have none, others fail when asked: the call itself complains
         return (), True
     types = _annotations(found)
-    told = _parameter_docs(found)
+    told = parameter_docs(found)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if positional:
         chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -128,7 +128,7 @@ def docstring(found: Any) -> str:
     return inspect.cleandoc(getattr(found, "__doc__", None) or "")
 
 
-def _parameter_docs(found: Any) -> dict[str, str]:
+def parameter_docs(found: Any) -> dict[str, str]:
     """What the section "Parameters" of a NumPy docstring says, by name; of a class also its constructor's."""
     texts = [docstring(found)]
     if inspect.isclass(found):

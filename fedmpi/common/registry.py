@@ -110,8 +110,8 @@ KINDS = {
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
         Kind("availability", "system.availability", ("fedmpi.clients.presence",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
-        Kind("partition", "--partition"),
-        Kind("data set", "--dataset"),
+        Kind("partition", "--partition", ("data_prep.parts",)),
+        Kind("data set", "--dataset", ("data_prep.parts",)),
     )
 }
 """Everything choosable, by the name of its kind."""

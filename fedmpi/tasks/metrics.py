@@ -192,7 +192,8 @@ class Metric:
             value = torch.as_tensor(value)
         if value.is_complex():
             raise refuse_result(self.part, f"returned complex numbers for {name!r}: return real ones")
-        return value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64)
+        kept: Tensor = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64)
+        return kept
 
 
 def _is_number(value: Any) -> bool:

@@ -19,13 +19,14 @@ LITTLE = (0.01, 1 << 20)
 """Seconds and bytes below which nothing is said about how they grow."""
 
 
-def cost(prepare: Callable[[int], Any], use: Callable[[Any], object]) -> str:
-    """Use a part on 1,000, 10,000 and 100,000 clients; stops where the next tenfold would cost too much.
+def cost(prepare: Callable[[int], Any], use: Callable[[Any], object], things: str = "clients") -> str:
+    """Use a part on 1,000, 10,000 and 100,000 clients, or things of another name; stops where ten times more would cost
+    too much.
 
     Parameters
     ----------
     prepare : callable
-        prepare(clients) makes what it is used on; not counted.
+        prepare(number of them) makes what it is used on; not counted.
     use : callable
         Uses the part once, as in one round.
 
@@ -37,14 +38,14 @@ def cost(prepare: Callable[[int], Any], use: Callable[[Any], object]) -> str:
     before, spent = LITTLE, LITTLE
     for clients in (CLIENTS // 100, CLIENTS // 10, CLIENTS):
         before, spent = spent, _measured(use, prepare(clients))
-        seen = f"{spent[0]:.3g} s and {spent[1] / 2**20:.3g} MiB with {clients:,} clients"
+        seen = f"{spent[0]:.3g} s and {spent[1] / 2**20:.3g} MiB with {clients:,} {things}"
         for now, then, little, limit in zip(spent, before, LITTLE, (SECONDS, BYTES), strict=True):
             growth = max(10.0, now / max(then, little)) if clients > CLIENTS // 100 else 10.0
             expected = now * (growth if clients < CLIENTS else 1.0)
             demand(
-                expected <= limit, f"a round takes {seen}, ten times more clients {growth:.3g} times that: use arrays"
+                expected <= limit, f"a round takes {seen}, ten times more {things} {growth:.3g} times that: use arrays"
             )
-    return f"{spent[0]:.2g} s, {spent[1] / 2**20:.2g} MiB a round with {CLIENTS:,} clients"
+    return f"{spent[0]:.2g} s, {spent[1] / 2**20:.2g} MiB a round with {CLIENTS:,} {things}"
 
 
 def _measured(use: Callable[[Any], object], world: Any) -> tuple[float, int]:

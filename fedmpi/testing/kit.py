@@ -12,6 +12,8 @@ from fedmpi.common.registry import KINDS, Part, describe, resolve
 from fedmpi.testing.algorithms import algorithm_checks, optimizer_checks
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Subject
 from fedmpi.testing.losses import loss_checks
+from fedmpi.testing.metrics import metric_checks
+from fedmpi.testing.preparation import data_set_checks, partition_checks, prepared_checks
 from fedmpi.testing.rows import row_checks
 from fedmpi.testing.samplers import sampler_checks
 from fedmpi.testing.started import Starts, started_checks
@@ -31,8 +33,11 @@ CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
     "model": model_checks,
     "data source": data_checks,
     "loss": loss_checks,
+    "metric": metric_checks,
     "availability": availability_checks,
     "scheduling": scheduling_checks,
+    "partition": partition_checks,
+    "data set": data_set_checks,
 }
 """The checks of each kind of part, beside those that start runs."""
 
@@ -58,7 +63,7 @@ def checks(
     Raises
     ------
     UserError
-        There is no such part, no checks of its kind, or an option of it is missing.
+        There is no such part, or an option of it is missing.
     """
     subject = _subject(choice, settings or {}, kind)
     return _checks(subject, Starts([subject]) if runs else None)
@@ -133,15 +138,13 @@ def part_of(choice: Any, kind: str | None = None) -> Part:
     Raises
     ------
     UserError
-        There is no such part, nothing tells its kind, or there are no checks of that kind.
+        There is no such part, or nothing tells its kind.
     """
     if kind is not None and kind not in KINDS:
-        raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(CHECKS)}")
+        raise UserError(f"there is no kind {kind!r} of parts: choose one of {', '.join(KINDS)}")
     part: Part = choice
     if not isinstance(choice, Part):
         part = describe(choice) if kind is None else resolve(kind, choice)
-    if part.kind not in CHECKS:
-        raise UserError(f"{part.name} is a {part.kind}, of which there are no checks: there are of {', '.join(CHECKS)}")
     return part
 
 
@@ -153,5 +156,7 @@ def _subject(choice: Any, settings: Settings | None = None, kind: str | None = N
 
 def _checks(subject: Subject, starts: Starts | None) -> Iterator[Check]:
     yield from CHECKS[subject.part.kind](subject)
-    if starts is not None:
+    if starts is not None and KINDS[subject.part.kind].table:
         yield from started_checks(subject, starts)
+    elif starts is not None:
+        yield from prepared_checks(subject)

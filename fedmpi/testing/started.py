@@ -37,7 +37,10 @@ SMALL = {
     "logging.tensorboard": False,
 }
 """The run, where a part's own settings do not say otherwise."""
-NEEDED = {"scheduling": {"topology.kind": "mediators", "topology.clients_per_mediator": 2}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "scheduling": {"topology.kind": "mediators", "topology.clients_per_mediator": 2},
+    "metric": {"aggregation.exact": True, "evaluation.every": 1},
+}
 """What the runs of some kinds of parts need, where a part's own settings do not say otherwise."""
 RANKS = (1, 2, 3)
 SECONDS = 900
@@ -45,6 +48,7 @@ SECONDS = 900
 MODEL, NUMBERS = 1e-5, 1e-3
 """Largest relative difference of two models, and of two losses in the records: sums of float32 in another order."""
 COMPARED = ("participants", "samples", "steps", "train_loss")
+"""What of a round's record is compared; of a metric also what is evaluated, where sums are exact."""
 LAST_LINES = 6
 
 
@@ -73,7 +77,7 @@ class Starts:
     """
 
     def __init__(self, subjects: Sequence[Subject]):
-        self.subjects = [subject for subject in subjects if _startable(subject.part) is None]
+        self.subjects = [subject for subject in subjects if startable(subject.part) is None]
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._tried: set[tuple[int, bool]] = set()
 
@@ -87,7 +91,7 @@ class Starts:
         CheckSkipped
             There is no mpiexec, or the part is in no file.
         """
-        if (reason := _startable(subject.part)) is not None:
+        if (reason := startable(subject.part)) is not None:
             raise CheckSkipped(reason)
         if resumed:
             self.outcome(subject, ranks)
@@ -95,13 +99,14 @@ class Starts:
             self._tried.add((ranks, resumed))
             self._start(self.subjects, ranks, resumed)
         found = self._run_folder(subject, ranks, resumed)
+        evaluated = subject.part.kind == "metric"
         failure: str | None = None
         if not (found / "summary.json").exists() and not _failed(found).exists():
             failure = self._start([subject], ranks, resumed)  # another part of its job may have ended all
         if _failed(found).exists():
             failure = _failed(found).read_text()
         demand(failure is None, f"{_job_name(ranks, resumed)}: {failure}")
-        return _outcome_of(found)
+        return _outcome_of(found, evaluated)
 
     def _start(self, subjects: Sequence[Subject], ranks: int, resumed: bool) -> str | None:
         """Run a job; None, or the last lines that it printed."""
@@ -118,7 +123,7 @@ class Starts:
             runs.append({**_described(subject), "out": str(out), "resume": resumed})
         listed = self._place / f"{ranks}-{'resumed' if resumed else 'straight'}.json"
         listed.write_text(json.dumps(runs))
-        return _run_job(ranks, listed)
+        return run_module(ranks, ["fedmpi.testing.job", str(listed)])
 
     @property
     def _place(self) -> Path:
@@ -157,12 +162,13 @@ def _same(one: Outcome, other: Outcome) -> str:
     return f"{len(one.records)} rounds, models within {apart:.1g}"
 
 
-def _outcome_of(folder: Path) -> Outcome:
+def _outcome_of(folder: Path, evaluated: bool) -> Outcome:
     held = load_file(folder / "model.safetensors")
     model = np.concatenate([held[name].ravel().astype(np.float64) for name in sorted(held)])
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return Outcome(model, [{key: record[key] for key in COMPARED if key in record} for record in records])
+    kept = [key for key in records[-1] if key in COMPARED or (evaluated and key.startswith("test_"))]
+    return Outcome(model, [{key: record[key] for key in kept if key in record} for record in records])
 
 
 def _failed(out: Path) -> Path:
@@ -182,7 +188,7 @@ def _stopped_halfway(straight: Path, out: Path) -> None:
         path.unlink()
 
 
-def _startable(part: Part) -> str | None:
+def startable(part: Part) -> str | None:
     """Why no other process could load the part, or None."""
     if not part.foreign:
         return None
@@ -209,9 +215,9 @@ def _described(subject: Subject) -> dict[str, Any]:
     return {"settings": settings, "key": part.key, "chosen": chosen}
 
 
-def _run_job(ranks: int, listed: Path) -> str | None:
-    """Run `python -m fedmpi.testing.job LISTED`, under mpiexec if there are several ranks; what went wrong."""
-    command = [sys.executable, "-m", "fedmpi.testing.job", str(listed)]
+def run_module(ranks: int, words: Sequence[str]) -> str | None:
+    """Run `python -m WORDS`, under mpiexec if there are several ranks; what went wrong, or None."""
+    command = [sys.executable, "-m", *words]
     if ranks > 1:
         command = [_mpiexec(), "-n", str(ranks), *command]
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data_prep.raw import RawDataset
 from fedmpi import ClientArrays, Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
 
 
@@ -270,6 +271,150 @@ def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
 def scaled_by_processes(outputs: Tensor, targets: Tensor) -> Tensor:
     "Another loss on more ranks."
     return processes() * absolute(outputs, targets)
+
+
+def confidence(outputs: Tensor, targets: Tensor) -> dict:
+    "The largest probability."
+    return {"confidence": outputs.softmax(1).max(1).values.sum()}
+
+
+class LeastRecall:
+    "The least of the classes' recalls."
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict:
+        right = targets[outputs.argmax(1) == targets]
+        return {"all": torch.bincount(targets, minlength=99), "right": torch.bincount(right, minlength=99)}
+
+    def result(self, sums, samples) -> dict:
+        there = sums["all"] > 0
+        return {"least_recall": (sums["right"][there] / sums["all"][there]).min()}
+
+
+def averaged_metric(outputs: Tensor, targets: Tensor) -> dict:
+    "A mean of the batch."
+    return {"confidence": outputs.softmax(1).max(1).values.mean()}
+
+
+def undefined_metric(outputs: Tensor, targets: Tensor) -> dict:
+    "Not a number."
+    return {"surprise": torch.tensor(float("nan"))}
+
+
+def noisy_metric(outputs: Tensor, targets: Tensor) -> dict:
+    "Draws with torch."
+    return {"noise": torch.rand(len(targets)).sum()}
+
+
+def changing_metric(outputs: Tensor, targets: Tensor) -> dict:
+    "Works in place."
+    return {"confidence": outputs.exp_().sum(1).log().sum()}
+
+
+class CountingMetric:
+    "Remembers how often it was asked."
+
+    asked = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict:
+        CountingMetric.asked += 1
+        return {"asked": CountingMetric.asked}
+
+
+def metric_by_processes(outputs: Tensor, targets: Tensor) -> dict:
+    "Another number on more ranks."
+    return {"ranks": len(targets) * processes()}
+
+
+def in_turn(labels, clients, generator, *, start: int = 0) -> np.ndarray:
+    "Row i belongs to client i + start."
+    return (np.arange(len(labels)) + start) % (clients or 5)
+
+
+def own_dice(labels, clients, generator) -> np.ndarray:
+    "Draws with random."
+    return np.array([random.randrange(clients) for _ in labels])
+
+
+def other_dice(labels, clients, generator) -> np.ndarray:
+    "Draws from a generator that nobody can restore."
+    return np.random.default_rng().integers(0, clients, len(labels))
+
+
+def one_too_many(labels, clients, generator) -> np.ndarray:
+    "Counts clients from 1."
+    return 1 + np.arange(len(labels)) % clients
+
+
+def below_nobody(labels, clients, generator) -> np.ndarray:
+    "Another number for nobody."
+    return np.where(labels == 0, -2, 0)
+
+
+def of_some_rows(labels, clients, generator) -> np.ndarray:
+    "Only the rows that somebody gets."
+    return np.zeros(len(labels) - 1, np.int64)
+
+
+def sorts_the_labels(labels, clients, generator) -> np.ndarray:
+    "Works in place."
+    labels.sort()
+    return np.arange(len(labels)) % clients
+
+
+def pairs_of_rows(labels, clients, generator) -> np.ndarray:
+    "A table of all pairs."
+    return (labels[:, None] == labels).sum(1) % clients
+
+
+def dealt_by_processes(labels, clients, generator) -> np.ndarray:
+    "Other clients by several processes."
+    return np.arange(len(labels)) // processes() % clients
+
+
+def _points(count: int = 60) -> dict:
+    return {"x": np.arange(2.0 * count).reshape(count, 2), "y": np.arange(count) % 3, "user": np.arange(count) // 9}
+
+
+def points(*, count: int = 60) -> dict:
+    "Points on a line."
+    return _points(count)
+
+
+def scattered() -> dict:
+    "Draws with np.random."
+    return {**_points(), "x": np.random.random((60, 2))}  # noqa: NPY002
+
+
+def _raw(**changes) -> RawDataset:
+    labels = np.arange(40) % 3
+    x = np.arange(80, dtype=np.float32).reshape(40, 2)
+    given = {
+        **{"name": "raw", "task": "vector", "classes": 3, "class_names": ("a", "b", "c"), "feature_shape": (2,)},
+        **{"dtype": "float32", "mean": (0.0,), "std": (1.0,), "labels": labels, "users": None, "user_names": None},
+        **{"read": lambda rows: x[rows], "test_x": x[:9], "test_y": labels[:9], "skipped": 0},
+        **{"licence": "", "citation": ""},
+    }
+    return RawDataset(**given | changes)
+
+
+def raw_set() -> RawDataset:
+    "Kept as it is."
+    return _raw()
+
+
+def labels_from_one() -> RawDataset:
+    "Counts classes from 1."
+    return _raw(labels=1 + np.arange(40) % 3)
+
+
+def other_shape() -> RawDataset:
+    "States another shape than it reads."
+    return _raw(feature_shape=(3,))
+
+
+def in_reading_order() -> RawDataset:
+    "Gives rows as a file would that is read on."
+    return _raw(read=lambda rows: np.arange(2.0 * len(rows), dtype=np.float32).reshape(-1, 2))
 
 
 class KeepsItToItself(LocalAlgorithm):

@@ -28,6 +28,9 @@ GOOD = [
     bad_parts.root,
     bad_parts.midrange,
     bad_parts.absolute,
+    bad_parts.confidence,
+    bad_parts.LeastRecall,
+    bad_parts.in_turn,
 ]
 BAD = [
     (bad_parts.from_the_global_generator, GLOBAL, "draws from, or seeds, the global generator of numpy"),
@@ -62,6 +65,18 @@ BAD = [
     (bad_parts.averaged, "one finite value a sample", "returned a single number for 24 samples"),
     (bad_parts.unstable, "one finite value a sample", "not finite"),
     (bad_parts.rounded, "finite gradients", "no gradient by the outputs"),
+    (bad_parts.noisy_metric, GLOBAL, "of torch"),
+    (bad_parts.CountingMetric, "same sums of the same outputs", "two different results"),
+    (bad_parts.averaged_metric, "sums add up over batches", r"confidence is 0.* in batches of \(9, 15\)"),
+    (bad_parts.undefined_metric, "finite numbers", "surprise is nan for finite outputs"),
+    (bad_parts.changing_metric, "finite numbers", "it changes what it is given"),
+    (bad_parts.own_dice, GLOBAL, "of random"),
+    (bad_parts.other_dice, "same clients from the same generator", "two different results"),
+    (bad_parts.one_too_many, "a client for each row, or nobody", "gave rows to client 7, but --clients 7"),
+    (bad_parts.below_nobody, "a client for each row, or nobody", "client -2: clients count from 0"),
+    (bad_parts.of_some_rows, "a client for each row, or nobody", r"int64 of shape \(899,\)"),
+    (bad_parts.sorts_the_labels, "a client for each row, or nobody", "it changes the labels"),
+    (bad_parts.pairs_of_rows, "cost with 100,000 rows", "ten times more rows"),
 ]
 
 
@@ -95,6 +110,15 @@ BY_KEY: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
             (bad_parts.Standing, "steps follow the gradients and stay finite", "leave the parameters as they were"),
             (bad_parts.Remembering, "same steps from the same gradients", "two different results"),
             (bad_parts.Jumping, GLOBAL, "of torch"),
+        ],
+    ),
+    "data set": (
+        [bad_parts.points, bad_parts.raw_set],
+        [
+            (bad_parts.scattered, GLOBAL, "of numpy"),
+            (bad_parts.labels_from_one, "features and labels as stated", "training labels from 1 to 3 of 3 classes"),
+            (bad_parts.other_shape, "features and labels as stated", r"float32 \(2,\), but float32 \(3,\) is stated"),
+            (bad_parts.in_reading_order, "rows do not depend on those read beside them", "in another order"),
         ],
     ),
     "data source": (
@@ -138,6 +162,7 @@ def test_a_broken_contract_is_caught_by_the_check_meant_for_it(part: Any, name: 
 
 
 BY_RANK = [
+    bad_parts.metric_by_processes,
     bad_parts.by_processes,
     bad_parts.first_by_processes,
     bad_parts.scaled_by_processes,
@@ -161,6 +186,22 @@ def test_started_runs_catch_other_results_on_other_ranks_and_state_that_is_not_s
     not_saved = {(part, "same result after a resume") for part in NOT_SAVED}
     assert by_rank | not_saved <= failed
     assert {part for part, _ in failed - by_rank - not_saved} <= {bad_parts.KeepsItInTheClass}, "whose clients move"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("part", "kind", "good"),
+    [
+        (bad_parts.points, "data set", True),
+        (bad_parts.dealt_by_processes, "partition", False),
+    ],
+)
+def test_other_shards_by_other_processes_are_caught(part: Any, kind: str, good: bool) -> None:
+    settings = {"count": 90} if good else {}
+    [result] = perform([check for check in checks(part, settings, kind) if check.name.startswith("same shards")])
+    assert result.outcome == ("ok" if good else "FAILED"), result
+    assert good or "3 processes write another train-" in result.remark
 
 
 @pytest.mark.slow
@@ -192,8 +233,6 @@ def test_options_are_given_as_keys_of_the_configuration() -> None:
 def test_what_has_no_checks_is_refused() -> None:
     with pytest.raises(UserError, match="does not say what kind of part it is"):
         list(checks(bad_parts.processes))
-    with pytest.raises(UserError, match="there are no checks"):
-        list(checks(bad_parts.absolute, kind="metric"))
     with pytest.raises(UserError, match="no kind 'colour'"):
         list(checks(bad_parts.absolute, kind="colour"))
 

@@ -1,0 +1,84 @@
+"""The built-in partitions and data sets as parts, so that `fedmpi parts` lists them and `fedmpi check` checks them.
+
+Each is a function with the signature that one of the user's own has: (labels, clients, generator, *, options) -> the
+client of every row, and (raw, *, options) -> `RawDataset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import numpy as np
+from pydantic import Field
+
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.registry import DATASETS
+from data_prep.partitions import PARTITIONS, Law, Option, partition
+from data_prep.raw import RawDataset
+from fedmpi.common.options import parameter_docs
+from fedmpi.common.registry import register
+from fedmpi.common.types import Ints
+
+
+def _register_law(name: str, law: Law) -> None:
+    def owners(labels: Ints, clients: int | None, generator: np.random.Generator, **options: Any) -> Ints:
+        drawn = partition(name, labels, int(np.max(labels, initial=0)) + 1, clients, generator, **options)
+        found = np.full(len(labels), -1, np.int64)
+        found[drawn.rows] = np.repeat(np.arange(drawn.clients), drawn.sizes)
+        return found
+
+    told = [f"{option.name} : {option.kind.__name__}\n    {option.help}" for option in law.options]
+    options = [(o.name, _annotation(o), Parameter.empty if o.default is None else o.default) for o in law.options]
+    _dress(owners, name, ("labels", "clients", "generator"), options, law.sentence, told)
+    register("partition", name, needs_users=law.needs_users)(owners)
+
+
+def _register_data_set(data: DataSet) -> None:
+    def read(raw: Path = Path(), **options: Any) -> RawDataset:
+        return data.read(Path(raw), ReadOptions(**options), Tally())
+
+    types, docs, defaults = get_type_hints(ReadOptions), parameter_docs(ReadOptions), ReadOptions()
+    taken = [field.name for field in fields(ReadOptions) if field.name in data.options]
+    options = [(name, types[name], getattr(defaults, name)) for name in taken]
+    parts = " (train + test)" if "+" in data.samples else ""
+    size = "data of your own" if data.samples == "yours" else f"{data.samples} samples{parts}, {data.classes} classes"
+    files = f"; --raw names {data.files}" if data.files else ""
+    told = [f"{name} : any\n    {docs.get(name, '')}" for name in taken]
+    _dress(read, data.name, () if data.raw == "none" else ("raw",), options, f"{size}{files}", told)
+    register("data set", data.name)(read)
+
+
+def _dress(
+    function: Callable[..., Any],
+    name: str,
+    given: tuple[str, ...],
+    options: list[tuple[str, Any, Any]],
+    sentence: str,
+    told: list[str],
+) -> None:
+    """Give a function the signature and the docstring of what it does."""
+    positional = [Parameter(parameter, Parameter.POSITIONAL_OR_KEYWORD) for parameter in given]
+    keywords = [Parameter(option, Parameter.KEYWORD_ONLY, default=default) for option, _, default in options]
+    function.__name__ = function.__qualname__ = name
+    function.__annotations__ = {option: kind for option, kind, _ in options}
+    function.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
+    section = "".join(f"\n{entry}" for entry in told)
+    function.__doc__ = f"{sentence[:1].upper()}{sentence[1:]}." + (
+        f"\n\nParameters\n----------{section}" if told else ""
+    )
+
+
+def _annotation(option: Option) -> Any:
+    if option.choices:
+        return Literal[option.choices]
+    return option.kind if option.low is None else Annotated[option.kind, Field(ge=option.low)]
+
+
+for _name, _law in PARTITIONS.items():
+    _register_law(_name, _law)
+for _data in DATASETS.values():
+    _register_data_set(_data)

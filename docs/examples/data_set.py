@@ -1,0 +1,21 @@
+"""A data set of one's own: python -m data_prep data_set:waves."""
+
+import numpy as np
+
+
+def waves(*, count: int = 600, noise: float = 0.3) -> dict[str, np.ndarray]:
+    """Sine waves of three frequencies, twenty of them from each sensor.
+
+    Parameters
+    ----------
+    count : int
+        Waves.
+    noise : float
+        Standard deviation of what is added to each of 32 values.
+    """
+    generator = np.random.default_rng(7)
+    y = np.arange(count) % 3
+    phase = generator.uniform(0, 2 * np.pi, (count, 1))
+    x = np.sin(phase + (y[:, None] + 1) * np.linspace(0, 2 * np.pi, 32))
+    x += noise * generator.standard_normal(x.shape)
+    return {"x": x, "y": y, "user": np.arange(count) // 20}

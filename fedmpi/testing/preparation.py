@@ -1,0 +1,211 @@
+"""Checks of what `python -m data_prep` is told: partitions, and readers of data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmpi.common.registry import KINDS
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
+from fedmpi.testing.check import Check, CheckSkipped, Subject, demand, leaves_generators_alone, same_twice
+from fedmpi.testing.cost import CLIENTS, cost
+from fedmpi.testing.started import run_module, startable
+
+if TYPE_CHECKING:
+    from data_prep.raw import RawDataset
+
+ROWS, CLASSES, MADE_UP_CLIENTS = 900, 10, 7
+ROWS_A_CLIENT = 100
+SEVERAL = 3
+"""Processes that write shards together."""
+SHARD_CLIENTS = 3
+"""Clients among which the rows of a data set are shared out for the check of its shards."""
+
+
+def partition_checks(subject: Subject) -> Iterator[Check]:
+    """All checks of a partition but those that start processes."""
+    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: dealt(s)))
+    yield subject.check("same clients from the same generator", lambda s: same_twice(lambda: dealt(s)))
+    yield subject.check("a client for each row, or nobody", owners)
+    yield subject.check(
+        f"cost with {CLIENTS:,} rows", lambda s: cost(_rows_and_clients, lambda world: _deal(s, *world), "rows")
+    )
+
+
+def made_up_labels(rows: int = ROWS) -> Ints:
+    """Labels (n,) of which some are commoner than others."""
+    generator = np.random.Generator(np.random.Philox(6))
+    shares = np.arange(2, CLASSES + 2) / np.arange(2, CLASSES + 2).sum()
+    return generator.choice(CLASSES, rows, p=shares).astype(np.int64)
+
+
+def _rows_and_clients(rows: int) -> tuple[Ints, int]:
+    return made_up_labels(rows), rows // ROWS_A_CLIENT
+
+
+def _deal(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
+    if subject.part.marks.get("needs_users"):
+        raise CheckSkipped("it deals out users, whom only a data set knows")
+    return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION))
+
+
+def dealt(subject: Subject) -> list[Ints]:
+    """The clients of the rows by two seeds."""
+    clients = subject.settings.get("clients", MADE_UP_CLIENTS)
+    return [np.asarray(_deal(subject, made_up_labels(), clients, seed)) for seed in (1, 2)]
+
+
+def owners(subject: Subject) -> str:
+    """Whole numbers below the number of clients, -1 for rows that nobody gets; labels are left as they are."""
+    from data_prep.partitions.own import checked_owners
+
+    clients = subject.settings.get("clients", MADE_UP_CLIENTS)
+    labels = made_up_labels()
+    before = labels.copy()
+    found = checked_owners(subject.part, _deal(subject, labels, clients), ROWS, clients)
+    demand(np.array_equal(labels, before), "it changes the labels that it is given: copy them first")
+    demand(int(found.min()) >= -1, f"client {found.min()}: clients count from 0, and -1 is nobody")
+    sizes = np.bincount(found[found >= 0], minlength=clients)
+    return f"{int(sizes.sum())} of {ROWS} rows for {clients} clients, {sizes.min()} to {sizes.max()} each"
+
+
+def data_set_checks(subject: Subject) -> Iterator[Check]:
+    """All checks of a reader but those that start processes."""
+    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: bare(s)))
+    yield subject.check("same data every time", lambda s: same_twice(lambda: contents(s)))
+    yield subject.check("features and labels as stated", as_stated)
+    yield subject.check("rows do not depend on those read beside them", alone)
+
+
+def _raw(subject: Subject) -> Path:
+    """What the setting `raw` names."""
+    from data_prep.datasets.own import reads_files
+
+    if "raw" not in subject.settings and reads_files(subject.part):
+        raise CheckSkipped("it reads files: name them, --set raw=PATH")
+    return Path(subject.settings.get("raw", "."))
+
+
+def bare(subject: Subject) -> object:
+    """What the reader gives, without the care that data_prep takes of generators."""
+    from data_prep.datasets.own import reads_files
+
+    raw = _raw(subject)
+    return subject.made()(raw) if reads_files(subject.part) else subject.made()()
+
+
+def read(subject: Subject) -> RawDataset:
+    """The data set, as data_prep gets it."""
+    from data_prep.datasets.base import ReadOptions, Tally
+    from data_prep.datasets.own import OF_ARRAYS, read_own
+
+    meant = {name: subject.settings[name] for name in OF_ARRAYS if name in subject.settings.keys() - subject.options}
+    return read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
+
+
+def contents(subject: Subject) -> list[np.ndarray]:
+    """Labels, users, and the first features of both parts."""
+    data = read(subject)
+    some = np.arange(min(len(data.labels), 200))
+    users = np.zeros(0) if data.users is None else data.users
+    return [data.labels, users, data.read(some), np.asarray(data.test_y), np.asarray(data.test_x[:200])]
+
+
+def as_stated(subject: Subject) -> str:
+    """Both parts have samples; labels lie in 0 … C − 1; features have the stated shape and type and are finite."""
+    data = read(subject)
+    some = np.arange(min(len(data.labels), 200))
+    demand(data.classes == len(data.class_names), f"{data.classes} classes, but {len(data.class_names)} names of them")
+    for part, x, y in (("training", data.read(some), data.labels), ("test", data.test_x, data.test_y)):
+        x, y = np.asarray(x), np.asarray(y)
+        demand(len(y) > 0, f"there is no {part} row")
+        demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}: they are whole numbers")
+        demand(
+            int(y.min()) >= 0 and int(y.max()) < data.classes,
+            f"{part} labels from {y.min()} to {y.max()} of {data.classes} classes: they lie in 0 … {data.classes - 1}",
+        )
+        demand(
+            x.shape[1:] == tuple(data.feature_shape) and str(x.dtype) == data.dtype,
+            f"{part} rows are {x.dtype} {x.shape[1:]}, but {data.dtype} {tuple(data.feature_shape)} is stated",
+        )
+        demand(bool(np.isfinite(x.astype(np.float64)).all()), f"{part} features are not finite")
+    demand(len(data.read(some)) == len(some), f"read(rows) gave {len(data.read(some))} rows for {len(some)}")
+    if data.users is not None:
+        demand(data.users.shape == data.labels.shape, f"{len(data.users)} users for {len(data.labels)} training rows")
+    shape = tuple(data.feature_shape)
+    return f"{len(data.labels)} + {len(data.test_y)} rows of {data.dtype} {shape}, {data.classes} classes"
+
+
+def alone(subject: Subject) -> str:
+    """Rows are read in any order and any company: a rank reads those of its shards."""
+    data = read(subject)
+    rows = np.unique(np.linspace(0, len(data.labels) - 1, 12).astype(np.int64))
+    together = np.asarray(data.read(rows))
+    backwards = np.asarray(data.read(rows[::-1].copy()))[::-1]
+    single = np.concatenate([np.asarray(data.read(rows[i : i + 1])) for i in range(len(rows))])
+    for found, how in ((backwards, "in another order"), (single, "one by one")):
+        demand(np.array_equal(together, found), f"read(rows) gives other features {how}: row i is always row i")
+    return f"{len(rows)} rows, the same in another order and one by one"
+
+
+def prepared_checks(subject: Subject) -> Iterator[Check]:
+    """The check that starts processes, of a partition or a reader."""
+    yield subject.check(f"same shards by 1 and {SEVERAL} processes", _same_shards)
+
+
+def _same_shards(subject: Subject) -> str:
+    if (reason := startable(subject.part)) is not None:
+        raise CheckSkipped(reason)
+    if subject.part.marks.get("needs_users"):
+        raise CheckSkipped("it deals out users, whom only a data set knows")
+    alone, together = _digests(subject, 1), _digests(subject, SEVERAL)
+    wrong = sorted(name for name in alone.keys() | together.keys() if alone.get(name) != together.get(name))
+    demand(
+        not wrong,
+        f"{SEVERAL} processes write another {', '.join(wrong)} than one: it may not depend on the process",
+    )
+    return f"{len(alone)} files, byte for byte"
+
+
+def _digests(subject: Subject, ranks: int) -> dict[str, str]:
+    """The SHA-256 of every file of shards that so many processes write."""
+    with tempfile.TemporaryDirectory(prefix="fedmpi-check-") as place:
+        out = Path(place) / "shards"
+        problem = run_module(ranks, ["data_prep", *_words(subject), "--shards", "3", "--out", str(out)])
+        demand(problem is None, f"{ranks} processes: {problem}")
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("*.h5"))}
+
+
+def _words(subject: Subject) -> list[str]:
+    """The command line that uses the part."""
+    kind = KINDS[subject.part.kind]
+    options = [word for name, value in subject.options.items() for word in (kind.option_key(name), _text(value))]
+    if subject.part.kind == "partition":
+        clients = str(subject.settings.get("clients", MADE_UP_CLIENTS))
+        return ["digits", "--partition", subject.part.name, "--clients", clients, *options]
+    raw = _raw(subject)
+    told = _meant(subject.settings, subject.options)
+    where = ["--raw", str(raw.resolve())] if "raw" in subject.settings else []
+    return [subject.part.name, *where, *options, *told, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
+
+
+def _meant(settings: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
+    """Options of data_prep that say what arrays mean."""
+    from data_prep.datasets.own import OF_ARRAYS
+
+    flags = [name for name in sorted(OF_ARRAYS) if name in settings and name not in options]
+    return [
+        word
+        for name in flags
+        for word in ("--" + name.replace("_", "-"), *([] if settings[name] is True else [_text(settings[name])]))
+    ]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
