@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.clients.availability import Availability, available_clients, dominant_label, probabilities
+from fedmpi.clients.availability import PHASES, Availability, available_clients, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View
 from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.common.streams import Streams
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
 from fedmpi.privacy.updates import draws_in_secret
@@ -42,6 +42,23 @@ def test_the_time_of_day_swings_between_its_bounds_once_a_period() -> None:
     assert day.mean(axis=0) == pytest.approx(np.full(50, 0.5), abs=0.02)
     assert day[24] == pytest.approx(day[0])
     assert day[0].std() > 0.1
+    phases = STREAMS.generator(Purpose.DEVICE, client=PHASES).random(50)
+    likeliest = np.rint(24 * phases).astype(int)
+    assert day[likeliest, np.arange(50)] == pytest.approx(np.full(50, 0.8), abs=0.003)
+
+
+def test_candidates_are_measured_among_those_of_their_own_round() -> None:
+    law = Availability("bernoulli", 0.4)
+    settings = ["participation.clients=power-of-choice", "participation.count=3", "participation.candidates=9"]
+    settings += ["system.availability=bernoulli", "system.probability=0.4"]
+    draw = CohortDraw(load_config(None, settings), np.full(40, 4), None, STREAMS, values=10)
+    for t in range(1, 6):
+        asked = draw.candidates(t, None)
+        assert len(asked) == 9 and np.isin(asked, available_clients(law, STREAMS, t, 40)).all()
+        losses = np.full(40, np.nan)
+        losses[asked] = np.arange(9)
+        draw.tell(t, {"loss": losses})
+        assert draw.draw(t, None).cohort.clients.tolist() == asked[-3:].tolist()
 
 
 def test_a_cohort_knows_the_chances_of_its_own_round() -> None:

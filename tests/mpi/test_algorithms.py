@@ -98,7 +98,10 @@ RESUMED = [
 """The first one leaves rank 0 without clients; the second keeps the vectors of one client in each rank's memory."""
 
 
-def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(tmp_path: Path) -> None:
+def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedmpi")
     for number, settings in enumerate(RESUMED):
         name = str(tmp_path / f"{number}")
         whole = run(settings, f"{name}-whole")
@@ -108,6 +111,8 @@ def test_a_resumed_run_repeats_the_bits_and_vectors_in_a_file_those_in_memory(tm
         assert np.array_equal(whole["kept"], parts["kept"])
         if number == 1:
             assert whole["kept"][0, 1] > 4
+            for folder in (f"{name}-whole", f"{name}-parts"):
+                assert f"goes to a temporary file in {Path(folder).resolve()}\n" in caplog.text
             roomy = run([*EXACT, *FEDDYN], f"{name}-roomy")
             assert roomy["kept"][0, 1] == 0
             assert np.array_equal(roomy["model"], whole["model"])

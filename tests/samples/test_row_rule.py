@@ -81,6 +81,7 @@ def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:
     "answer, reason",
     [
         ([2, 0], "not sorted"),
+        (np.array([2, 0], np.uint8), "not sorted"),
         ([1, 1], "row 1 twice"),
         ([0, 4], "row 4, outside 0 … 3"),
         ([-1, 0], "row -1, outside"),
