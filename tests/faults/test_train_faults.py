@@ -1,4 +1,4 @@
-"""`mpiexec -n 3 fedmpi train` when something is wrong: one sentence, the right exit code, nobody left waiting.
+"""`mpiexec fedmpi train` when something is wrong: one sentence, the right exit code, nobody left waiting.
 
 Exit codes: 2 the user's input is wrong, 1 a failure while working, non-zero when a rank is killed.
 """
@@ -29,7 +29,7 @@ WORDS_OF_LAUNCHERS = re.compile(
 )
 
 
-def train(*args: str | Path, ranks: int = 3) -> subprocess.CompletedProcess[str]:
+def train(*args: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     return run_mpi(ranks, [*TRAIN, *args], timeout=SECONDS)
 
 
@@ -93,7 +93,7 @@ def damaged(shards: Path, folder: Path) -> Path:
 
 def test_a_missing_folder_of_shards_is_named(tmp_path: Path):
     nowhere = tmp_path / "nowhere"
-    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={nowhere}"), "--out", tmp_path / "RUN", ranks=2))
+    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={nowhere}"), "--out", tmp_path / "RUN"))
     assert f"the shard folder {nowhere} does not exist" in sentence and "data_prep" in sentence
     assert not (tmp_path / "RUN").exists()
 
@@ -101,7 +101,7 @@ def test_a_missing_folder_of_shards_is_named(tmp_path: Path):
 def test_a_truncated_shard_is_named(shards: Path, tmp_path: Path):
     file = damaged(shards, tmp_path / "digits")
     file.write_bytes(file.read_bytes()[:-2000])
-    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={file.parent}"), "--out", tmp_path / "RUN", ranks=2))
+    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={file.parent}"), "--out", tmp_path / "RUN"))
     assert str(file) in sentence
 
 
@@ -110,7 +110,7 @@ def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(shards:
     with h5py.File(file, "r+") as opened:
         opened["x"][0] = 255 - opened["x"][0]
     asked = choices(*FEDAVG, f"data.shards={file.parent}", "data.verify=true")
-    assert str(file) in the_sentence(train(*asked, "--out", tmp_path / "RUN", ranks=2))
+    assert str(file) in the_sentence(train(*asked, "--out", tmp_path / "RUN"))
 
 
 # What is wrong with the run's folder
@@ -127,20 +127,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_unwritable_folder_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("a file, so nothing can be made below it")
-    sentence = the_sentence(train(*choices(*FEDAVG), "--out", tmp_path / "file" / "RUN", ranks=2))
+    sentence = the_sentence(train(*choices(*FEDAVG), "--out", tmp_path / "file" / "RUN"))
     assert f"cannot write the run folder {tmp_path / 'file' / 'RUN'} (Not a directory)" in sentence
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path):
     before = curve(run)
-    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2"), "--out", run, ranks=2))
+    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2"), "--out", run))
     assert f"{run} holds a run already" in sentence and "--resume" in sentence and "--out" in sentence
     assert curve(run) == before
 
 
 def test_a_run_is_not_resumed_with_another_configuration(run: Path):
     before = curve(run)
-    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2", "local.lr=0.2"), "--out", run, "--resume", ranks=2))
+    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2", "local.lr=0.2"), "--out", run, "--resume"))
     assert f"{run / 'config.toml'} differs from the configuration given" in sentence
     assert curve(run) == before
 
@@ -155,7 +155,7 @@ def test_resume_needs_to_know_the_folder():
 def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
     rows = 7
     model = ("model.name=tests.end_to_end.user_models:choosy", f"model.refused={rows}", "participation.fraction=1.0")
-    job = train(*choices(*FEDAVG, *model, ENDLESS), "--out", tmp_path / "RUN")
+    job = train(*choices(*FEDAVG, *model, ENDLESS), "--out", tmp_path / "RUN", ranks=3)
     assert job.returncode == 1
     said = re.findall(
         r"^rank (\d) on \S+: error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7$",
@@ -171,7 +171,7 @@ def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
 
 
 def test_a_diverging_run_names_the_client_and_says_what_to_change(tmp_path: Path):
-    job = train(*choices(*FEDAVG, "local.lr=1e30", ENDLESS), "--out", tmp_path / "RUN")
+    job = train(*choices(*FEDAVG, "local.lr=1e30", ENDLESS), "--out", tmp_path / "RUN", ranks=3)
     assert job.returncode == 1
     assert re.search(r"error: client \d+ on rank [12]: .*training diverged at lr = 1e\+30; lower local.lr", job.stderr)
     assert "Traceback" not in job.stderr

@@ -28,6 +28,7 @@ TOGETHER = {
     4: ["exchanges", "relays 0 12 0", *SUMS],
 }
 """Programs by number of ranks: one job runs them one after another, so that Python starts and torch loads once."""
+FOUR = pytest.param(4, marks=pytest.mark.slow)
 Jobs = dict[int, subprocess.CompletedProcess[str]]
 
 
@@ -52,12 +53,12 @@ def passed(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     return shown
 
 
-@pytest.mark.parametrize("n", TOGETHER)
+@pytest.mark.parametrize("n", [1, 2, 3, FOUR])
 def test_a_job_of_several_programs_ends_well(n, passed):
     assert passed(n, TOGETHER[n][0]).returncode == 0
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2, FOUR])
 def test_arrays_of_all_types_arrive_as_they_were_sent(n, passed):
     passed(n, "exchanges")
 
@@ -66,7 +67,7 @@ def test_messages_longer_than_a_chunk_arrive_whole(passed):
     passed(3, "exchanges 1000")
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2, FOUR])
 @pytest.mark.parametrize("reduction", ["window", "allreduce", "device"])
 def test_repeated_sums_are_right_and_the_same_bits_on_all_ranks_whoever_is_late(n, reduction, passed):
     passed(n, f"sum_rounds {reduction} 50")
@@ -111,7 +112,7 @@ def test_the_check_of_sums_notices_a_missing_barrier():
     assert "wrong sum" in job.stderr or "bits differ" in job.stderr
 
 
-@pytest.mark.parametrize(("n", "most"), [(1, 1), (2, 1), (3, 4), (4, 0)])
+@pytest.mark.parametrize(("n", "most"), [(1, 1), (2, 1), (3, 4), pytest.param(4, 0, marks=pytest.mark.slow)])
 def test_groups_hand_values_around_however_few_communicators_there_are(n, most, passed):
     """4 ranks form 60 groups of two and more; without any communicator they all share one."""
     passed(n, f"relays {most} 12 0")

@@ -58,7 +58,7 @@ CONFIGURATIONS = {
     f"samples.threshold=150 {SMALL}",
 }
 NAMES = list(CONFIGURATIONS)
-ALWAYS = ("system", "fedsts", "exact and shared", "exact astraea", "exact top-k", "exact fedsampling")
+ALWAYS = ("system", "fedsts", "exact astraea", "exact top-k")
 """On 3 ranks these are compared in every run of the tests; all others are slow."""
 CASES = [
     pytest.param(name, ranks, marks=() if ranks == 3 and name in ALWAYS else pytest.mark.slow)
