@@ -15,8 +15,8 @@ import importlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from functools import cached_property
+from contextlib import ExitStack, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,11 @@ from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
 from fedmpi.records.progress import shown_warnings
 from fedmpi.records.reading import ending_of, read_records, read_summary
-from fedmpi.records.recorder import open_recorder
+from fedmpi.records.recorder import Recorder, open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
 from fedmpi.rounds.loop import Ending, Simulation
+from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import announce, opening_lines
 
 _one_at_a_time = threading.RLock()
@@ -195,17 +196,32 @@ def run(
                 if function is not None and not callable(function):
                     raise UserError(f"{name} is a function, not {type(function).__name__}")
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
-            cluster = Cluster.connect(reduction=loaded.cluster.reduction)
+            recovery = Recovery() if loaded.cluster.on_rank_failure == "shrink" else None
+        attempt = partial(_attempt, loaded, out, resume, on_round, progress, stop)
+        return attempt(None) if recovery is None else recovery.run(attempt)
+
+
+def _attempt(
+    config: Config,
+    folder: Path | None,
+    resume: bool,
+    on_round: OnRound | None,
+    progress: bool,
+    stop: Callable[[], bool] | None,
+    recovery: Recovery | None,
+) -> Run:
+    """The run on the ranks that live: its end, or RankLost where another of them dies."""
+    with ExitStack() as after, ending_together(), recovery.surviving() if recovery is not None else nullcontext():
+        cluster = Cluster.connect(reduction=config.cluster.reduction)
         after.callback(cluster.close)
-        after.enter_context(watched(cluster, loaded))
-        folder = None if out is None else Path(out)
-        with ending_together():
-            on_server(
-                cluster, lambda: refuse_held(folder) if folder is not None else None
-            )  # before anything takes long
-            experiment = Experiment.connect(loaded, cluster)
-            after.callback(experiment.close)
-            return _run(experiment, folder, resume, on_round, progress, stop)
+        if recovery is not None:
+            recovery.meet(cluster)
+        after.enter_context(watched(cluster, config))
+        # before anything takes long:
+        on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
+        experiment = Experiment.connect(config, cluster)
+        after.callback(experiment.close)
+        return _run(experiment, folder, resume, on_round, progress, stop, recovery)
 
 
 def _configured(
@@ -226,16 +242,21 @@ def _run(
     on_round: OnRound | None,
     progress: bool,
     stop: Callable[[], bool] | None,
+    recovery: Recovery | None,
 ) -> Run:
-    config, cluster = experiment.config, experiment.cluster
-    recorder = open_recorder(cluster, folder, config, resume, experiment.model.module)
+    config, cluster, simulation = experiment.config, experiment.cluster, None
+    recorder = _open_recorder(experiment, folder, resume, recovery)
     try:
         announce(experiment)
-        if progress and cluster.is_server:
+        if progress and cluster.is_server and not (recovery is not None and recovery.losses):
             print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
-        simulation = Simulation(experiment, recorder, on_round=on_round, stop=stop, progress=progress)
+        simulation = Simulation(
+            experiment, recorder, on_round=on_round, stop=stop, progress=progress, recovery=recovery
+        )
         ending = simulation.run()
     finally:
+        if simulation is not None:
+            simulation.close()
         if recorder is not None:
             recorder.close()
     summary, where = _told_by_server(cluster, [simulation.summary, str(folder or "")])
@@ -253,6 +274,19 @@ def _run(
         folder=Path(where) if where else None,
         ending=ending,
     )
+
+
+def _open_recorder(
+    experiment: Experiment, folder: Path | None, resume: bool, recovery: Recovery | None
+) -> Recorder | None:
+    """The recorder on rank 0; a run that has had the folder before goes on with what it has left there."""
+    cluster, config, module = experiment.cluster, experiment.config, experiment.model.module
+    if recovery is None:
+        return open_recorder(cluster, folder, config, resume, module)
+    begun, recovery.begun = recovery.begun, recovery.begun or cluster.is_server
+    recorder = open_recorder(cluster, folder, config, resume or begun, module)
+    recovery.begun = True
+    return recorder
 
 
 def _told_by_server(cluster: Cluster, values: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from fedmpi.cluster.living import opened
 from fedmpi.cluster.resources import core_mask, cores_allowed
 from fedmpi.cluster.waiting import meet, wait_until
 
@@ -43,13 +44,13 @@ class Communicators:
 
     @classmethod
     def split(cls, everyone: MPI.Intracomm) -> Communicators:
-        """Make them out of COMM_WORLD."""
+        """Make them out of COMM_WORLD, or what is left of it."""
         from mpi4py import MPI
 
-        world = everyone.Dup()
-        node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
+        world = opened(everyone.Dup())
+        node = opened(cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)))
         leads = node.rank == 0
-        leaders = cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank))
+        leaders = opened(cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank)))
         nodes = total(world, int(leads))
         masks = np.zeros((node.size, len(core_mask())), bool)
         node.Allgather(core_mask(), masks)

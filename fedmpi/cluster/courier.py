@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmpi.cluster.living import until_stopped
 from fedmpi.cluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -64,12 +65,13 @@ class Courier:
         wait_until(self.push, longest_sleep=LONGEST_SLEEP_IN_MESSAGE)
 
     def _push_along(self) -> None:
-        while True:
-            with self._lock:
-                if any(self._test() for _ in range(TESTS_PER_PUSH)):
-                    self._pushing = False
-                    return
-            time.sleep(SLEEP_BESIDE_WORK)
+        with until_stopped():
+            while True:
+                with self._lock:
+                    if any(self._test() for _ in range(TESTS_PER_PUSH)):
+                        self._pushing = False
+                        return
+                time.sleep(SLEEP_BESIDE_WORK)
 
     def _test(self) -> bool:
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]

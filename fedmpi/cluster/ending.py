@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from types import ModuleType
 from typing import NoReturn
 
 import numpy as np
 
+from fedmpi.cluster.living import everyone, has_shrunk, is_loss, running_mpi
 from fedmpi.cluster.waiting import wait_until
 
 # An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
@@ -22,7 +22,8 @@ SECONDS_FOR_ABORT = 2.0
 def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool:
     """Wait politely for the other ranks to end, and compare how.
 
-    Every rank that ends in order calls this once. It uses COMM_WORLD, which nothing else in fedmpi communicates on.
+    Every rank that ends in order calls this once. It uses COMM_WORLD (after a loss what is left of it), which nothing
+    else in fedmpi communicates on.
 
     Parameters
     ----------
@@ -36,15 +37,21 @@ def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool
     Returns
     -------
     bool
-        True if all ranks came with the same code and digest; True also when there is no other rank.
+        True if all ranks came with the same code and digest; True also when there is no other rank. False where one has
+        died, as far as MPI tells.
     """
-    mpi = running_mpi()
-    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
+    mpi, comm = running_mpi(), everyone()
+    if mpi is None or comm is None or comm.Get_size() == 1:
         return True
     mine = np.array([code, -code, digest, -digest], np.int64)
     most = np.empty_like(mine)
-    if not wait_until(mpi.COMM_WORLD.Iallreduce(mine, most, op=mpi.MAX).Test, limit):
-        return False
+    try:
+        if not wait_until(comm.Iallreduce(mine, most, op=mpi.MAX).Test, limit):
+            return False
+    except mpi.Exception as error:
+        if is_loss(error):
+            return False
+        raise
     return bool(np.array_equal(mine, most))
 
 
@@ -73,13 +80,17 @@ def abort_anyway(code: int) -> NoReturn:
     os._exit(code)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process in order with this exit code; after deaths without ending MPI, which might wait for the dead."""
+    if has_shrunk():
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def world_rank() -> int | None:
-    """This rank in a running job of several ranks, else None."""
-    mpi = running_mpi()
-    return mpi.COMM_WORLD.Get_rank() if mpi is not None and mpi.COMM_WORLD.Get_size() > 1 else None
-
-
-def running_mpi() -> ModuleType | None:
-    """`mpi4py.MPI` if somebody loaded and started it and it has not ended, without loading it."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+    """This rank among those that live of a running job of several ranks, else None."""
+    comm = everyone()
+    return comm.Get_rank() if comm is not None and comm.Get_size() > 1 else None

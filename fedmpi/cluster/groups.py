@@ -19,6 +19,7 @@ import numpy as np
 from fedmpi.cluster.communicators import meet_members
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.courier import Courier, calls_from_threads
+from fedmpi.cluster.living import opened
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.waiting import meet
 
@@ -146,7 +147,7 @@ class Groups:
         meet_members(self._world, ranks, tag)
         everyone = self._world.Get_group()
         members = everyone.Incl(ranks)
-        comm = self._world.Create_group(members, tag)
+        comm = opened(self._world.Create_group(members, tag))
         members.Free()
         everyone.Free()
         return comm
@@ -155,4 +156,4 @@ class Groups:
         """Make the communicator of the groups that have none of their own, when they first occur; collective."""
         if self._common is None and self._world is not None:
             meet(self._world)
-            self._common = self._world.Dup()
+            self._common = opened(self._world.Dup())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmpi.cluster.living import is_loss, opened, stopped
 from fedmpi.cluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -28,17 +29,37 @@ class Heartbeat:
         Copied.
     values : int
         Length of a state, int64 (values,).
+
+    Attributes
+    ----------
+    ended : bool
+        Whether a rank has died.
     """
 
     def __init__(self, world: MPI.Intracomm, values: int):
-        self._comm = world.Dup()
+        self._comm = opened(world.Dup())
         self._values = values
         self._asked = False
         self._sending: list[tuple[MPI.Request, np.ndarray]] = []
         self._left = 0
+        self.ended = False
 
     def beat(self, own: np.ndarray) -> dict[int, np.ndarray]:
-        """Tell this rank's state; those of other ranks that have come in: on rank 0 all, elsewhere that of rank 0."""
+        """Tell this rank's state; those of other ranks that have come in: on rank 0 all, elsewhere that of rank 0.
+
+        Once a rank has died, and MPI tells so, `ended` is true and nothing comes in any more.
+        """
+        if self.ended:
+            return {}
+        try:
+            return self._beat(own)
+        except Exception as error:
+            self.ended = is_loss(error)
+            if not self.ended:
+                raise
+            return {}
+
+    def _beat(self, own: np.ndarray) -> dict[int, np.ndarray]:
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
         if self._comm.rank == 0:
             return self._answer(own)
@@ -52,7 +73,9 @@ class Heartbeat:
         return heard
 
     def close(self) -> None:
-        """Take leave of one another and free the communicator, if all ranks come here in time."""
+        """Take leave of one another and free the communicator, if all ranks come here in time and none has died."""
+        if self.ended or stopped():
+            return
         if self._comm.rank == 0:
             nothing = np.zeros(self._values, np.int64)
             together = wait_until(lambda: self._all_left(nothing), SECONDS_TO_CLOSE)

@@ -26,6 +26,7 @@ from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, sweep
+from fedmpi.cluster.living import everyone, stopped
 from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.relay import Group
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
@@ -102,12 +103,12 @@ class Cluster:
             log.info("one process: no MPI is installed")
             return cls(None, "none", reduction)
         claim()
-        library = short_version(mpi.Get_library_version())
-        if mpi.COMM_WORLD.Get_size() == 1:
+        library, living = short_version(mpi.Get_library_version()), everyone()
+        if living is None or living.Get_size() == 1:
             log.info("one process (%s)", library)
             sweep()
             return cls(None, library, reduction)
-        cluster = cls(Communicators.split(mpi.COMM_WORLD), library, reduction)
+        cluster = cls(Communicators.split(living), library, reduction)
         if cluster.node_rank == 0:
             sweep()
         if cluster.is_server:
@@ -305,7 +306,7 @@ class Cluster:
         return device
 
     def close(self) -> None:
-        """Free buffers, groups and communicators; collective.
+        """Free buffers, groups and communicators; collective. Where a rank has died they are left to MPI.
 
         What `sum_buffer`, `reduce` and `groups` gave is of no more use. Arrays still on their way through a group are
         safe only if the sender closes (or reduces) before it ends.
@@ -313,13 +314,13 @@ class Cluster:
         if self._dealt is not None:
             self._dealt.close()
             self._dealt = None
-        self._groups.close()
-        for summed in self._sums.values():
-            summed.close()
-        self._sums, self._current = {}, None
-        if self._comms is not None:
-            self._comms.free()
-            self._comms = None
+        if not stopped():
+            self._groups.close()
+            for summed in self._sums.values():
+                summed.close()
+            if self._comms is not None:
+                self._comms.free()
+        self._sums, self._current, self._comms = {}, None, None
         release()
 
     def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:

@@ -203,6 +203,10 @@ class ClusterPart(Part):
     """What is done about a rank that the others wait for and that does nothing any more (stopped, in an endless loop,
     on a file system that hangs). warn: say which, where and since when; end: also end the job, with exit code 1. A rank
     whose process is gone ends the job with both."""
+    on_rank_failure: Literal["end", "shrink"] = "end"
+    """What becomes of the job when the process of a rank dies. end: it ends, and --resume goes on from the last
+    checkpoint; shrink: the other ranks take over its clients and do the round at work again, with the same result (to
+    the bit with aggregation.exact). Shrinking takes Open MPI, started as `mpiexec --with-ft ulfm`."""
     patience: Annotated[Positive, limits(0.01, 10**6, "a million seconds are eleven days")] = 60.0
     """Seconds that the watchdog adds to ten times the longest round so far; before there is one, it warns after these
     and ends after thirty times as many."""

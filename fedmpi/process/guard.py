@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import NoReturn
 from zlib import crc32
 
-from fedmpi.cluster import LauncherMismatch, abort_job, agree_on_end, read_launch, start_mpi, world_rank
+from fedmpi.cluster import (
+    LauncherMismatch,
+    RankLost,
+    abort_job,
+    agree_on_end,
+    leave,
+    read_launch,
+    start_mpi,
+    world_rank,
+)
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
@@ -60,20 +69,23 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True) -> NoReturn:
         if not shared:
             _tell(why)
             abort_job(code)
-    sys.exit(_end(code, why))
+    leave(_end(code, why))
 
 
 @contextmanager
 def ending_together() -> Iterator[None]:
     """Within, in a job of several ranks: an exception that not all of them raise alike ends the job at once.
 
-    One that all raise alike, and any in a single process, is raised as it is: nothing here ends the interpreter.
+    One that all raise alike, and any in a single process, is raised as it is: nothing here ends the interpreter. So is
+    `RankLost`, after which the ranks that live go on.
     """
     launch = read_launch()
     if launch is not None and launch.size > 1:
         start_mpi()
     try:
         yield
+    except RankLost:
+        raise
     except BaseException as error:
         if world_rank() is not None:
             code, why, shared = _ending_of(error)

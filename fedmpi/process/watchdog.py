@@ -191,9 +191,11 @@ class Watchdog:
         See `Judge`.
     ends : bool
         Whether a job that stands still is ended.
+    goes_on : bool
+        Whether the job is to go on where the process of a rank is gone; MPI tells of it.
     """
 
-    def __init__(self, cluster: Cluster, patience: float, ends: bool):
+    def __init__(self, cluster: Cluster, patience: float, ends: bool, goes_on: bool = False):
         self.ends = ends
         self.rank, self.size = cluster.rank, cluster.size
         self.processes = processes(cluster)
@@ -204,6 +206,7 @@ class Watchdog:
             if process.host == own.host and process.seen and rank != self.rank
         ]
         self.neighbour = min(neighbours, key=lambda rank: (rank - self.rank) % self.size) if neighbours else None
+        self.neighbour = None if goes_on else self.neighbour
         self._visible = {*neighbours, self.rank}
         self._judge, self._own = Judge(self.rank, self.size, patience), Own(activity)
         self._heartbeat: Heartbeat | None = cluster.heartbeat(len(State._fields))
@@ -232,7 +235,7 @@ class Watchdog:
         heard = {} if self._heartbeat is None else self._heartbeat.beat(np.array(own, np.int64))
         if PHASES[own.phase] != "end":
             self._mind_the_neighbour(seconds, own)
-        if not self._judges:
+        if not self._judges or (self._heartbeat is not None and self._heartbeat.ended):
             return
         states = {rank: State(*state.tolist()) for rank, state in heard.items()}
         found = self._judge.look(seconds, own, states)
@@ -314,7 +317,8 @@ def watched(cluster: Cluster, config: Config) -> Iterator[None]:
     if config.cluster.watchdog == "off":
         yield
         return
-    watchdog = Watchdog(cluster, config.cluster.patience, config.cluster.watchdog == "end")
+    part = config.cluster
+    watchdog = Watchdog(cluster, part.patience, part.watchdog == "end", part.on_rank_failure == "shrink")
     try:
         yield
     finally:

@@ -7,9 +7,11 @@ the whole file, taken with zeros in the place of the checksum itself.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,12 @@ class Checkpoint:
     next_round: int
     tensors: dict[str, Tensor]
     header: dict[str, Any]
+
+
+def copied(next_round: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Checkpoint:
+    """A checkpoint of what these are now, in memory of its own."""
+    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    return Checkpoint(next_round, copies, copy.deepcopy(dict(header)))
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:

@@ -6,7 +6,6 @@ config.toml says: only `--resume` goes on with a run, and only with the one that
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import logging
@@ -26,7 +25,7 @@ from fedmpi.common.files import make_folder, remedy, sync_folder, write_whole, w
 from fedmpi.config import Config, config_toml
 from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
-from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import Checkpoint, copied, newest_checkpoint, save_checkpoint
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
@@ -131,7 +130,7 @@ class Recorder:
         if self.hold.before is not None:
             log.info("the run that held this folder has died (%s): taken over", self.hold.before)
 
-    def resume(self, data: str = "") -> Checkpoint | None:
+    def resume(self, data: str = "", remembered: Checkpoint | None = None) -> Checkpoint | None:
         """The newest checkpoint, with the records after it removed; None when the run starts at round 0.
 
         Called once, before the first record is written.
@@ -140,6 +139,8 @@ class Recorder:
         ----------
         data : str
             The digest of the data; the checkpoint's is in the entry "data" of its header.
+        remembered : Checkpoint, optional
+            One in memory, taken where the folder holds none that is newer.
 
         Raises
         ------
@@ -149,6 +150,8 @@ class Recorder:
         """
         with self._writing():
             checkpoint = newest_checkpoint(self.checkpoints)
+            if remembered is not None and (checkpoint is None or checkpoint.next_round <= remembered.next_round):
+                checkpoint = remembered
             if checkpoint and checkpoint.header.get("data", "") != data:
                 raise UserError(
                     f"{self.config.data.shards} holds other data than those that {self.folder} was trained on up to "
@@ -244,9 +247,7 @@ class Recorder:
 
         Its content is that of now. It is written beside the rounds that follow: what fails is raised by the next call.
         """
-        told = {**header, "seconds": self.history.seconds, "records": self._summed.hexdigest()}
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        checkpoint = Checkpoint(next_round, copies, copy.deepcopy(told))
+        checkpoint = copied(next_round, tensors, {**header, **self.counted()})
 
         def save() -> None:
             with self._writing():
@@ -254,6 +255,10 @@ class Recorder:
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
         self._beside.start(save)
+
+    def counted(self) -> Record:
+        """What a checkpoint's header says of the records that it counts on, and the seconds until now."""
+        return {"seconds": self.history.seconds, "records": self._summed.hexdigest()}
 
     def saved(self) -> None:
         """Wait until the last checkpoint is on the disk."""
@@ -334,11 +339,19 @@ def open_recorder(
     A folder that cannot be used, and a `model` that could not be saved in the end, are refused by all ranks together.
     """
 
+    made: list[Recorder] = []
+
     def opened() -> Recorder | None:
         if folder is None:
             return None
         if model is not None:
             model_file(model)
-        return Recorder(folder, config, resume)
+        made.append(Recorder(folder, config, resume))
+        return made[0]
 
-    return on_server(cluster, opened)
+    try:
+        return on_server(cluster, opened)
+    except BaseException:
+        for recorder in made:  # which nobody has heard of: another rank has died
+            recorder.close()
+        raise

@@ -20,6 +20,7 @@ from fedmpi.records.progress import Display, Outlook, open_display
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import Listener, OnRound
+from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import round_record, summary_facts
 from fedmpi.rounds.saved_state import SavedState
 from fedmpi.rounds.sum import RoundSum, RoundTotals
@@ -43,6 +44,8 @@ class Simulation:
         Asked once a round on every rank; where one says yes, all save and stop.
     progress : bool
         Whether rank 0 shows rounds as they are finished.
+    recovery : Recovery, optional
+        Of a run that goes on when ranks die.
 
     Attributes
     ----------
@@ -62,6 +65,7 @@ class Simulation:
         on_round: OnRound | None = None,
         stop: Callable[[], bool] | None = None,
         progress: bool = False,
+        recovery: Recovery | None = None,
     ):
         self.experiment = experiment
         self.cluster = experiment.cluster
@@ -78,7 +82,8 @@ class Simulation:
             vectors=hooks.sums if hooks else (),
             numbers=hooks.numbers if hooks else (),
         )
-        self.saved = SavedState(experiment, recorder)
+        self.recovery = recovery
+        self.saved = SavedState(experiment, recorder, recovery)
         self.listener = Listener(self.cluster, on_round)
         self.stop = stop or (lambda: False)
         self.progress = progress and self.cluster.is_server
@@ -90,7 +95,9 @@ class Simulation:
 
     def run(self) -> Ending:
         """Run all rounds that are left; says why it ended."""
-        first, self.unsettled = self.saved.resume(self.model)
+        first, self.unsettled = self.saved.resume(self.model, self.history)
+        if self.recovery is not None:
+            self.recovery.went_on(first)
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
@@ -103,6 +110,7 @@ class Simulation:
             started = time.perf_counter()
             self.phases = {}
             activity.enter("plan", t)
+            self.saved.remember(t, self.model, self.history, self.unsettled)
             self.experiment.watch.look()
             plan = self._plan(t)
             self._work(plan)
@@ -239,11 +247,16 @@ class Simulation:
             self.display.close()
         if not self.cluster.is_server:
             return
-        facts = summary_facts(self.experiment) | moved.facts()
+        facts = summary_facts(self.experiment) | moved.facts() | (self.recovery.facts() if self.recovery else {})
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:
             self.summary = self.recorder.finish(self.experiment.model.module, facts)
+
+    def close(self) -> None:
+        """End the display, where the run was broken off."""
+        if self.display is not None:
+            self.display.close()
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -18,13 +18,14 @@ from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import writing
 from fedmpi.common.registry import resolve
-from fedmpi.records.checkpoint import Checkpoint, clients_file
+from fedmpi.records.checkpoint import Checkpoint, clients_file, copied
 from fedmpi.records.client_records import load_records, save_records
-from fedmpi.records.history import Record
+from fedmpi.records.history import History, Record
 from fedmpi.records.plugin_files import foreign_choices
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.recovery import Recovery
 from fedmpi.updates.compression import RESIDUALS
 
 
@@ -37,11 +38,14 @@ class SavedState:
         Whose state is saved.
     recorder : Recorder or None
         Writes and finds them, on rank 0 only; None on all ranks saves nothing.
+    recovery : Recovery, optional
+        Holds what the run goes on from after the death of a rank.
     """
 
-    def __init__(self, experiment: Experiment, recorder: Recorder | None):
+    def __init__(self, experiment: Experiment, recorder: Recorder | None, recovery: Recovery | None = None):
         self.experiment = experiment
         self.recorder = recorder
+        self.recovery = recovery
         self._moved_before = BytesMoved()
 
     def moved(self) -> BytesMoved:
@@ -81,13 +85,33 @@ class SavedState:
         header.update(settled=settled, unsettled=unsettled)
         self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
 
-    def resume(self, model: Tensor) -> tuple[int, Record | None]:
+    def remember(self, next_round: int, model: Tensor, history: History, unsettled: Record | None) -> None:
+        """Keep the state at the start of a round in rank 0's memory, if all of it lies there; collective."""
+        if self.recovery is None or self._lies_with_ranks():
+            return
+        moved = self.moved()
+        if not self.experiment.cluster.is_server:
+            return
+        tensors, header = self.gathered()
+        counted = {"seconds": history.seconds} if self.recorder is None else self.recorder.counted()
+        facts = {"mpi_bytes": asdict(moved), "settled": history.rounds, "unsettled": unsettled}
+        self.recovery.state = copied(next_round, {"model": model, **tensors}, header | counted | facts)
+        self.recovery.history = history
+
+    def _lies_with_ranks(self) -> bool:
+        """Whether what is kept for clients lies with the ranks that train them."""
+        trainer = self.experiment.trainer
+        transport = trainer.observer.transport if trainer.observer is not None else None
+        kept = trainer.hooks is not None and bool(trainer.hooks.client_state)
+        return kept or (transport is not None and transport.residuals is not None)
+
+    def resume(self, model: Tensor, history: History) -> tuple[int, Record | None]:
         """The first round to run, and the record that waits for its evaluation; collective.
 
-        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state.
+        Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state;
+        the history of a run without a folder gets its records.
         """
-        data = self.experiment.data_digest
-        checkpoint = on_server(self.experiment.cluster, lambda: self.recorder.resume(data) if self.recorder else None)
+        checkpoint = on_server(self.experiment.cluster, lambda: self._found(history))
         with self._fitting():
             first, saved = self.share(checkpoint)
             if checkpoint is not None:
@@ -99,6 +123,17 @@ class SavedState:
         if saved is not None:
             model.copy_(saved)
         return first, None if checkpoint is None else checkpoint.header.get("unsettled")
+
+    def _found(self, history: History) -> Checkpoint | None:
+        """What the run goes on from (rank 0 only): a checkpoint of its folder, or the state that was remembered."""
+        kept, before = (None, None) if self.recovery is None else (self.recovery.state, self.recovery.history)
+        if self.recorder is not None:
+            return self.recorder.resume(self.experiment.data_digest, kept)
+        if kept is not None and before is not None:
+            history.seconds_before = kept.header["seconds"]
+            for record in before.records[: kept.header["settled"]]:
+                history.add(record)
+        return kept
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
