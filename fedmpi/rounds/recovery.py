@@ -85,7 +85,7 @@ class Recovery:
         self.history: History | None = None
         self.begun = False
         self.losses: list[Loss] = []
-        self._processes: list[Process] = []
+        self._processes: dict[int, Process] = {}
 
     def run(self, attempt: Callable[[Recovery], T]) -> T:
         """What an attempt gives that no rank's death has ended; each uses `surviving` around all that communicates."""
@@ -123,7 +123,7 @@ class Recovery:
     def meet(self, cluster: Cluster) -> None:
         """Learn which processes the ranks are, while all of them live; collective."""
         if not self._processes and not self.losses:
-            self._processes = processes(cluster)
+            self._processes = dict(zip(living_ranks(), processes(cluster), strict=True))
 
     def _go_on(self) -> None:
         """Leave the dead behind; collective among those that live."""
@@ -133,7 +133,7 @@ class Recovery:
         left = living_ranks()
         phase, round = PHASES[activity.phase], activity.round
         for rank in dead:
-            process = self._processes[rank] if self._processes else None
+            process = self._processes.get(rank)
             host, pid = (process.host, process.pid) if process else (None, None)
             self.losses.append(Loss(rank, host, pid, phase, None if round < 0 else round, None, left))
 

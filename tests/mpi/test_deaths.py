@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import fedmpi
 from fedmpi.cluster.launcher import library_version
 from tests.end_to_end.runs import SECONDS, TIMINGS, TRAIN, curve, rank_of_job, wait_for_rounds
-from tests.mpi.deaths import COMMON, settings
+from tests.mpi.deaths import settings
 from tests.mpi.launch import find_mpiexec, finish_job, run_mpi, start_job
 
 Outcome = tuple[list[dict[str, Any]], bytes]
