@@ -10,6 +10,7 @@ for the dead.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -197,5 +198,16 @@ def shrink() -> list[int]:
     assert mpi is not None and comm is not None
     _job.living = cast("MPI.Intracomm", comm.Shrink())
     _job.noted, _job.stopped = [], False
+    _end_mpi_without_waiting(mpi)
     left = living_ranks()
     return [rank for rank in before if rank not in left]
+
+
+def _end_mpi_without_waiting(mpi: ModuleType) -> None:
+    """Let MPI_Finalize, which mpi4py calls as the interpreter ends, not wait for all that were launched, the dead too.
+
+    Open MPI's variable for that is exported by its library; where it is not, a program that calls `fedmpi.run` may hang
+    as it ends. The command leaves without MPI_Finalize.
+    """
+    with suppress(OSError, ValueError):
+        ctypes.c_bool.in_dll(ctypes.CDLL(mpi.__file__), "ompi_async_mpi_finalize").value = True

@@ -50,7 +50,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     },
     "mediators": {
         "topology.kind": "mediators",
-        "topology.gamma": 3,
+        "topology.clients_per_mediator": 3,
         "topology.mediator_epochs": 2,
         "aggregation.weights": "samples",
     },

@@ -24,7 +24,7 @@ from tests.mpi.launch import find_mpiexec, finish_job, run_mpi, start_job
 Outcome = tuple[list[dict[str, Any]], bytes]
 OPEN_MPI = library_version().startswith("Open MPI")
 survivable = pytest.mark.skipif(not OPEN_MPI, reason="this MPI ends the job when a rank dies")
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 RUNS = {
     "memory": ("combined", (7, "client", 2), {2}),
