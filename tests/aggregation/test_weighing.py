@@ -121,7 +121,7 @@ def test_coefficients_of_a_sum_may_be_negative() -> None:
     assert found.tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0, 9.0])
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0, 9.0, 20.0])
 @pytest.mark.parametrize("lipschitz", [None, 4.0])
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
 def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None, scale: float) -> None:

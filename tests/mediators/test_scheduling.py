@@ -10,7 +10,7 @@ from scipy.stats import entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
-from fedmpi.mediators.scheduling import exchange, greedy, random_groups, schedule
+from fedmpi.mediators.scheduling import _divergence, exchange, greedy, random_groups, schedule
 
 GENERATOR = np.random.default_rng
 
@@ -184,6 +184,13 @@ def test_a_target_that_is_no_distribution_is_refused(counts: list[float]) -> Non
 def test_divergence_is_scipys_relative_entropy() -> None:
     counts, target = random_counts(3, 20, 6), target_distribution(6, np.arange(1, 7))
     np.testing.assert_allclose(kl_divergence(counts, target), [entropy(row, target) for row in counts], atol=1e-12)
+
+
+def test_clients_without_samples_count_as_the_worst_when_they_are_grouped() -> None:
+    """They are as far from the target as one whose samples are all of its rarest class."""
+    target, counts = np.array([0.5, 0.4, 0.1]), np.array([[0, 0, 0], [0, 0, 7], [5, 4, 1], [9, 0, 0]])
+    found = _divergence(counts.astype(np.float64), np.log(target))
+    assert found == pytest.approx([-np.log(0.1), -np.log(0.1), 0.0, -np.log(0.5)], abs=1e-12)
 
 
 def test_the_divergence_of_no_samples_is_unknown_and_left_out_of_the_summary() -> None:

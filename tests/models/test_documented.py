@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedmpi.common.registry import parts
 from fedmpi.models import build
@@ -41,6 +42,19 @@ def test_every_registered_model_is_in_both_tables_and_no_other():
 def test_the_documented_number_of_parameters_is_that_of_the_model(name: str):
     model = build(name, {}, described(ROWS[name]["data"]), 0)
     assert f"{sum(p.numel() for p in model.parameters()):,}" == ROWS[name]["count"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_of_a_model_is_used(name: str):
+    description = described(ROWS[name]["data"])
+    model, draws = build(name, {}, description, 0), torch.Generator().manual_seed(1)
+    shape = (4, *description.feature_shape)
+    if description.task == "text":
+        x = torch.randint(1, description.vocabulary, shape, generator=draws)
+    else:
+        x = torch.randn(shape, generator=draws)
+    model(x).square().sum().backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
 
 @pytest.mark.parametrize("name", MODELS)
