@@ -174,6 +174,23 @@ class Combiner:
         """Whether it first measures all coordinates."""
         return self._measure is not None
 
+    def check(self, participants: int, round: int) -> None:
+        """Let the combiner's method `check`, where it has one, refuse a round of so many updates.
+
+        Every rank asks, also one that has no coordinate to combine: all end with the same sentence.
+
+        Raises
+        ------
+        UserError
+            It refuses.
+        PartFailure
+            It raised another exception.
+        """
+        own = getattr(self._chosen, "check", None)
+        if own is not None:
+            with calling(self.part, round):
+                own(participants)
+
     def measure(self, updates: Tensor, round: int) -> Tensor:
         """What it measures of a slice (m, s), as float64; to be summed over all slices.
 

@@ -78,11 +78,18 @@ class CombinedSum:
         self.inner.reset()
 
     def flush(self) -> None:
-        """Combine the updates of all ranks; collective."""
+        """Combine the updates of all ranks; collective.
+
+        Raises
+        ------
+        UserError
+            On every rank alike, where the combiner refuses so many updates.
+        """
         self._rows.finish()
         clients, coefficients = self._rows.heads()
         self.combined = len(clients)
         if len(clients):
+            self.combiner.check(len(clients), self._round)
             order = np.argsort(clients, kind="stable")
             self.inner.add(self._combined(order, coefficients[order]).to(self.device), 1.0)
         self.inner.flush()

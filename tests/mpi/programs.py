@@ -193,6 +193,16 @@ def combined_updates(folder: str) -> None:
             kept.flush()
             assert kept.combined == 11
             results[f"{name} {values} {t}"] = kept.to_update(cluster.reduce_tensor()).numpy()
+    refused = CombinedSum(total, Combiner(resolve("combiner", "krum"), {"byzantine": 5}), cluster, torch.zeros(300))
+    refused.begin(Plan(0, 0.1, np.arange(11), np.zeros(11), False, True), torch.zeros(300))
+    for client in range(11 if cluster.rank == cluster.size - 1 else 0):
+        refused.add(torch.ones(300), 1.0, client)
+    try:
+        refused.flush()
+    except UserError as error:  # on every rank, also where there is no coordinate to combine
+        assert "needs more than 12 participants that send an update, but a round has 11" in str(error)
+    else:
+        raise AssertionError("krum took a round that its liars could outvote")
     moved = cluster.share_bytes()
     assert (moved.exchange > 0) == (cluster.size > 1)
     if cluster.is_server:

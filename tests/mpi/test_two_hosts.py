@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.mpi.hosts import NoHosts, emulated_hosts
 from tests.mpi.launch import LIMIT, finish_job, start_job
+from tests.mpi.programs import combined_updates
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +27,16 @@ def two_hosts() -> Iterator[list[str]]:
 REDUCTIONS = ("window", "allreduce", "device")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("combined")
+
+
 @pytest.fixture(scope="module", params=[4, 3])
-def together(two_hosts: list[str], request: pytest.FixtureRequest) -> tuple[int, str]:
+def together(two_hosts: list[str], request: pytest.FixtureRequest, folder: Path) -> tuple[int, str]:
     """Ranks of a job of several programs, one after another, and what it printed: two on each host, or two and one."""
-    words = " + ".join(["exchanges", *(f"sum_rounds {reduction} 20" for reduction in REDUCTIONS)]).split()
+    programs = ["exchanges", *(f"sum_rounds {reduction} 20" for reduction in REDUCTIONS), f"combined_updates {folder}"]
+    words = " + ".join(programs).split()
     ranks = ["-n", str(request.param), sys.executable, "-m", "tests.mpi.programs", *words]
     job = finish_job(start_job([*two_hosts, *ranks]), timeout=LIMIT)
     assert job.returncode == 0, job.stderr
@@ -44,6 +53,16 @@ def test_sums_over_two_hosts_are_right_and_the_same_bits_everywhere(together, re
 def test_arrays_and_relays_cross_from_host_to_host(together):
     n, printed = together
     assert printed.count("passed: exchanges\n") == n
+
+
+def test_a_combiner_makes_the_bits_that_one_process_makes(together, folder):
+    n, printed = together
+    assert printed.count(f"passed: combined_updates {folder}\n") == n
+    combined_updates(str(folder))
+    alone, dealt = (np.load(folder / f"combined{ranks}.npz") for ranks in (1, n))
+    assert alone.files == dealt.files and len(alone.files) == 20
+    for name in alone.files:
+        assert np.array_equal(alone[name], dealt[name]), name
 
 
 def test_a_model_leaves_for_another_host_while_its_sender_computes(two_hosts, tmp_path):
