@@ -98,8 +98,8 @@ def completed(run: OneRun) -> list[Record]:
             }
         if record.get("size_true") and record.get("size_estimate") is not None:
             further["size_ratio"] = record["size_estimate"] / record["size_true"]
-        busy = record.get("busy_seconds") or []
-        if len(busy) > 1 and max(busy) > 0:
+        busy = [seconds for seconds in record.get("busy_seconds") or [] if seconds > 0]  # the server may only serve
+        if len(busy) > 1:
             further["rank_balance"] = float(np.mean(busy)) / max(busy)
         made.append({**further, **record})
     return made

@@ -223,6 +223,7 @@ function wideRange(key) {
   const means = configurations.flatMap((one) => (one.y[key]?.mean ?? []).filter((value) => value !== null));
   return means.length > 0 && Math.min(...means) > 0 && Math.max(...means) > 100 * Math.min(...means);
 }
+const varies = (key) => configurations.some((one) => new Set(one.y[key]?.mean ?? []).size > 1);
 function lineFigure(name, title, keys, note, further = {}) {
   return new Figure({ name, title, note, ...further,
     controls: () => ({
@@ -401,7 +402,7 @@ function build() {
     controls: () => ({ ...runOptions("strata"), what: { label: "show", options: [["clients", "clients of the stratum"], ["drawn", "clients drawn"], ["share", "share drawn"]] } }), rows: strataRows,
     height: (_, rows) => Math.min(360, 60 + 22 * new Set(rows.map((row) => row.stratum)).size),
     spec: (state) => cellLayer("round", "stratum", { clients: "clients", drawn: "clients drawn", share: "share drawn" }[state.what], state.what === "share" ? ".2~f" : "d", [{ field: "round" }, { field: "stratum" }, { field: "clients" }, { field: "drawn" }]) }),
-    lineFigure("strata-count", "Number of strata", told(["strata"]))] : []);
+    varies("strata") ? lineFigure("strata-count", "Number of strata", ["strata"]) : null] : []);
   section("sizes", "Size estimates", told(["size_ratio"]).length ? [lineFigure("size-ratio", "Estimated size / true size", ["size_ratio"], "1 is the truth.", { rule: 1 }), lineFigure("sizes", "Estimate, truth and what follows", told(["size_estimate", "size_true", "sampling_probability", "clipped_fraction", "size_asked"]))] : []);
   section("mediators", "Mediators", anyRun("mediators") ? [new Figure({ name: "mediators", title: "How far label mixes are from the target", note: "Kullback–Leibler divergence over mediators and over participants: median, middle half, and all of them.", wide: true, controls: () => runOptions("mediators"), rows: mediatorRows,
     spec: (state, rows, mode) => {

@@ -86,7 +86,7 @@ def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
     """[round, stratum, clients N_h, drawn m_h] for the first strata of some rounds; None of a run without strata."""
     told = [record for record in run.records if record.get("stratum_sizes")]
     most_rows, most_columns = heat_size(runs)
-    some = thinned(range(len(told)), most_columns // 2)
+    some = thinned(range(len(told)), most_columns)
     cells = [
         [told[i]["round"] + 1, h + 1, size, drawn]
         for i in some
@@ -133,16 +133,18 @@ def phases(group: Configuration) -> dict[str, float | int | None]:
 
 
 def ranks(run: OneRun) -> list[dict[str, Any]] | None:
-    """Busy seconds of each rank in a round, mean over the rounds, and how long the others took; None of one rank."""
+    """Busy seconds of each rank that trains, mean over the rounds, and its waiting for the slowest; None of one rank."""
     told = [r["busy_seconds"] for r in run.records if len(r.get("busy_seconds") or []) > 1]
     told = [busy for busy in told if len(busy) == len(told[-1])]  # a resumed run may have had other ranks before
     if not told:
         return None
     busy = np.array(told, np.float64)
+    training = np.flatnonzero(busy.any(axis=0))  # not the server, where it only serves
+    busy = busy[:, training]
     waits = (busy.max(axis=1, keepdims=True) - busy).mean(axis=0)
     return [
         {"rank": k, "busy": b, "waiting": w}
-        for k, (b, w) in enumerate(zip(rounded(busy.mean(axis=0)), rounded(waits), strict=True))
+        for k, b, w in zip(training.tolist(), rounded(busy.mean(axis=0)), rounded(waits), strict=True)
     ]
 
 

@@ -15,7 +15,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.records.participants import heard
 from fedmpi.report import panels
-from fedmpi.report.curves import MOST_ROUNDS, curves, thinned
+from fedmpi.report.curves import MOST_ROUNDS, completed, curves, thinned
 from fedmpi.report.page import contents, drawing_library, render, write_report
 from fedmpi.results.gather import OneRun, find_runs, read_runs
 
@@ -152,9 +152,10 @@ def test_of_very_many_rounds_some_are_drawn_the_evaluated_ones_first() -> None:
 
 def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine\n" * 2)
-    records = [{"round": t, "busy_seconds": [1.0, 3.0]} for t in range(2)]
+    records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0]} for t in range(2)]
     run = OneRun(tmp_path, {}, records, {}, "stopped")
-    assert panels.ranks(run) == [{"rank": 0, "busy": 1, "waiting": 2}, {"rank": 1, "busy": 3, "waiting": 0}]
+    assert panels.ranks(run) == [{"rank": 1, "busy": 1, "waiting": 2}, {"rank": 2, "busy": 3, "waiting": 0}]
+    assert curves([completed(run)])["y"]["rank_balance"]["mean"] == [0.66667, 0.66667]
     assert panels.warnings([run]) == [{"text": "slow disk", "times": 2, "runs": [run.name]}]
 
 
