@@ -10,8 +10,9 @@ import numpy as np
 from fedmpi.common.evenness import Usage, evenness
 from fedmpi.records.history import Record
 from fedmpi.records.participants import heard
+from fedmpi.report.configured import Configuration
 from fedmpi.results.costs import AXES, Spread, first_reached, judged, spent, up_to
-from fedmpi.results.gather import Configuration, OneRun
+from fedmpi.results.gather import OneRun
 
 MOST_ROUNDS = 250
 """Rounds of a configuration that are drawn; of more, some evenly spread."""

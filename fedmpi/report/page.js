@@ -379,7 +379,7 @@ function build() {
     again();
   } }, swatch(i), label)));
 
-  section("results", "Results", results());
+  section("results", "Results", results(), data.notes.map((note) => make("div", { class: "card wide" }, make("p", { class: "note" }, "Mind: " + note + "."))));
   const scores = told(["test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss", "train_loss"]), keys = [...scores, ...Object.keys(data.metrics).filter((key) => !scores.includes(key))];
   section("curves", "Curves", lineFigure("curve", "Over the run", keys, null, { groups: true, wide: true, height: () => 380 }),
     lineFigure("loss", "Losses", told(["test_loss", "val_loss", "train_loss"]), null, { wideRange: true }), told(["train_loss"]).length ? lineFigure("training", "Training", told(["samples", "steps", "participants", "lr"])) : null);

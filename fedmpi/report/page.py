@@ -18,9 +18,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import remedy, write_whole
 from fedmpi.records.history import finite
 from fedmpi.report import panels
+from fedmpi.report.configured import Configuration, configurations
 from fedmpi.report.curves import TITLES, completed, curves, rounded, targets
 from fedmpi.results.costs import AXES, Spread, spent
-from fedmpi.results.gather import Configuration, OneRun, configurations, differing, find_runs, read_runs, shown
+from fedmpi.results.gather import OneRun, differing, find_runs, read_runs, shown
 
 VEGA_LITE = "6.4"
 
@@ -96,7 +97,7 @@ def contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         Each with a record or more.
     title : str
     """
-    groups = configurations(runs)
+    groups, notes = configurations(runs)
     ordered = [(g, run) for g, group in enumerate(groups) for run in group.runs]
     drawn = [curves([completed(run) for run in group.runs]) for group in groups]
     keys = dict.fromkeys(key for one in drawn for key in one["y"])
@@ -107,6 +108,7 @@ def contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         "axes": {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in drawn)},
         "metrics": keys,
         "configurations": [_configuration(group) | one for group, one in zip(groups, drawn, strict=True)],
+        "notes": notes,
         "differences": _differences(groups),
         "common": _common(groups),
         "targets": targets(groups),

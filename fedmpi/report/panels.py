@@ -14,8 +14,9 @@ from fedmpi.common.evenness import evenness
 from fedmpi.common.types import Ints
 from fedmpi.records.history import LINKS, Record
 from fedmpi.records.participants import heard
+from fedmpi.report.configured import Configuration
 from fedmpi.report.curves import rounded, thinned
-from fedmpi.results.gather import Configuration, OneRun
+from fedmpi.results.gather import OneRun
 
 CELLS = 120_000
 """Of all heat maps of the page together."""
@@ -133,7 +134,7 @@ def phases(group: Configuration) -> dict[str, float | int | None]:
 
 
 def ranks(run: OneRun) -> list[dict[str, Any]] | None:
-    """Busy seconds of each rank that trains, mean over the rounds, and its waiting for the slowest; None of one rank."""
+    """Busy seconds of each rank that trains, mean over rounds, and its waiting for the slowest; None of one rank."""
     told = [r["busy_seconds"] for r in run.records if len(r.get("busy_seconds") or []) > 1]
     told = [busy for busy in told if len(busy) == len(told[-1])]  # a resumed run may have had other ranks before
     if not told:

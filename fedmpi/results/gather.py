@@ -1,4 +1,4 @@
-"""Runs from their folders, those that differ in their seed only as one configuration, named by what sets it apart."""
+"""Runs as their folders tell: configuration, records, summary, and what a sweep has noted beside them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from fedmpi.config.loading import dotted, read_toml
 from fedmpi.records.history import Record
 from fedmpi.records.reading import ending_of, read_records, read_summary
 
-BESIDE_THE_RESULT = ("seed", "logging.", "checkpoint.", "data.verify")
-"""Keys in which runs of one configuration may differ."""
 CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
 """Files of a run: its configuration; what a sweep will start it with; and what that has noted of it."""
-LONGEST_LABEL = 60
-"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +73,6 @@ class OneRun:
         return int(self.table.get("seed", 0))
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """Runs that differ in their seed only.
-
-    Attributes
-    ----------
-    label : str
-        The fewest of its values that no other configuration has together.
-    table : dict
-        Without the keys in which its runs may differ.
-    runs : tuple of OneRun
-        By seed.
-    """
-
-    label: str
-    table: dict[str, Any]
-    runs: tuple[OneRun, ...]
-
-
 def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     """The folders of the runs that are named, or lie somewhere below a folder that is; each once.
 
@@ -152,61 +129,10 @@ def _read(folder: Path) -> OneRun:
     return OneRun(folder, dotted(read_toml(path)), read_records(folder), summary, ending, labels, failure)
 
 
-def configurations(runs: Sequence[OneRun]) -> list[Configuration]:
-    """Runs by what they were, in the order in which each configuration comes first."""
-    groups: list[tuple[dict[str, Any], list[OneRun]]] = []
-    for run in runs:
-        table = {key: value for key, value in run.table.items() if not key.startswith(BESIDE_THE_RESULT)}
-        for known, members in groups:
-            if known == table:
-                members.append(run)
-                break
-        else:
-            groups.append((table, [run]))
-    labels = _labels([table for table, _ in groups])
-    return [
-        Configuration(label, table, tuple(sorted(members, key=lambda run: (run.seed, run.name))))
-        for label, (table, members) in zip(labels, groups, strict=True)
-    ]
-
-
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
     """The keys in which tables differ; one that a table lacks differs from any value."""
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
-
-
-def _labels(tables: list[dict[str, Any]]) -> list[str]:
-    """The preset, and of the other keys those that tell most configurations apart until all are."""
-    chosen: list[str] = []
-    open_keys = differing(tables)
-    if not tables:
-        return []
-
-    def apart(keys: list[str]) -> int:
-        return len({repr([table.get(key) for key in keys]) for table in tables})
-
-    if "preset" in open_keys or len(tables) == 1:
-        chosen = ["preset"]
-    while apart(chosen) < len(tables):
-        chosen.append(max(open_keys, key=lambda key: apart([*chosen, key])))
-    return [_label(table, _enough(table, chosen, tables)) for table in tables]
-
-
-def _enough(table: dict[str, Any], keys: list[str], tables: list[dict[str, Any]]) -> list[str]:
-    """The first of the keys that tell this table from all others."""
-    for count in range(1, len(keys)):
-        same = [other for other in tables if all(other.get(key) == table.get(key) for key in keys[:count])]
-        if len(same) == 1:
-            return keys[:count]
-    return keys
-
-
-def _label(table: dict[str, Any], keys: list[str]) -> str:
-    words = [str(table.get("preset") or "no preset")] if "preset" in keys else []
-    words += [f"{key.rpartition('.')[2]} {shown(table.get(key))}" for key in keys if key != "preset"]
-    label = ", ".join(words)
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
 
 
 def shown(value: Any) -> str:

@@ -15,6 +15,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.records.participants import heard
 from fedmpi.report import panels
+from fedmpi.report.configured import configurations
 from fedmpi.report.curves import MOST_ROUNDS, completed, curves, thinned
 from fedmpi.report.page import contents, drawing_library, render, write_report
 from fedmpi.results.gather import OneRun, find_runs, read_runs
@@ -188,3 +189,20 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match=r"pip install 'fedmpi\[report\]'"):
         write_report([folder], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_seeds_on_partitions_of_their_own_are_one_configuration_and_other_data_another() -> None:
+    runs = [
+        OneRun(
+            Path(f"{data}-{seed}"),
+            {"preset": "fedavg", "seed": seed, "data.shards": f"s/{data}-seed{seed}"},
+            [],
+            {},
+            "",
+        )
+        for data in ("mnist", "cifar")
+        for seed in (0, 1)
+    ]
+    found, _ = configurations(runs)
+    assert [[run.seed for run in group.runs] for group in found] == [[0, 1], [0, 1]]
+    assert len({group.label for group in found}) == 2 and "mnist" in found[0].label

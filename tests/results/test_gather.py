@@ -1,4 +1,4 @@
-"""Runs are found, grouped over seeds and named; what they spent up to an accuracy is read off their records."""
+"""Runs are found by their folders; what they spent up to an accuracy is read off their records."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ import pytest
 from fedmpi.common.errors import UserError
 from fedmpi.records.participants import heard, told
 from fedmpi.results.costs import Spread, first_reached, judged, spent, to_target
-from fedmpi.results.gather import OneRun, configurations, differing, find_runs
-
-
-def a_run(name: str, **table: Any) -> OneRun:
-    return OneRun(
-        Path(name), {"preset": "fedavg", "seed": 0} | {k.replace("__", "."): v for k, v in table.items()}, [], {}, ""
-    )
+from fedmpi.results.gather import differing, find_runs
 
 
 def records(*accuracies: float | None) -> list[dict[str, Any]]:
@@ -28,26 +22,9 @@ def records(*accuracies: float | None) -> list[dict[str, Any]]:
     return made
 
 
-def test_seeds_and_what_is_logged_make_no_configuration_and_everything_else_does() -> None:
-    runs = [
-        a_run("b", seed=1, local__lr=0.1),
-        a_run("c", seed=0, local__lr=0.2),
-        a_run("a", seed=0, local__lr=0.1, logging__tensorboard=False, checkpoint__every=3),
-    ]
-    found = configurations(runs)
-    assert [[run.name for run in group.runs] for group in found] == [["a", "b"], ["c"]]
-    assert [group.label for group in found] == ["lr 0.1", "lr 0.2"]
-
-
-def test_labels_name_the_fewest_values_that_tell_configurations_apart() -> None:
-    runs = [
-        a_run("1", local__lr=0.1, rounds=5),
-        a_run("2", preset="fedprox", local__lr=0.1, local__mu=1.0, rounds=5),
-        a_run("3", preset="fedprox", local__lr=0.5, local__mu=1.0, rounds=5),
-    ]
-    assert [group.label for group in configurations(runs)] == ["fedavg", "fedprox, lr 0.1", "fedprox, lr 0.5"]
-    assert [group.label for group in configurations(runs[:2])] == ["fedavg", "fedprox"]
-    assert differing([run.table for run in runs]) == ["preset", "local.lr", "local.mu"]
+def test_keys_that_differ_are_those_of_unlike_values_or_of_some_tables_only() -> None:
+    tables = [{"preset": "a", "lr": 0.1, "rounds": 5}, {"preset": "b", "lr": 0.1, "mu": 1.0, "rounds": 5}]
+    assert differing(tables) == ["preset", "mu"] and differing(tables[:1]) == []
 
 
 def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> None:
