@@ -11,8 +11,8 @@ from torch import Tensor
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
+from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
-from fedmpi.local.measures import LocalLosses
 from fedmpi.local.work import Task
 from fedmpi.privacy.gaussian import clip
 from fedmpi.updates.attacks import SentLies

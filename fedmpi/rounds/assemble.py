@@ -25,9 +25,9 @@ from fedmpi.data.copies.client_samples import Samples, client_samples, rebalanci
 from fedmpi.data.shards import open_store
 from fedmpi.data.watch import DataWatch
 from fedmpi.local.client_numbers import ClientMeasures
+from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
-from fedmpi.local.measures import LocalLosses, Reference
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.probing import make_probe
 from fedmpi.mediators.groups import mediator_groups

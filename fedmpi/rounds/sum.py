@@ -23,8 +23,8 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
+from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments
-from fedmpi.local.measures import LocalLosses
 from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedmpi.common.evenness import Usage, evenness
+from fedmpi.local.comparisons import Reference
 from fedmpi.local.diagnostics import (
     UpdateMoments,
     client_drift,
@@ -19,7 +20,6 @@ from fedmpi.local.diagnostics import (
     update_moments,
     weight_divergence,
 )
-from fedmpi.local.measures import Reference
 from fedmpi.models.flat import FlatModel
 
 CHANGES = np.random.default_rng(0).normal(size=(6, 40)) + 0.3

@@ -1,4 +1,4 @@
-"""What diagnostics measure with whole models: clients' losses before and after their work, distance to a reference.
+"""What whole models are compared by: clients' losses before and after their work, distance to a reference.
 
 The module is a copy of its own, so that measuring never touches what an engine has bound.
 """
