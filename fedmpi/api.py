@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import importlib
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -26,7 +27,7 @@ from torch import nn
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import named_folder
+from fedmpi.common.files import named_folder, read_plain
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
 from fedmpi.config.loading import given_config
@@ -188,8 +189,8 @@ def run(
         with ending_together():
             if resume and out is None:
                 raise UserError("resume needs out, the folder of the run to continue")
-            if isinstance(out, str):
-                out = named_folder(out)
+            if isinstance(out, str | Path):
+                out = named_folder(str(out))
             if not isinstance(out, Path | None):
                 raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
             for name, function in (("on_round", on_round), ("stop", stop)):
@@ -305,7 +306,7 @@ def load_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     path = folder / "config.toml"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"{folder} holds no run: there is no {path.name} in it")
     summary = read_summary(folder / "summary.json")
     return Run(
@@ -326,7 +327,7 @@ def load_runs(pattern: str | Path) -> list[Run]:
     UserError
         There is no run among them.
     """
-    found = [Path(name) for name in sorted(glob.glob(str(pattern))) if (Path(name) / "config.toml").is_file()]
+    found = [Path(name) for name in sorted(glob.glob(str(pattern))) if os.path.isfile(Path(name) / "config.toml")]
     if not found:
         raise UserError(f"no folder named {pattern} holds a run")
     return [load_run(folder) for folder in found]

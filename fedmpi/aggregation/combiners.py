@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, naming, refuse_result, takes
 from fedmpi.common.decorators import combiner
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
@@ -240,6 +240,8 @@ class Combiner:
                 f"coordinate, shape ({width},)"
             )
             raise refuse_result(self.part, problem, round)
-        if not bool(found.isfinite().all()):
+        with naming(self.part, round):  # a tensor without values, or of a type that nothing can be made of
+            finite = bool(found.isfinite().all())
+        if not finite:
             raise refuse_result(self.part, "returned values that are not finite, from updates that are", round)
-        return found.to(updates.dtype)
+        return found.detach().to(updates.dtype)

@@ -134,7 +134,7 @@ class Weighing:
         try:
             pair = found if isinstance(found, tuple) else (found, found)
             factor, share = (float(value) for value in pair)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             factor = share = math.nan
         if not (math.isfinite(factor) and math.isfinite(share)) or (self._divides and share < 0):
             problem = (
@@ -148,7 +148,7 @@ class Weighing:
         participants = len(cohort.clients)
         try:
             coefficients = np.asarray(np.real(found), np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             raise refuse_result(self.part, f"returned {type(found).__name__}: return numbers", round) from None
         if np.iscomplexobj(found):
             raise refuse_result(self.part, "returned complex numbers: return real ones", round)

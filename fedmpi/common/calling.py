@@ -55,7 +55,7 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
         return
     states = _states()
     try:
-        with naming(part, round, client):
+        with kept_settings(), naming(part, round, client):
             yield
         _warn_of_draws(part, states)
     finally:
@@ -90,6 +90,20 @@ def kept_generators() -> Iterator[None]:
         yield
     finally:
         _restore(states)
+
+
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """Put back how numbers are made: numpy's handling of errors, torch's default type, whether it records gradients."""
+    errors, torch = np.geterr(), sys.modules.get("torch")
+    kept = None if torch is None else (torch.get_default_dtype(), torch.is_grad_enabled())
+    try:
+        yield
+    finally:
+        np.seterr(**errors)
+        if torch is not None and kept is not None and kept != (torch.get_default_dtype(), torch.is_grad_enabled()):
+            torch.set_default_dtype(kept[0])
+            torch.set_grad_enabled(kept[1])
 
 
 def takes(part: Part, called: Callable[..., Any], *parameters: str, method: str = "") -> None:

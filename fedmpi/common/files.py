@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +25,42 @@ REMEDIES = (
 """What helps, by what the system says."""
 
 
+def read_plain(path: Path, most: int | None = None) -> bytes:
+    """The content of a plain file: a fifo, a socket or a device would be waited for, or read, without an end.
+
+    Parameters
+    ----------
+    path : Path
+    most : int, optional
+        Bytes of the largest file that can be meant.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, is no plain file, or is larger.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        content = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
+def plain_or_absent(path: Path) -> bool:
+    """Whether a file may be made or written on here: there is a plain one, or nothing at all."""
+    return os.path.isfile(path) or not os.path.lexists(path)
+
+
 def named_folder(text: str) -> Path:
     """The folder that a command line names; UserError for an empty name, which would be the working directory."""
     if not text.strip():
         raise UserError("the name of a folder is empty: give one, or . for the working directory")
+    if "\0" in text:
+        raise UserError(f"the name of a folder holds a zero byte, which no file system knows: {text!r}")
     return Path(text)
 
 

@@ -13,6 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.common.files import read_plain
 from fedmpi.common.registry import DIGITS, is_digits
 from fedmpi.config.base import written
 from fedmpi.config.checks import why_meaningless
@@ -21,6 +22,8 @@ from fedmpi.config.parts import Config
 from fedmpi.config.presets import preset_named
 
 Table = dict[str, Any]
+LARGEST_FILE = 1 << 24
+"""Bytes of a configuration."""
 DEEPEST = 16
 """Names between the dots of a key: options of a model may be tables of tables."""
 OF_A_SWEEP = ("sweep", "prepare")
@@ -194,9 +197,9 @@ def _refuse_values_of_digits(base: Table, user: Table) -> None:
 def read_toml(path: Path) -> Table:
     """A TOML file as a table; unreadable or malformed files raise UserError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read the configuration {path} ({error.strerror}): check the path") from error
+        raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}): check the path") from error
     except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
         raise UserError(f"{path} is not valid TOML: {error}") from error
 

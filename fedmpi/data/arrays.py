@@ -376,7 +376,7 @@ def _check_length(one: str, values: AnyArray, other: str, rows: AnyArray) -> Non
 def _per_channel(what: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
     try:
         values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, np.float64)))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{NAME}: {what} = {given!r} must be a number, or one a channel") from None
     if len(values) not in (1, channels):
         raise UserError(f"{NAME}: {what} has {len(values)} values for {channels} channels: give one, or one a channel")

@@ -110,7 +110,7 @@ def load_site(path: Path, gpus: bool = False) -> Site:
     UserError
         The file cannot be read, holds a key that there is not (the nearest one is named), or a value of another kind.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return Site()
     table = read_toml(path)
     own = table.pop("gpu", {})

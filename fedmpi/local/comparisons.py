@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import read_plain
 from fedmpi.config import Config
 from fedmpi.local.diagnostics import weight_divergence
 from fedmpi.local.work import DataSource
@@ -87,8 +89,8 @@ class Reference:
 
     def __init__(self, path: str, model: FlatModel):
         try:
-            held = load_file(Path(path))
-        except (OSError, ValueError, RuntimeError) as error:
+            held = load(read_plain(Path(path)))
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(f"logging.reference = {path!r} cannot be read as safetensors: {error}") from error
         values = model.initial.clone()
         model.bind(values)

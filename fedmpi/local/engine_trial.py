@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
-from fedmpi.common.files import write_whole, writing
+from fedmpi.common.files import read_plain, write_whole, writing
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.work import LocalRule, Task
 
@@ -99,12 +100,12 @@ class EngineTrial:
             self.engine.settle(name, why)
 
     def _read(self) -> str:
-        if self._path is None or not self._path.exists():
+        if self._path is None or not os.path.lexists(self._path):
             return ""
         assert isinstance(self.engine, CompositeEngine)
         try:
-            name = json.loads(self._path.read_text())["engine"]
-        except (OSError, ValueError, KeyError, TypeError):
+            name = json.loads(read_plain(self._path))["engine"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             name = None
         if name not in self.engine.candidates:
             log.warning("%s names no engine of this run: the trial is held again", self._path)

@@ -175,7 +175,7 @@ class Hooks:
         for name in self.sums:
             try:
                 vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RuntimeError) as error:
                 raise self.refusal(str(error), client) from error
             self._accumulators[name].add(vector, 1.0)
         for name in self.numbers:
@@ -328,7 +328,7 @@ class ClientHooks:
             if hooks.part.foreign and not bool(torch.isfinite(vector).all()):
                 raise ValueError("the correction is not finite: lower local.lr or aggregation.lr, or mend it")
             return vector
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise hooks.refusal(str(error), self.task.client) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.cluster import Cluster
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, naming, refuse_result, takes
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -90,7 +90,8 @@ class MediatorGroups:
 
 def checked_mediators(part: Part, found: Any, participants: int, most: int, t: int) -> Ints:
     """The mediators (m,) that a scheduling of the user's own returned, numbered without gaps."""
-    mediators = np.asarray(found)
+    with naming(part, t):  # what no array can be made of
+        mediators = np.asarray(found)
     if mediators.shape != (participants,) or not np.issubdtype(mediators.dtype, np.integer):
         raise refuse_result(
             part,

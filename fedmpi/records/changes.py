@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import read_plain
 from fedmpi.config import Config, config_toml
 from fedmpi.config.loading import differences
 
@@ -56,9 +57,9 @@ def compare(path: Path, config: Config) -> Changes:
         The file is damaged, or something differs that a run cannot change: every such key with both its values.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path).decode("utf-8")
         differing = differences(tomllib.loads(text), config)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
         raise UserError(f"{path} is damaged ({error}): choose another --out") from None
     refused = []
     for key, there, here in differing:

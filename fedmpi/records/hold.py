@@ -128,7 +128,10 @@ def refuse_held(run: Path) -> Holder | None:
     UserError
         Naming process, host and SLURM job of the holder.
     """
-    holder = Holder.of(run)
+    try:
+        holder = Holder.of(run)
+    except OSError as error:
+        raise UserError(f"the folder {run} cannot be used ({error.strerror}): choose another --out") from error
     if holder is not None and holder.alive():
         since = max(0.0, _clock(holder.path.parent) - holder.heard)
         ends = "" if holder._here() else f" (one that has died is given up {LAPSES:.0f} s after its last sign of life)"

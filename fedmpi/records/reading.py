@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.files import read_plain
 from fedmpi.records.history import Record
 
 
@@ -21,9 +23,9 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
     """
     path = folder / "metrics.jsonl"
     try:
-        lines = path.read_bytes().splitlines(keepends=True)[:rounds] if path.exists() else []
+        lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
         return [_table(json.loads(line)) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
 
 
@@ -36,18 +38,22 @@ def read_summary(path: Path) -> Record:
         The file is damaged.
     """
     try:
-        return _table(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (OSError, ValueError) as error:
+        return _table(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
 
 
 def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
     """How a run with a summary ended: with all rounds of its configuration, or before them as `on_round` wished."""
     try:
-        rounds = tomllib.loads(path.read_text(encoding="utf-8")).get("rounds", 0)
-    except (OSError, ValueError) as error:
+        rounds = tomllib.loads(read_plain(path).decode("utf-8")).get("rounds", 0)
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
-    return "ended" if summary.get("final", {}).get("round", rounds) + 1 < rounds else "finished"
+    final = summary.get("final", {})
+    last = final.get("round", rounds) if isinstance(final, dict) else None
+    if not isinstance(rounds, int) or not isinstance(last, int):
+        raise UserError(f"{path} and summary.json beside it do not say how many rounds there were: they are damaged")
+    return "ended" if last + 1 < rounds else "finished"
 
 
 def _table(read: Any) -> Record:

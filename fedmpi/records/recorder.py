@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import RunFailure, UserError
-from fedmpi.common.files import make_folder, remedy, sync_folder, write_whole, writing
+from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.config import Config, config_toml
 from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger("fedmpi")
+WRITTEN = ("config.toml", "metrics.jsonl", "run.log", "summary.json", "model.safetensors", "engine.json")
+"""Files of a run that are written to, or replaced, while it lasts."""
 OF_A_RUN = (
     "config.toml",
     "checkpoints",
@@ -106,6 +108,9 @@ class Recorder:
     def _compare(self, resume: bool) -> bool:
         """Whether the folder holds a run, which then is this one and to be continued."""
         path = self.folder / "config.toml"
+        for name in WRITTEN:
+            if not plain_or_absent(self.folder / name):
+                raise UserError(f"{self.folder / name} is no plain file: remove it, or choose another --out")
         found = [name for name in OF_A_RUN if (self.folder / name).exists()]
         found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
         if found and not path.exists():

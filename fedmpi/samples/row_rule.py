@@ -173,7 +173,7 @@ class RowRule:
             found = list(found)
         try:
             rows = np.asarray(found)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # the last from tensors that are no plain ones
             rows = np.asarray(None)
         if rows.ndim == 1 and not rows.size:
             return np.empty(0, np.int64)

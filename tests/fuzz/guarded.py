@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,8 @@ CPU_SECONDS = 120.0
 """Work of one input, of all threads together."""
 IDLE_SECONDS, LEAST_WORK = 60.0, 0.05
 """A process that worked no more than the second within the first, and wants no core either, waits for ever."""
+MOST_MEMORY = 12 << 30
+"""Bytes of address space."""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -112,6 +115,7 @@ def _worked(process: int) -> tuple[float, bool]:
 def _serve(pipe: Any, parents: Any, attempt: Callable[[Any], str]) -> None:
     parents.close()
     os.setpgrp()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))  # what grows without an end harms nobody else
     while True:
         try:
             case = pipe.recv()

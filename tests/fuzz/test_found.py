@@ -19,11 +19,13 @@ from data_prep.__main__ import run as data_prep
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 from fedmpi.common.registry import load
 from fedmpi.config import load_config
+from fedmpi.config.loading import LARGEST_FILE
 from fedmpi.data.shards import open_store
 from fedmpi.inspect.report import inspect_store
 from fedmpi.process.guard import run_guarded
+from fedmpi.records.recorder import WRITTEN
 from fedmpi.rounds.workers import check_threads
-from tests.fuzz import checkpoints, raw, shards
+from tests.fuzz import checkpoints, parts, places, raw, runs, shards, texts
 
 FEDAVG = ("preset=fedavg", "data.shards=digits:clients=6")
 ROWS = ("samples.rule=bernoulli", "samples.wanted=50", "samples.size_estimate=duchi")
@@ -96,6 +98,27 @@ def test_more_threads_than_a_system_starts_are_refused() -> None:
         check_threads(100_000)
 
 
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link to itself", "link to a device"])
+def test_a_configuration_is_a_plain_file(kind: str, tmp_path: Path) -> None:
+    runs.make_kind(tmp_path / "c.toml", kind)
+    with pytest.raises(UserError, match="cannot read the configuration"):
+        load_config(tmp_path / "c.toml")
+
+
+def test_a_configuration_has_an_end(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").touch()
+    os.truncate(tmp_path / "c.toml", LARGEST_FILE + 1)
+    with pytest.raises(UserError, match="it has more than 16,777,216 bytes"):
+        load_config(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize("file", WRITTEN)
+def test_a_run_writes_to_plain_files_only(file: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / file)
+    with pytest.raises(UserError, match=f"{file} is no plain file"):
+        fedmpi.run("fedavg", {"rounds": 1}, data="digits:clients=4", out=tmp_path)
+
+
 def test_a_configuration_of_endless_brackets_is_no_toml(tmp_path: Path) -> None:
     for content in ("a = " + "[" * 100_000, "seed = " + "1" * 5000):
         (tmp_path / "c.toml").write_text(content)
@@ -163,6 +186,29 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
     (raw, ("femnist", "json", (0.6, '{"users": ["a"], "user_data": {"a": 5}}')), "refused"),
     (raw, ("amazon", "lines", "[" * 100_000), "read"),
     (raw, ("amazon", "kind", (0.0, "fifo")), "refused"),
+    (parts, ("combiner", "tensor with a gradient", "nothing"), "run"),
+    (parts, ("combiner", "meta tensor", "nothing"), "refused"),
+    (parts, ("server", "meta tensor", "nothing"), "refused"),
+    (parts, ("server", "tensor with a gradient", "gradients off"), "run"),
+    (parts, ("scheduling", "sparse tensor", "default type"), "refused"),
+    (runs, ("finished", "kind", ("engine.json", "fifo")), "refused"),
+    (runs, ("stopped", "kind", ("run.log", "socket")), "refused"),
+    (runs, ("stopped", "junk", ("config.toml", "rounds = 1" + "0" * 5000)), "refused"),
+    (runs, ("finished", "junk", ("summary.json", "[" * 50_000)), "gone on"),
+    (runs, ("finished", "junk", ("summary.json", '{"final": 3}')), "gone on"),
+    (parts, ("rows", "tensor with a gradient", "nothing"), "refused"),
+    (parts, ("correction", "sparse tensor", "nothing"), "refused"),
+    (places, ("out", "x" * 5000, "gone", ""), "refused"),
+    (places, ("out", "\0", "gone", ""), "refused"),
+    (places, ("scripts", "\0", "gone", ""), "refused"),
+    (places, ("load_run", "x" * 5000, "gone", ""), "refused"),
+    (places, ("site", "x", "link to itself", ""), "refused"),
+    (places, ("config", "", "gone", "/dev/full"), "refused"),
+    (places, ("reference", "", "gone", "/dev/zero"), "refused"),
+    (places, ("plot", "", "gone", "/dev/full"), "refused"),
+    (texts, ("config", ([b"a = " + b"[" * 10_000], (0.0, b""))), "refused"),
+    (texts, ("site", {"launcher": "{a.b}"}), "refused"),
+    (texts, ("good job", ("", "a\nb", {})), "refused"),
 ]
 
 
