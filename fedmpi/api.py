@@ -27,7 +27,7 @@ from torch import nn
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import named_folder, read_plain
+from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
 from fedmpi.config.loading import given_config

@@ -225,7 +225,7 @@ def _quoted(words: Sequence[str]) -> str:
 
 
 def _value(text: str) -> str:
-    """A value on a line of #SBATCH, in quotes where sbatch would end it; none that would go on as a command below it."""
+    """A value on a line of #SBATCH, in quotes where sbatch would end it; none that goes on as a command below."""
     if not text.isprintable():
         raise UserError(f"{text!r} holds a line break or another character that no job script can hold: rename it")
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -97,13 +97,14 @@ def test_the_bytes_of_a_tensor_are_known_before_it_is_made(
     assert asked_bytes((), {}) == asked_bytes(("x",), {}) == 0
 
 
-def test_what_is_built_piece_by_piece_is_refused_when_the_pieces_do_not_fit() -> None:
+def test_what_is_built_piece_by_piece_is_refused_when_the_pieces_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     layers: list[nn.Module] = []
+    monkeypatch.setattr("fedmpi.models.room.address_space", lambda: 4_000_000 * len(layers))
     words = "it: at least .* held 3 times in training, but there is room for 100 MB"
     with pytest.raises(NoRoom, match=words), BuiltWithin(10**8, "it", vectors=3):
         for _ in range(100):
             layers.append(nn.Linear(1000, 1000))
-    assert 4 <= len(layers) <= 9  # of 4 MB each
+    assert len(layers) == 8  # a ninth of 4 MB would make 108 MB in training
 
 
 @pytest.mark.parametrize(
