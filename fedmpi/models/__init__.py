@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,7 @@ def build(
     part = resolve("model", name)
     checked = part.checked(options)
     room = free_memory() if room is None else room
-    guard = nullcontext()
+    guard: AbstractContextManager[Any] = nullcontext()
     if room is not None:
         guard = BuiltWithin(room, in_words(name, options), 1 if part.foreign else vectors)
     with guard, torch.random.fork_rng(devices=[]):
