@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmpi.results.gather import OneRun
-from fedmpi.results.grouping import OF_NO_MATTER, blocks_of
+from fedmpi.results.grouping import OF_NO_MATTER, Group, blocks_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[st
     blocks = blocks_of(runs)
     found = [
         Configuration(
-            f"{group.label}, {block.title}" if len(blocks) > 1 else group.label,
+            ", ".join([_enough(group, block.groups), *([block.title] if len(blocks) > 1 else [])]),
             _table(next(iter(group.runs.values()))),
             tuple(group.runs.values()),
         )
@@ -48,6 +48,15 @@ def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[st
         for group in block.groups
     ]
     return found, [note for block in blocks for note in block.notes]
+
+
+def _enough(group: Group, groups: Sequence[Group]) -> str:
+    """As much of a group's name as tells it from the others."""
+    own = list(group.parts.values())
+    for count in range(1, len(own)):
+        if sum(list(other.parts.values())[:count] == own[:count] for other in groups) == 1:
+            return ", ".join(own[:count])
+    return group.label
 
 
 def _table(run: OneRun) -> dict[str, Any]:

@@ -18,6 +18,8 @@ AXES = {
     "virtual_seconds": "virtual seconds",
 }
 """What a curve can be drawn against."""
+EQUAL = 1e-12
+"""Values that differ by less of the largest are equal but for rounding."""
 
 
 def spent(records: Sequence[Record]) -> dict[str, Floats]:
@@ -66,8 +68,10 @@ class Spread:
         """That of some values; None of none."""
         if not len(values):
             return None
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return cls(len(values), float(np.mean(values)), deviation)
+        mean, alike = float(np.mean(values)), np.ptp(values) <= EQUAL * np.max(np.abs(values))
+        if len(values) < 2:
+            return cls(len(values), mean, None)
+        return cls(len(values), mean, 0.0 if alike else float(np.std(values, ddof=1)))
 
 
 def to_target(runs: Sequence[Sequence[Record]], target: float, axis: str, key: str) -> Spread | None:

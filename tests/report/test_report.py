@@ -206,3 +206,13 @@ def test_seeds_on_partitions_of_their_own_are_one_configuration_and_other_data_a
     found, _ = configurations(runs)
     assert [[run.seed for run in group.runs] for group in found] == [[0, 1], [0, 1]]
     assert len({group.label for group in found}) == 2 and "mnist" in found[0].label
+
+
+def test_labels_say_no_more_than_tells_configurations_apart() -> None:
+    tables = [
+        {"preset": "fedavg", "seed": 0, "local.lr": 0.1},
+        {"preset": "fedprox", "seed": 0, "local.lr": 0.1},
+        {"preset": "fedprox", "seed": 0, "local.lr": 0.5},
+    ]
+    found, _ = configurations([OneRun(Path(str(i)), table, [], {}, "") for i, table in enumerate(tables)])
+    assert [group.label for group in found] == ["fedavg", "fedprox, lr = 0.1", "fedprox, lr = 0.5"]

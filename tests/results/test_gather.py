@@ -73,3 +73,9 @@ def test_texts_that_name_no_clients_are_refused() -> None:
     for text in ("1-2-3", "a", "5-3"):
         with pytest.raises(ValueError):
             heard(text)
+
+
+def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:
+    assert Spread.of([971.7, 971.7 * (1 + 2e-16), 971.7]) == Spread(3, pytest.approx(971.7), 0.0)
+    assert Spread.of([1.0]) == Spread(1, 1.0, None) and Spread.of([]) is None
+    assert Spread.of([1.0, 2.0]) == Spread(2, 1.5, 0.5**0.5)
