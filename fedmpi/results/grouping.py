@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedmpi.common.errors import UserError
+from fedmpi.config import Config
+from fedmpi.config.base import written
 from fedmpi.config.loading import all_keys, unknown_key
 from fedmpi.records.changes import MAY_CHANGE
 from fedmpi.results.gather import OneRun
@@ -173,7 +178,22 @@ def _labelled(run: OneRun, key: str) -> str:
 def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str:
     if key == DATA and str(run.folder) in data:
         return data[str(run.folder)]
-    return _shown(run.table[key] if key in run.table else run.labels.get(key, "unset"))
+    if key in run.table or key in run.labels:
+        return _shown(run.table[key] if key in run.table else run.labels[key])
+    return _defaults().get(key, "unset")  # keys that there were not yet when the run was made, among others
+
+
+@cache
+def _defaults() -> dict[str, str]:
+    """The default of every key, as a table shows it."""
+    fields = {
+        f"{name}.{key}": inner
+        for name, field in Config.model_fields.items()
+        if isinstance(field.default, BaseModel)
+        for key, inner in type(field.default).model_fields.items()
+    }
+    given = {key: written(field.default) for key, field in fields.items()}
+    return {key: "unset" if value is None else _shown(value) for key, value in given.items()}
 
 
 def _shown(value: Any) -> str:

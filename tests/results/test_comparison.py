@@ -117,8 +117,8 @@ def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Pa
     write_run(tmp_path / "val", [0.1, 0.6], {"data.shards": "shards/mnist", "evaluation.on": "both"})
     found = compared(tmp_path)
     assert [(block.title, [row.group.label for row in rows]) for block, rows in found.blocks] == [
-        ("data.shards = shards/mnist, evaluation.on = unset", ["fedadam", "fedavg"]),
-        ("data.shards = shards/emnist, evaluation.on = unset", ["fedadam", "fedavg"]),
+        ("data.shards = shards/mnist, evaluation.on = auto", ["fedadam", "fedavg"]),
+        ("data.shards = shards/emnist, evaluation.on = auto", ["fedadam", "fedavg"]),
         ("data.shards = shards/mnist, evaluation.on = both", ["fedavg"]),
     ]
     assert "are not compared" in rendered(found)
@@ -134,6 +134,14 @@ def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None
         ("fedadam", [0, 1, 2]),
         ("fedavg", [0, 1, 2]),
     ]
+
+
+def test_a_key_that_an_older_run_lacks_has_its_default(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", [0.1, 0.6])
+    write_run(tmp_path / "new", [0.1, 0.6], {"seed": 1, "task.loss": "cross-entropy", "system.speed_rates": []})
+    write_run(tmp_path / "other", [0.1, 0.6], {"seed": 1, "task.loss": "focal"})
+    [(_, rows)] = compared(tmp_path).blocks
+    assert [(row.group.label, row.final.n) for row in rows] == [("loss = cross-entropy", 2), ("loss = focal", 1)]
 
 
 def test_what_would_be_overlooked_is_noted(tmp_path: Path) -> None:
