@@ -41,7 +41,7 @@ class Preparation:
     Attributes
     ----------
     name : str
-        The name in the sweep's file; the data set's where there is none.
+        The name in the sweep's file; "" where there is none.
     folder : Path
     words : tuple of str
         What `fedmpi prepare` is given, without --out.
@@ -50,6 +50,11 @@ class Preparation:
     name: str
     folder: Path
     words: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name, or that of the data set."""
+        return self.name or self.words[0]
 
     @property
     def command(self) -> list[str]:
@@ -72,7 +77,7 @@ class Preparation:
             with contextlib.redirect_stdout(io.StringIO()):
                 data_prep([*self.command, "--dry-run"])
         except UserError as error:
-            raise UserError(f"[prepare] for {self.name}: {error}") from error
+            raise UserError(f"[prepare] for {self.title}: {error}") from error
 
     def ready(self) -> bool:
         """Whether the shards are there, whole.
@@ -115,7 +120,7 @@ def prepare(wanted: Preparation, tell: Callable[[str], None], stop: Callable[[],
         holder = Holder.of(beside)
         if holder is not None and holder.alive():
             if not waited:
-                tell(f"{wanted.name}: waiting for its shards, which {holder} prepares")
+                tell(f"{wanted.title}: waiting for its shards, which {holder} prepares")
             waited = True
             time.sleep(POLLED)
             continue
@@ -134,7 +139,7 @@ def prepare(wanted: Preparation, tell: Callable[[str], None], stop: Callable[[],
 
 
 def _run(wanted: Preparation, log: Path, tell: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    tell(f"{wanted.name}: preparing {wanted.folder}")
+    tell(f"{wanted.title}: preparing {wanted.folder}")
     started = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -156,10 +161,10 @@ def _run(wanted: Preparation, log: Path, tell: Callable[[str], None], stop: Call
                 process.terminate()
                 process.wait()
     if process.returncode == 2:
-        raise UserError(f"[prepare] for {wanted.name}: {last_words(log)}")
+        raise UserError(f"[prepare] for {wanted.title}: {last_words(log)}")
     if process.returncode:
         raise RunFailure(f"preparing {wanted.folder} failed ({last_words(log)}): see {log}")
-    tell(f"{wanted.name}: prepared in {time.monotonic() - started:.0f} s")
+    tell(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")
 
 
 def words_of(options: Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -100,8 +100,7 @@ def announce(sweep: Sweep, runs: tuple[PlannedRun, ...]) -> None:
 def note(run: PlannedRun, failure: str | None) -> None:
     """What differs in a run, and why it failed last, for `fedmpi compare`."""
     labels = {key: written(value) for key, value in run.labels.items()}
-    data = {} if run.data is None else {"shards": run.data.name or run.data.words[0]}
-    told = {"labels": labels, **data, **({} if failure is None else {"failure": failure})}
+    told = {"labels": labels, **({} if failure is None else {"failure": failure})}
     _put(run.folder / NOTE, json.dumps(told, indent=1) + "\n")
 
 

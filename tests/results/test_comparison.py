@@ -98,6 +98,9 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     assert row.costs["round"].deviation == pytest.approx(0.5**0.5)
     [(_, [row])] = compared(tmp_path, metric="test_loss", target=0.75).blocks
     assert row.reached == 3 and row.costs["round"].mean == pytest.approx((3 + 2 + 3) / 3), "losses fall to a target"
+    assert row.best.mean == pytest.approx((0.2 + 0.1 + 0.21) / 3) and row.final.mean == pytest.approx(
+        (0.3 + 0.1 + 0.21) / 3
+    )
     [(_, [row])] = compared(tmp_path, target=0.95).blocks
     assert row.reached == 0 and row.costs == {}
     assert "not reached" in rendered(compared(tmp_path, target=0.95))

@@ -101,7 +101,7 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
     planned = plan_sweep({**TWO_SEEDS, "prepare": prepared}, tmp_path)
     with pytest.raises(UserError) as raised:
         check(planned, planned.runs)
-    assert "[prepare] for " in str(raised.value) and said in str(raised.value)
+    assert f"[prepare] for {prepared['dataset']}: " in str(raised.value) and said in str(raised.value)
     assert not any(tmp_path.iterdir())
 
 
