@@ -85,10 +85,12 @@ def nested(values: Mapping[str, Any], origin: str) -> Table:
         if not isinstance(key, str):
             raise UserError(f"{origin}: keys are texts like local.lr, not {key!r}")
         part, dot, name = key.partition(".")
+        if (dot or isinstance(value, Mapping)) and not isinstance(table.setdefault(part, {}), dict):
+            raise UserError(f"{origin}: {shown(part)} is a table of keys, and cannot be {shown(table[part], repr)} too")
         if dot:
-            table.setdefault(part, {})[name] = value
+            table[part][name] = value
         elif isinstance(value, Mapping):
-            table.setdefault(part, {}).update(value)
+            table[part].update(value)
         else:
             table[part] = value
     return table

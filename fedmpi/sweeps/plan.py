@@ -245,7 +245,8 @@ def _configured(
     changed = {key.removeprefix(PREPARE): value for key, value in values.items() if key.startswith(PREPARE)}
     layers = [(origin, base), (f"{origin}, run {name}", nested(own, origin))]
     layers += [(f"--set {setting}", nested(assignments([setting]), origin)) for setting in settings]
-    shards = next((layer["data"]["shards"] for _, layer in reversed(layers) if "shards" in layer.get("data", {})), None)
+    tables = [table for _, layer in reversed(layers) if isinstance(table := layer.get("data"), Mapping)]
+    shards = next((table["shards"] for table in tables if "shards" in table), None)
     source = shards if isinstance(shards, str) and shards in prepared else "" if shards is None else None
     if source is None or source not in prepared:
         if changed:

@@ -127,6 +127,16 @@ def test_runs_on_other_data_or_evaluated_otherwise_are_not_compared(tmp_path: Pa
     assert "are not compared" in rendered(found)
 
 
+def test_a_folder_that_several_seeds_share_keeps_its_name(tmp_path: Path) -> None:
+    for seed in (0, 10):
+        write_run(tmp_path / str(seed), [0.1, 0.6], {"seed": seed, "data.shards": "shards/mnist10"})
+        write_run(tmp_path / f"{seed}b", [0.1, 0.6], {"seed": seed, "data.shards": "shards/mnist"})
+    assert [(block.title, rows[0].final.n) for block, rows in compared(tmp_path).blocks] == [
+        ("data.shards = shards/mnist10", 2),
+        ("data.shards = shards/mnist", 2),
+    ]
+
+
 def test_partitions_drawn_for_each_seed_are_one_data_set(tmp_path: Path) -> None:
     for seed in range(3):
         for preset in ("fedavg", "fedadam"):
@@ -255,6 +265,7 @@ def test_tables_fit_the_terminal_and_lose_no_number(systems: tuple[Path, dict[st
     [(_, rows)] = found.blocks
     shown = " ".join(table)
     for row in rows:
+        assert f"{100 * row.final.mean:.2f} ± {100 * (row.final.deviation or 0):.2f}" in shown
         assert f"{100 * row.final.mean:.2f}" in shown and f"{100 * row.best.mean:.2f}" in shown
         assert f"{row.costs['samples'].mean:,.0f}" in shown and "…" not in shown
 
