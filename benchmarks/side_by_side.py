@@ -3,8 +3,9 @@
     python -m benchmarks.side_by_side                  the default threads; nothing else should run
     python -m benchmarks.side_by_side --threads 2      what happened without looking at the load
 
-A run's time is that of its rounds after the first five. Prints one line a case, with the ratio to the run alone. The
-load of the machine by others is printed too: above about 0.2 cores the ratios mean little.
+A run's time is the median of its rounds after the first five; runs are long enough to overlap but for their starts.
+Prints one line a case, with the ratio to the run alone, and ends with 1 where one is above --limit. The load of the
+machine by others is printed too: above about 0.2 cores the ratios mean little.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from fedmpi.cluster.resources import Load, core_mask
 
 WORKLOADS = {
-    "small": ["preset=fedavg", "rounds=60"],
+    "small": ["preset=fedavg", "rounds=600"],
     "large": [
         *("preset=fedavg", "rounds=25", "model.hidden=[1500,1500]", "local.batch_size=40", "participation.count=10"),
         "local.engine=batched",
@@ -55,21 +56,31 @@ def together(folder: Path, count: int, settings: list[str], threads: int) -> lis
     return [seconds(place) for place in folders]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=0, help="of each of the two runs; 0 = fedmpi's own choice")
     parser.add_argument("--workload", choices=WORKLOADS, nargs="*", default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, help="of a run, instead of the workload's own")
+    parser.add_argument("--limit", type=float, default=1.3, help="times alone that each of the two may take (1.3)")
     asked = parser.parse_args()
+    if asked.rounds is not None and asked.rounds <= WARM:
+        parser.error(f"--rounds {asked.rounds}: the first {WARM} do not count")
+    rounds = [f"rounds={asked.rounds}"] * (asked.rounds is not None)
+    worst = 0.0
     load = Load(core_mask())
     passed, busy, own = load.seconds()
     print(f"{int(core_mask().sum())} cores, of which others use {(busy - own) / passed:.1f}")
     for name in asked.workload:
+        settings = [*WORKLOADS[name], *rounds]
         with tempfile.TemporaryDirectory() as folder:
-            (alone,) = together(Path(folder), 1, WORKLOADS[name], 1)
-            times = together(Path(folder), 2, WORKLOADS[name], asked.threads)
+            (alone,) = together(Path(folder), 1, settings, 1)
+            times = together(Path(folder), 2, settings, asked.threads)
+        worst = max(worst, *(time / alone for time in times))
         told = ", ".join(f"{1e3 * time:.1f} ms ({time / alone:.2f} x)" for time in times)
         print(f"{name}: alone on one thread {1e3 * alone:.1f} ms a round; two side by side {told}", flush=True)
+    print(f"{worst:.2f} x at most, {asked.limit:.2f} x allowed")
+    return int(worst > asked.limit)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -225,7 +225,10 @@ def main() -> int:
         number += 1
     for name, report in reports.items():
         print(f"{name:26} {report}")
-    return int(any(report.wrong for report in reports.values()))
+    wrong = any(report.wrong for report in reports.values())
+    if not wrong:
+        shutil.rmtree(folder)
+    return int(wrong)
 
 
 if __name__ == "__main__":

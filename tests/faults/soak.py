@@ -129,10 +129,10 @@ def seconds_by_part(found: Sequence[Record], parts: int = 5) -> list[float]:
 def soak(folder: Path, rounds: int, ranks: int, hosts: int, kills: int, seed: int) -> int:
     """Run both and print what was found; 1 if the results differ or memory grows."""
     alone, run = folder / "ALONE", folder / "RUN"
-    job = finish_job(start(alone, rounds, []), SECONDS)
-    if job.returncode:
-        raise SystemExit(f"the run of one process failed: {job.stderr[-1000:]}")
     with emulated_hosts(hosts) as places:
+        job = finish_job(start(alone, rounds, []), SECONDS)
+        if job.returncode:
+            raise SystemExit(f"the run of one process failed: {job.stderr[-1000:]}")
         command = [*places.command(-(-ranks // hosts)), "-n", str(ranks)]
         report, memory = tortured(run, rounds, command, kills, random.Random(seed))
     print(report)

@@ -111,7 +111,7 @@ def test_only_older_memory_of_this_job_is_removed(memory: Path) -> None:
     kept = [
         make(memory / "mpich_shm_14f46f29_0", 3600),  # another job's
         make(memory / "mpich_shm_14f46f28x_0", 3600),
-        make(memory / "mpich_vci_14f46f28_0", 1),  # of this start
+        make(memory / "mpich_vci_14f46f28_0", 10 + time.time() - namesakes._started(os.getpid())),  # of this start
         make(precious, 3600),
     ]
     (memory / "mpich_shm_14f46f28_7").symlink_to(precious)
@@ -138,8 +138,20 @@ def test_what_is_older_than_the_daemon_of_the_step_is_removed(memory: Path, monk
 def test_a_file_that_another_rank_has_replaced_meanwhile_stays(memory: Path) -> None:
     """Two ranks at once: the second waits for the first, and finds the new file behind the name."""
     path = make(memory / f"mpich_shm_{fnv1a('a'):x}_0", 3600)
-    hold = f"flock {path} sh -c 'echo held; sleep 0.5; rm {path}; echo new > {path}; touch -d yesterday {path}'"
-    with subprocess.Popen(["bash", "-c", hold], stdout=subprocess.PIPE) as other:
+    replace = f"echo held; sleep 0.5; rm {path} && echo replaced; echo new > {path}; touch -d yesterday {path}"
+    with subprocess.Popen(["flock", path, "sh", "-c", replace], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline()
         remove_namesakes({"PMI_JOBID": "a"})
+        assert other.stdout.read() == "replaced\n"
     assert path.read_text() == "new\n"
+
+
+@pytest.mark.skipif(not namesakes.SHARED_MEMORY.is_dir(), reason="no shared memory")
+def test_it_is_removed_before_mpi_starts() -> None:
+    job = f"test-{os.getpid()}"
+    file = make(namesakes.SHARED_MEMORY / f"mpich_shm_{fnv1a(job):x}_0", 3600)
+    try:
+        done = run_alone(["-c", "from fedmpi.cluster import start_mpi; start_mpi()"], env={"PMI_JOBID": job})
+        assert done.returncode == 0 and not file.exists(), done.stderr
+    finally:
+        file.unlink(missing_ok=True)
