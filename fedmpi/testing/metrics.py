@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedmpi.tasks.metrics import Metric, Tally
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
@@ -34,9 +33,9 @@ def bare(subject: Subject) -> list[np.ndarray]:
     return [np.asarray(found[name]) for name in sorted(found)]
 
 
-def numbers(subject: Subject, batches: Sequence[int], data: tuple[Tensor, Tensor] | None = None) -> dict[str, float]:
+def numbers(subject: Subject, batches: Sequence[int]) -> dict[str, float]:
     """What a run would record of some samples, cut into batches of these sizes."""
-    outputs, targets = data or made_up_outputs()
+    outputs, targets = made_up_outputs()
     tally = Tally([Metric(subject.part, subject.options)])
     for x, y in zip(torch.split(outputs, list(batches)), torch.split(targets, list(batches)), strict=True):
         tally.add(x, y)
@@ -44,14 +43,11 @@ def numbers(subject: Subject, batches: Sequence[int], data: tuple[Tensor, Tensor
 
 
 def adds_up(subject: Subject) -> str:
-    """However the samples are cut into batches, and whatever their order, the same numbers must come out."""
-    outputs, targets = made_up_outputs()
+    """However the samples are cut into batches, the same numbers must come out."""
     whole = numbers(subject, CUTS[0])
     for cut in CUTS[1:]:
         _same(whole, numbers(subject, cut), f"in batches of {cut}")
-    order = torch.arange(len(targets)).roll(7)
-    _same(whole, numbers(subject, CUTS[0], (outputs[order], targets[order])), "in another order")
-    return f"{len(CUTS)} ways to cut {len(targets)} samples, the same {', '.join(whole)}"
+    return f"{len(CUTS)} ways to cut {sum(CUTS[0])} samples, the same {', '.join(whole)}"
 
 
 def _same(whole: dict[str, float], found: dict[str, float], how: str) -> None:
