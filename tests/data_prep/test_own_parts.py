@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.partitions import partition
 from fedmpi.common.errors import PartFailure
+from fedmpi.common.registry import resolve
 from fedmpi.data.shards import open_store
 from tests.data_prep.command import main
 
@@ -161,3 +163,14 @@ def test_a_reader_of_ones_own_may_give_a_raw_data_set(own: Path) -> None:
     words = ["prep_of_mine:halved", "--raw", ".", "--partition", "iid", "--clients", "4", "--out", "shards"]
     assert main(words) == 0
     assert open_store("shards").sizes.sum() == 721
+
+
+def test_a_built_in_partition_is_a_part_that_gives_the_client_of_every_row() -> None:
+    labels = np.arange(300) ** 2 % 10
+    deal = resolve("partition", "label-sorted").make({"size": 40})
+    owner = deal(labels, 6, np.random.default_rng(3))
+    drawn = partition("label-sorted", labels, 10, 6, np.random.default_rng(3), size=40)
+    for client in range(6):
+        rows = drawn.rows[drawn.offsets[client] : drawn.offsets[client + 1]]
+        assert np.flatnonzero(owner == client).tolist() == sorted(rows.tolist())
+    assert (owner == -1).sum() == 60
