@@ -26,7 +26,7 @@ from torch import nn
 
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
@@ -222,7 +222,12 @@ def _attempt(
         on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
         experiment = Experiment.connect(config, cluster)
         after.callback(experiment.close)
-        return _run(experiment, folder, resume, on_round, progress, stop, recovery)
+        try:
+            return _run(experiment, folder, resume, on_round, progress, stop, recovery)
+        except SystemExit as left:  # in an evaluation, or wherever else no part is named
+            raise RunFailure(
+                f"code of yours called sys.exit({left.code!r}) in the middle of a run: let it raise an exception"
+            ) from left
 
 
 def _configured(

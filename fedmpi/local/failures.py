@@ -29,7 +29,9 @@ def named_client(client: int, rank: int) -> Iterator[None]:
         raise
     except PartFailure as failure:
         raise failure.during(client=client) from failure.__cause__
-    except Exception as cause:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:  # sys.exit() in a model must not end the run as if it were done
         raise ClientFailure(client, rank, cause) from cause
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, raised
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
@@ -124,7 +124,9 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
         given = x.clone()
         try:
             model.module(given)
-        except Exception:  # reported by _logits, which runs the same pass
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # reported by _logits, which runs the same pass
             continue
         if not torch.equal(given, x):
             raise UserError(
@@ -138,7 +140,9 @@ def _draws(model: FlatModel, x: Tensor) -> bool:
     before = _generator_states()
     try:
         model.module(x)
-    except Exception:  # reported by _logits, which runs the same pass
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # reported by _logits, which runs the same pass
         return False
     return any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
 
@@ -174,10 +178,12 @@ def _generator_states() -> list[Tensor]:
 def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
     try:
         logits = model.module(x)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
         raise UserError(
             f"the model cannot read {description.task} samples of shape {tuple(description.feature_shape)}: "
-            f"{type(error).__name__}: {error}"
+            f"{raised(error)}"
         ) from error
     if not isinstance(logits, Tensor) or logits.shape != (len(x), description.classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -185,6 +191,8 @@ def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor
             f"the model must return logits of shape (samples, {description.classes}), one a class of the data, "
             f"but {len(x)} samples gave {found}"
         )
+    if logits.device != x.device:
+        raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {logits.device}")
     return logits
 
 

@@ -172,8 +172,9 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
     Raises
     ------
     UserError
-        The ranks have different kinds of devices, or one has no such device.
+        The ranks have different kinds of devices, or one has no such device; or `check_threads`.
     """
+    check_threads(config.cluster.threads)
     if config.aggregation.exact:
         torch.set_num_threads(1)
         repeat_results()

@@ -207,7 +207,8 @@ def loss_traits(loss: Loss, outputs: Tensor, classes: int) -> LossTraits:
     with torch.enable_grad():
         tried = outputs.detach().clone().requires_grad_()
         whole = loss.per_sample(tried, targets)
-        if not whole.requires_grad:
+        depends = whole.requires_grad and torch.autograd.grad(whole.sum(), tried, allow_unused=True)[0] is not None
+        if not depends:
             raise refuse_result(
                 loss.part,
                 "its values have no gradient by the outputs: compute them with torch's own functions, without argmax, "

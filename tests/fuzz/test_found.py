@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from torch import Tensor, nn
 
 import fedmpi
 from data_prep.__main__ import run as data_prep
-from fedmpi.common.errors import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import ClientFailure, PartFailure, RunFailure, UserError
 from fedmpi.common.registry import load
 from fedmpi.config import load_config
 from fedmpi.config.loading import LARGEST_FILE
@@ -96,6 +97,12 @@ def test_more_threads_than_a_system_starts_are_refused() -> None:
     check_threads(os.cpu_count() or 1)
     with pytest.raises(UserError, match="cluster.threads = 100000"):
         check_threads(100_000)
+
+
+def test_a_run_starts_no_more_threads_than_a_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(UserError, match="cluster.threads = 17, but this node .* has 2 cores: choose at most 16"):
+        fedmpi.run("fedavg", {"rounds": 1, "cluster.threads": 17}, data="digits:clients=4")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link to itself", "link to a device"])
@@ -196,6 +203,11 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
     (runs, ("stopped", "junk", ("config.toml", "rounds = 1" + "0" * 5000)), "refused"),
     (runs, ("finished", "junk", ("summary.json", "[" * 50_000)), "gone on"),
     (runs, ("finished", "junk", ("summary.json", '{"final": 3}')), "gone on"),
+    (parts, ("loss", "tensor with a gradient", "nothing"), "refused"),
+    (parts, ("forward", "leaves", "nothing"), "refused"),
+    (parts, ("forward", "meta tensor", "nothing"), "refused"),
+    (parts, ("forward", "unspeakable", "nothing"), "refused"),
+    (parts, ("forward", "no exception", "nothing"), "refused"),
     (parts, ("rows", "tensor with a gradient", "nothing"), "refused"),
     (parts, ("correction", "sparse tensor", "nothing"), "refused"),
     (places, ("out", "x" * 5000, "gone", ""), "refused"),
@@ -276,6 +288,25 @@ def _another_signature() -> None:
 def test_a_part_that_leaves_ends_the_run_as_a_failure(part: Callable[..., Any], key: str) -> None:
     with pytest.raises((PartFailure, UserError), match="_leaves|_another_signature"):
         fedmpi.run("fedavg", {key: part, "rounds": 1}, data="digits:clients=4")
+
+
+class _Leaves(nn.Module):
+    """Calls sys.exit(0) in a training, or in an evaluation, of the run."""
+
+    def __init__(self, description: Any, while_training: bool):
+        super().__init__()
+        self.inner, self.while_training = nn.Linear(64, 10), while_training
+
+    def forward(self, x: Tensor) -> Tensor:
+        leaves = len(x) == 7 if self.while_training else len(x) > 100
+        return sys.exit(0) if leaves else self.inner(x.flatten(1))
+
+
+@pytest.mark.parametrize("while_training", [True, False])
+def test_a_model_that_leaves_does_not_end_the_run_as_if_it_were_done(while_training: bool) -> None:
+    settings = {"rounds": 1, "local.batch_size": 7, "local.engine": "sequential", "model.name": _Leaves}
+    with pytest.raises((ClientFailure, RunFailure), match=r"SystemExit: 0|sys\.exit"):
+        fedmpi.run("fedavg", {**settings, "model.while_training": while_training}, data="digits:clients=4")
 
 
 def test_clients_that_diverge_together_are_a_failure_that_names_one() -> None:

@@ -40,7 +40,7 @@ def outcome(use: Callable[[], Result], failures: bool = False) -> Result | str:
             return REFUSED
         raise Finding(f"a built-in part failed: {error}") from error
     except ClientFailure as error:
-        if any(word in str(error) for word in DIVERGED):
+        if failures or any(word in str(error) for word in DIVERGED):
             return REFUSED
         raise Finding(f"a client failed: {error}") from error
     except Finding:
