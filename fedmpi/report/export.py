@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +110,8 @@ def export(folder: Path, form: str, out: Path | None = None) -> tuple[Path, floa
 
 
 def _description(run: Run) -> DataDescription:
-    """Of the run's data; mean and deviation left out where the run did so."""
-    found = DataDescription.of(run.summary["data"])
-    return found if run.config.data.normalise else replace(found, mean=(), std=())
+    """Of the run's data, as the run was given them: without mean and deviation where it left these out."""
+    return DataDescription.of(run.summary["data"])
 
 
 def _samples(description: DataDescription, count: int) -> Tensor:

@@ -15,8 +15,8 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.records.participants import heard
 from fedmpi.report import panels
-from fedmpi.report.configured import configurations
-from fedmpi.report.curves import MOST_ROUNDS, completed, curves, thinned
+from fedmpi.report.configured import Configuration, configurations
+from fedmpi.report.curves import MOST_ROUNDS, completed, curves, targets, thinned
 from fedmpi.report.page import contents, drawing_library, render, write_report
 from fedmpi.results.gather import OneRun, find_runs, read_runs
 
@@ -111,7 +111,8 @@ def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneR
     assert drawn["participation"]["counts"] == there.tolist()
     assert drawn["participation"]["rounds"] == [1, 2, 3, 4]
     assert drawn["participation"]["evenness"]["used"] == pytest.approx((there.sum(axis=1) > 0).mean())
-    assert sum(clients for *_, clients in drawn["participation"]["uses"]) == 20
+    often = [(there.sum(axis=1) == times).sum() for times in range(there.sum(axis=1).max() + 1)]
+    assert drawn["participation"]["uses"] == [[times, times, clients] for times, clients in enumerate(often)]
     cells = [
         [record["round"] + 1, h + 1, size, taken]
         for record in run.records
@@ -216,3 +217,16 @@ def test_labels_say_no_more_than_tells_configurations_apart() -> None:
     ]
     found, _ = configurations([OneRun(Path(str(i)), table, [], {}, "") for i, table in enumerate(tables)])
     assert [group.label for group in found] == ["fedavg", "fedprox, lr = 0.1", "fedprox, lr = 0.5"]
+
+
+def test_the_accuracy_shown_first_is_ones_target_or_one_that_half_of_the_runs_reach() -> None:
+    def group(label: str, best: float, **table: Any) -> Configuration:
+        records = [{"round": 0, "test_accuracy": best / 2}, {"round": 1, "test_accuracy": best}]
+        return Configuration(label, table, (OneRun(Path(label), table, records, {}, ""),))
+
+    groups = [group("bad", 0.1), group("good", 0.8), group("better", 0.9)]
+    assert targets(groups)["default"] == pytest.approx(0.8, abs=0.9 / 40)
+    wanted = targets([*groups, group("wanted", 0.5, **{"evaluation.target_accuracy": 0.95})])
+    assert wanted["default"] == 0.95 and wanted["levels"][-1] == 0.95
+    assert wanted["costs"][1]["round"]["n"][-1] == 0
+    assert targets([group("none", 0.0)]) == {}
