@@ -8,8 +8,10 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import tomli_w
 
@@ -24,7 +26,7 @@ from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
 from fedmpi.sweeps.runner import check, command, exit_code, run_sweep
 from fedmpi.sweeps.standing import look
-from tests.end_to_end.runs import curve
+from tests.end_to_end.runs import curve, records
 from tests.mpi.launch import end_job, run_alone, start_job
 
 COMMON = {
@@ -83,6 +85,25 @@ def test_runs_are_started_as_a_user_would(tmp_path: Path) -> None:
         *("--out", f"{tmp_path}/seed=1", "--resume"),
     ]
     assert command(run, 3)[1:3] == ["-n", "3"] and command(run, 3)[0].endswith("mpiexec")
+
+
+DYING = """
+import os, subprocess, sys
+from fedmpi.sweeps.children import ends_with_parent
+
+told_how = ends_with_parent(at_once=sys.argv[1] == "at once")
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=told_how)
+print(child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "saved"])
+def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
+    died = run_alone(["-c", DYING, how])
+    assert died.returncode == -9
+    with suppress(psutil.NoSuchProcess):  # it has ended already
+        psutil.Process(int(died.stdout)).wait(60)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +173,24 @@ def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_recor
         undisturbed = api.run(run.config, out=tmp_path / "whole" / run.name)
         assert undisturbed.folder is not None
         assert curve(run.folder) == curve(undisturbed.folder), run.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_sweeps_of_one_file_share_its_runs(tmp_path: Path) -> None:
+    file = str(Path(__file__).parent / "killed.toml")
+    words = [sys.executable, "-m", "fedmpi", "sweep", file, "--set", "rounds=3", "--out", str(tmp_path)]
+    jobs = [start_job(words), start_job(words)]
+    try:
+        ends = [job.communicate(timeout=400) for job in jobs]
+    finally:
+        for job in jobs:
+            end_job(job)
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    for out, _ in ends:
+        assert "3 finished" in out and "failed" not in out
+    for run in plan_sweep(file, tmp_path, ["rounds=3"]).runs:
+        assert [record["round"] for record in records(run.folder)] == [0, 1, 2]
 
 
 @pytest.mark.slow
