@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(1500)
 RUNS = {
     "memory": ("combined", (7, "client", 2), {2}),
     "neighbour": ("strata", (1, "client", 3), {3}),
-    "setup": ("window", (6, "wait", 4), {0}),
+    "setup": ("window", (6, "start", -1), {0}),
     "relay": ("mediators", (5, "sum", 2), {2}),
     "server": ("window", (0, "evaluation", 3), {2, 3}),  # the checkpoint of round 3 may not have been written yet
     "checkpoint": ("feedback", (4, "checkpoint", 3), {2}),
