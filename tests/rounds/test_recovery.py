@@ -33,15 +33,18 @@ ADAM = {"aggregation.optimizer": "adam", "evaluation.every": 2}
 
 @pytest.fixture
 def dies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rounds before whose server step a rank "dies", each once."""
+    """Rounds in which a rank "dies", each once: before the server's step in odd ones, after it in even ones."""
     rounds: list[int] = []
     step = Simulation._apply
 
     def apply(self: Simulation, plan: Plan, totals: RoundTotals) -> None:
+        if plan.round % 2 == 0:
+            step(self, plan, totals)
         if plan.round in rounds:
             rounds.remove(plan.round)
             raise RankLost
-        step(self, plan, totals)
+        if plan.round % 2:
+            step(self, plan, totals)
 
     monkeypatch.setattr(Simulation, "_apply", apply)
     monkeypatch.setattr(recovery, "stop_everyone", lambda: None)
