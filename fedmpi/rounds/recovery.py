@@ -82,6 +82,7 @@ class Recovery:
 
     def __init__(self) -> None:
         refuse_fatal_losses()
+        activity.begin()
         self.state: Checkpoint | None = None
         self.history: History | None = None
         self.begun = False
