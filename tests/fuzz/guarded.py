@@ -24,7 +24,9 @@ IDLE_SECONDS, LEAST_WORK = 60.0, 0.05
 """A process that worked no more than the second within the first, and wants no core either, waits for ever."""
 MOST_MEMORY = 12 << 30
 """Bytes of address space."""
-FORK = multiprocessing.get_context("fork")
+CLEAN = multiprocessing.get_context("forkserver")
+"""Forks of a process that does nothing else: a fork of this one would lack the threads that its libraries count on."""
+CLEAN.set_forkserver_preload(["torch", "scipy", "sklearn.cluster", "h5py", "fedmpi.cli", "data_prep.__main__"])
 
 
 class Beside:
@@ -33,7 +35,8 @@ class Beside:
     Parameters
     ----------
     attempt : callable
-        ``attempt(case)`` raises an exception where the case is a finding, and returns a word for the counts otherwise.
+        A module's function: ``attempt(case)`` raises an exception where the case is a finding, and returns a word for
+        the counts otherwise.
     work : float
         CPU seconds that each may take.
     idle : float
@@ -90,8 +93,8 @@ class Beside:
                 raise Finding(f"waits for ever: no work within {self._idle:g} s")
 
     def _start(self) -> None:
-        self._pipe, other = FORK.Pipe()
-        self._process = FORK.Process(target=_serve, args=(other, self._pipe, self._attempt), daemon=True)
+        self._pipe, other = CLEAN.Pipe()
+        self._process = CLEAN.Process(target=_serve, args=(other, self._attempt), daemon=True)
         self._process.start()
         other.close()
 
@@ -112,8 +115,7 @@ def _worked(process: int) -> tuple[float, bool]:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"), fields[0] in "RD"
 
 
-def _serve(pipe: Any, parents: Any, attempt: Callable[[Any], str]) -> None:
-    parents.close()
+def _serve(pipe: Any, attempt: Callable[[Any], str]) -> None:
     os.setpgrp()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))  # what grows without an end harms nobody else
     while True:
