@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("combined")
 
 
-@pytest.fixture(scope="module", params=[4, 3])
+@pytest.fixture(scope="module", params=[4, pytest.param(3, marks=pytest.mark.slow)])
 def together(two_hosts: list[str], request: pytest.FixtureRequest, folder: Path) -> tuple[int, str]:
     """Ranks of a job of several programs, one after another, and what it printed: two on each host, or two and one."""
     programs = ["exchanges", *(f"sum_rounds {reduction} 20" for reduction in REDUCTIONS), f"combined_updates {folder}"]
