@@ -238,11 +238,23 @@ def flat_table(config: Config) -> Table:
 
 
 def differences(table: Table, config: Config) -> list[tuple[str, str, str]]:
-    """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ."""
+    """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ.
+
+    A key that the table lacks counts as its default: an earlier version wrote it, which did not know the key.
+    """
     there, here = dotted(table), dotted(tomllib.loads(config_toml(config)))
+    here = {key: value for key, value in here.items() if key in there or not _is_default(config, key)}
     keys = [*here, *(key for key in there if key not in here)]
     shown = [(key, _value(there, key), _value(here, key)) for key in keys]
     return [(key, old, new) for key, old, new in shown if old != new]
+
+
+def _is_default(config: Config, key: str) -> bool:
+    """Whether a key of the configuration itself, not an option of a part, has the value that it has unless set."""
+    table, _, name = key.rpartition(".")
+    model = getattr(config, table) if table else config
+    field = type(model).model_fields.get(name)
+    return field is not None and getattr(model, name) == field.get_default(call_default_factory=True)
 
 
 def _value(flat: Table, key: str) -> str:

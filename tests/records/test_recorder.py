@@ -140,6 +140,18 @@ def test_every_key_that_differs_and_may_not_is_named_with_both_values(undisturbe
         Recorder(undisturbed, other, resume=True)
 
 
+def test_a_key_that_an_earlier_version_did_not_know_counts_as_its_default(undisturbed: Path, tmp_path: Path):
+    run = copy_of(undisturbed, tmp_path)
+    text = (run / "config.toml").read_text()
+    for line in ("metrics = []", "participants = false", "seed = 0"):
+        assert text.count(line) == 1
+        text = text.replace(line + "\n", "")
+    (run / "config.toml").write_text(text)
+    Recorder(run, CONFIG, resume=True).close()
+    with pytest.raises(UserError, match=r"cannot change \(seed: unset there, 3 here\): "):
+        Recorder(run, load_config(None, [*SETTINGS, "logging.tensorboard=false", "seed=3"]), resume=True)
+
+
 def test_more_rounds_of_a_cosine_schedule_would_be_another_run(tmp_path: Path):
     cosine = ["preset=fedavg", "local.lr_schedule=cosine"]
     Recorder(tmp_path, load_config(None, [*cosine, "rounds=4"]), resume=False).close()
