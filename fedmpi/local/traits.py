@@ -155,16 +155,16 @@ def _bytes_kept(model: FlatModel, x: Tensor) -> tuple[int, int]:
     """Bytes a sample of what a forward pass keeps for the backward pass beside the model's values, and of the largest
     piece of it."""
     own = {value.untyped_storage().data_ptr() for value in (*model.parameters, *model.buffers)}
-    held: dict[int, Tensor] = {}  # kept, so that no other takes the place of one
+    held: dict[int, torch.UntypedStorage] = {}  # kept, so that no other takes the place of one
 
     def keep(tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided and (place := tensor.untyped_storage().data_ptr()) not in own:
-            held[place] = tensor
-        return tensor
+            held[place] = tensor.untyped_storage()
+        return tensor.detach()  # a tensor that knows its graph would keep that alive for ever, being kept by it
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.module(x)
-    each = [tensor.untyped_storage().nbytes() // len(x) for tensor in held.values()]
+    each = [storage.nbytes() // len(x) for storage in held.values()]
     return sum(each), max(each, default=0)
 
 
