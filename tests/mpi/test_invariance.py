@@ -62,7 +62,7 @@ ALWAYS = ("system", "fedsts", "exact astraea", "exact top-k")
 """On 3 ranks these are compared in every run of the tests; all others are slow."""
 CASES = [
     pytest.param(name, ranks, marks=() if ranks == 3 and name in ALWAYS else pytest.mark.slow)
-    for ranks in (3, 2, 5, 8)
+    for ranks in (3, 2, 8)
     for name in NAMES
 ]
 EXACT = [case for case in CASES if str(case.values[0]).startswith("exact")]
