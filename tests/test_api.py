@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import re
 import signal
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedmpi
+from fedmpi.common.arithmetic import WORKSPACE
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import open_store
 from tests.end_to_end.runs import TIMINGS
@@ -228,6 +230,20 @@ def own_net(description: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, description.classes))
 
 
+class Unsettling(nn.Module):
+    """A network that changes how everybody computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        np.seterr(invalid="ignore")
+        torch.set_default_dtype(torch.float64)
+        logits: torch.Tensor = self.layer(x.flatten(1))
+        return logits
+
+
 # The process stays as it was
 
 
@@ -236,8 +252,10 @@ def test_handlers_threads_generators_and_logging_are_as_before(tmp_path: Path, c
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         log = logging.getLogger("fedmpi")
         arithmetic = [torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()]
+        arithmetic += [torch.get_default_dtype(), torch.is_grad_enabled(), np.geterr()]
         cudnn = torch.backends.cudnn
         return [
+            os.environ.get(WORKSPACE),
             [signal.getsignal(number) for number in numbers],
             torch.get_num_threads(),
             torch.get_rng_state().tolist(),
@@ -247,12 +265,13 @@ def test_handlers_threads_generators_and_logging_are_as_before(tmp_path: Path, c
             [threading.excepthook, log.level, list(log.handlers)],
         ]
 
-    before_threads = torch.get_num_threads()
+    unsettling, before_threads = Unsettling(), torch.get_num_threads()
     torch.set_num_threads(2)
     before = state()
     try:
         small(out=tmp_path / "plain", more={"checkpoint.every": 1})
         small(more={"aggregation.exact": True, "cluster.threads": 1})
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2, "cluster.threads": 1}, model=unsettling)
         with pytest.raises(ZeroDivisionError):
             try:
                 small(out=tmp_path / "failing", on_round=lambda record: 1 / 0)

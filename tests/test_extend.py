@@ -31,15 +31,22 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "two_stage_sampler:Steepest": ("participation.clients", {"participation.candidates": 7}),
     "row_rule:rare_first": ("samples.rule", {"samples.share": 0.3}),
     "algorithm:Scaffold": ("local.algorithm", {}),
+    "local_optimizer:nesterov": ("local.optimizer", {"local.momentum": 0.9}),
     "loss:squared": ("task.loss", {}),
     "weights:power": ("aggregation.weights", {"aggregation.exponent": 0.25}),
     "combiner:signs": ("aggregation.rule", {"aggregation.length": 0.01}),
     "server_optimizer:Averaged": ("aggregation.optimizer", {"aggregation.beta": 0.3}),
+    "availability:in_turns": ("system.availability", {"system.others": 0.6}),
+    "scheduling:dealt": ("topology.scheduling", {"topology.apart": False}),
     "model:narrow": ("model.name", {"model.width": 9}),
 }
+BESIDE: dict[str, dict[str, Any]] = {
+    "scheduling:dealt": {"topology.kind": "mediators", "topology.clients_per_mediator": 2},
+}
+"""What a part means nothing without."""
 METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.least": 0.2}}
 PREPARED: dict[str, dict[str, Any]] = {"data_set:waves": {"noise": 0.1}, "partition:home_class": {"share": 0.9}}
-KINDS = {"data_set:waves": "data set"}
+KINDS = {"data_set:waves": "data set", "availability:in_turns": "availability"}
 SMALL = {"rounds": 3, "data.shards": "digits:clients=9,alpha=0.5", "participation.count": 5}
 
 
@@ -74,10 +81,10 @@ def last_loss(settings: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, examples: None) -> None:
-    key, options = PARTS[name]
-    own = last_loss({key: name, **options})
-    assert own != last_loss({})
-    assert not options or own != last_loss({key: name}), "options change the result"
+    (key, options), beside = PARTS[name], BESIDE.get(name, {})
+    own = last_loss({key: name, **beside, **options})
+    assert own != last_loss(beside)
+    assert not options or own != last_loss({key: name, **beside}), "options change the result"
 
 
 CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.startswith("model:")} | METRICS | PREPARED
@@ -111,7 +118,8 @@ def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_parts_of_the_page_give_the_same_on_1_2_and_3_ranks_and_resumed(examples: None) -> None:
-    subjects = [Subject(part_of(name), PARTS[name][1]) for name in PARTS if not name.startswith("model:")]
+    wanted = [name for name in PARTS if not name.startswith("model:")]
+    subjects = [Subject(part_of(name, KINDS.get(name)), PARTS[name][1]) for name in wanted]
     starts = Starts(subjects)
     for subject in subjects:
         for check in started_checks(subject, starts):

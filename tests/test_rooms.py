@@ -7,6 +7,7 @@ A module's imports are read from its source, those inside functions and those fo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,15 @@ def test_what_the_package_itself_names_is_looked_up_when_asked_for() -> None:
     for name, path in sources().items():
         if room(name) not in ("", "cli", "testing") and name.startswith("fedmpi."):
             assert asked_of_the_package(path) <= {"__version__", "__file__"}, name
+
+
+def test_the_guides_table_of_rooms_points_downwards_too() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    first_cells = re.findall(r"^\| (`[^|]+) \|", page.partition("## Rooms")[2].partition("\n## ")[0], re.MULTILINE)
+    line = {name: number for number, cell in enumerate(first_cells) for name in re.findall(r"`(\w+)[/.]", cell)}
+    assert {name for arrow in between_rooms() for name in arrow.rooms} - {"__main__"} <= line.keys()
+    upward = [arrow for arrow in between_rooms() if line.get(arrow.rooms[0], -1) > line[arrow.rooms[1]]]
+    assert not upward, told(upward)
 
 
 def test_libraries_have_one_door_each() -> None:

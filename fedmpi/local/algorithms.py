@@ -107,10 +107,9 @@ class FedNova(LocalAlgorithm):
     numbers = ("steps",)
 
     def refuses(self, config: Config) -> str | None:
-        if config.aggregation.weights in ("literal", "q-ffl"):
-            return (
-                f'aggregation.weights = "{config.aggregation.weights}" makes no weighted mean of updates: choose others'
-            )
+        weights = resolve("weights", config.aggregation.weights)
+        if weights.marks.get("averages_models") or hasattr(weights.object, "after"):
+            return f'aggregation.weights = "{weights.name}" makes no weighted mean of updates: choose others'
         return _needs_sgd(config, "it knows what local steps add up to for SGD only", proximal=True)
 
     def finish(self, client: Vectors, server: Vectors, work: Work) -> dict[str, Any]:

@@ -29,9 +29,12 @@ def image_cnn(
     ----------
     description : DataDescription
         Images, e.g. (1, 28, 28).
-    filters, hidden : sequence of int
-        Filters of the convolutions, units of the dense layers.
+    filters : sequence of int
+        Filters of the convolutions.
+    hidden : sequence of int
+        Units of the dense layers.
     dropout : float
+        Probability of a zero after every stage.
 
     Raises
     ------

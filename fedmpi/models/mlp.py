@@ -36,8 +36,9 @@ def mlp(
     hidden : sequence of int
         Units of the hidden layers; empty = softmax regression.
     activation : {"relu", "tanh", "sigmoid", "gelu"}
-    dropout : float
         After every hidden layer.
+    dropout : float
+        Probability of a zero after every hidden layer.
 
     Raises
     ------

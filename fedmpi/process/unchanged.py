@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from fedmpi.common.calling import kept_generators
+from fedmpi.common.arithmetic import WORKSPACE
+from fedmpi.common.calling import kept_generators, kept_settings
 
 
 @contextmanager
@@ -17,11 +19,13 @@ def process_as_before() -> Iterator[None]:
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn
     convolutions = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
-    products = torch.get_float32_matmul_precision()
+    products, workspace = torch.get_float32_matmul_precision(), os.environ.get(WORKSPACE)
     try:
-        with kept_generators():
+        with kept_generators(), kept_settings():
             yield
     finally:
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
         torch.set_float32_matmul_precision(products)
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = convolutions
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]

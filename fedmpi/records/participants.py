@@ -7,7 +7,7 @@ import numpy as np
 from fedmpi.common.types import Ints
 
 
-def told(clients: Ints) -> str:
+def clients_as_text(clients: Ints) -> str:
     """The text of clients (m,), sorted and each once; "" of none."""
     if not len(clients):
         return ""
@@ -17,7 +17,7 @@ def told(clients: Ints) -> str:
     return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def heard(text: str) -> Ints:
+def clients_from_text(text: str) -> Ints:
     """The clients (m,) of such a text.
 
     Raises

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmpi.common.evenness import Usage, evenness
 from fedmpi.records.history import Record
-from fedmpi.records.participants import heard
+from fedmpi.records.participants import clients_from_text
 from fedmpi.report.configured import Configuration
 from fedmpi.results.costs import AXES, Spread, first_reached, judged, spent, up_to
 from fedmpi.results.gather import OneRun
@@ -89,7 +89,7 @@ def completed(run: OneRun) -> list[Record]:
     for record in run.records:
         further: Record = {}
         if record["round"] in told:
-            usage.record(heard(record["clients"]))
+            usage.record(clients_from_text(record["clients"]))
         if record["round"] in even and len(told) == len(run.records):
             spread = evenness(usage.clients)
             further = {
@@ -108,7 +108,8 @@ def completed(run: OneRun) -> list[Record]:
 
 def _clients_seen(records: Sequence[Record]) -> int:
     return 1 + max(
-        (int(heard(record["clients"]).max(initial=-1)) for record in records if "clients" in record), default=0
+        (int(clients_from_text(record["clients"]).max(initial=-1)) for record in records if "clients" in record),
+        default=0,
     )
 
 

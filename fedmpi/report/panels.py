@@ -13,7 +13,7 @@ import numpy as np
 from fedmpi.common.evenness import evenness
 from fedmpi.common.types import Ints
 from fedmpi.records.history import LINKS, Record
-from fedmpi.records.participants import heard
+from fedmpi.records.participants import clients_from_text
 from fedmpi.report.configured import Configuration
 from fedmpi.report.curves import rounded, thinned
 from fedmpi.results.gather import OneRun
@@ -45,7 +45,7 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
     told = [record for record in run.records if "clients" in record]
     if not told:
         return None
-    cohorts = [heard(record["clients"]) for record in told]
+    cohorts = [clients_from_text(record["clients"]) for record in told]
     clients = int(run.summary.get("clients") or 0) or 1 + max(int(c.max(initial=0)) for c in cohorts)
     most_rows, most_columns = heat_size(runs)
     rows, columns = edges(clients, most_rows), edges(len(told), most_columns)

@@ -45,14 +45,14 @@ class Balance:
     step_rows: float = STEP_ROWS
     speeds: Floats | None = None
 
-    def told(self) -> Floats:
+    def as_array(self) -> Floats:
         """As one array, for the plan, float64 (1 + workers,)."""
         return np.concatenate([[self.step_rows], [] if self.speeds is None else self.speeds])
 
     @classmethod
-    def heard(cls, told: Floats) -> Balance:
+    def from_array(cls, values: Floats) -> Balance:
         """What the plan says; an empty array stands for planned costs and equal speeds."""
-        return cls(float(told[0]), told[1:]) if len(told) else cls()
+        return cls(float(values[0]), values[1:]) if len(values) else cls()
 
     def facts(self) -> dict[str, Any]:
         """For the record of the round that was spread by it; empty unless measured."""
@@ -68,7 +68,7 @@ class BalanceLearner:
     Parameters
     ----------
     workers : int
-        0 learns nothing and tells nothing.
+        0 for a run that does not measure: costs then stay as planned, and speeds alike.
     """
 
     def __init__(self, workers: int):
@@ -103,10 +103,10 @@ class BalanceLearner:
         speeds = 1 / self._slowness
         return Balance(self._step_rows, speeds / speeds.mean())
 
-    def told(self) -> Floats:
+    def as_array(self) -> Floats:
         """What has been learned so far, for the plan; empty before the first round."""
         learned = self.balance()
-        return learned.told() if learned else np.empty(0)
+        return learned.as_array() if learned else np.empty(0)
 
     def _fit(self) -> None:
         rr, rq, qq, rs, qs = self._sums.T

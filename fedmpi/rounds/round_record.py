@@ -17,7 +17,7 @@ from fedmpi.config.base import written
 from fedmpi.config.loading import flat_table, words_about_digits
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.records.history import Record
-from fedmpi.records.participants import told
+from fedmpi.records.participants import clients_as_text
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance
@@ -37,11 +37,11 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
         "samples": round(sums["samples"]),
         "steps": round(sums["steps"]),
         **plan.facts,
-        **({"clients": told(plan.clients)} if experiment.config.logging.participants else {}),
+        **({"clients": clients_as_text(plan.clients)} if experiment.config.logging.participants else {}),
         **_links(experiment, plan, totals),
         **_observed(experiment, plan, totals),
         **({"attackers": int(np.isin(plan.clients, experiment.liars).sum())} if experiment.liars.size else {}),
-        **Balance.heard(plan.balance).facts(),
+        **Balance.from_array(plan.balance).facts(),
         "busy_seconds": totals.busy.tolist(),
     }
     if plan.round == 0 and experiment.augmentation:

@@ -128,7 +128,7 @@ class Worker:
 
     def _dealt(self, plan: Plan) -> np.ndarray:
         """The worker of each participant by its planned cost, int64 (m,)."""
-        balance = Balance.heard(plan.balance)
+        balance = Balance.from_array(plan.balance)
         costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.merging, balance.step_rows)
         return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
 
@@ -138,7 +138,7 @@ class Worker:
         if not expected:  # nobody takes part, or nobody who does holds a sample
             return np.zeros(self.layout.workers + 1, np.int64)
         evaluating = self._evaluating(plan.round) * offsets[-1] / expected
-        return equal_parts(offsets, self.layout.workers, evaluating, Balance.heard(plan.balance).speeds)
+        return equal_parts(offsets, self.layout.workers, evaluating, Balance.from_array(plan.balance).speeds)
 
     @property
     def merging(self) -> bool:

@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from fedmpi.records.participants import heard
+from fedmpi.records.participants import clients_from_text
 from tests.keys.watched import Seen, Watcher
 
 Promise = Callable[[Seen, Seen], bool]
@@ -647,7 +647,7 @@ KEYS: dict[str, Key] = {
         SOME,
         ("false", "true"),
         "record",
-        lambda a, b: len(heard(b.record[0]["clients"])) == b.record[0]["participants"],
+        lambda a, b: len(clients_from_text(b.record[0]["clients"])) == b.record[0]["participants"],
     ),
     "logging.reference": Key(
         ALL,

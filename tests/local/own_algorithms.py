@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi import LocalAlgorithm
+from fedmpi import LocalAlgorithm, weights
 
 
 class Scaffold(LocalAlgorithm):
@@ -165,3 +166,20 @@ class Noisy(LocalAlgorithm):
 
     def objective(self, module, x, y, client, server):
         return functional.cross_entropy(module(x + torch.randn_like(x)), y, reduction="none")
+
+
+@weights
+class Judged:
+    """Weights that ask how a client's work went, and change nothing."""
+
+    def __call__(self, cohort, sizes):
+        return np.ones(len(cohort.clients))
+
+    def after(self, work):
+        return work.coefficient
+
+
+@weights(normalised=False, averages_models=True)
+def sum_of_models(cohort, sizes):
+    """A plain mean of models."""
+    return np.full(len(cohort.clients), 1 / len(cohort.clients))

@@ -52,6 +52,8 @@ def test_what_bypasses_clients_own_work_is_refused(preset: str, settings: list[s
         (["preset=fednova", "local.optimizer=adam"], "for SGD only"),
         (["preset=fednova", "aggregation.weights=literal"], '"literal" makes no weighted mean'),
         (["preset=fednova", "aggregation.weights=q-ffl"], '"q-ffl" makes no weighted mean'),
+        (["preset=fednova", f"aggregation.weights={OWN}:Judged"], 'Judged" makes no weighted mean'),
+        (["preset=fednova", f"aggregation.weights={OWN}:sum_of_models"], 'sum_of_models" makes no weighted mean'),
         (["preset=feddyn", "local.proximal_mu=0.1"], "leave local.proximal_mu at 0"),
         (["preset=feddyn", "aggregation.weights=samples"], 'set aggregation.weights = "uniform"'),
         (["preset=feddyn", "participation.clients=weighted"], "without replacement"),

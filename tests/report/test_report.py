@@ -13,7 +13,7 @@ import pytest
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.records.participants import heard
+from fedmpi.records.participants import clients_from_text
 from fedmpi.report import panels
 from fedmpi.report.configured import Configuration, configurations
 from fedmpi.report.curves import MOST_ROUNDS, completed, curves, targets, thinned
@@ -107,7 +107,7 @@ def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneR
     drawn = next(one for one in shown["runs"] if one["name"] == "strata")
     there = np.zeros((20, 3), int)
     for record in run.records:
-        there[heard(record["clients"]), record["round"]] = 1
+        there[clients_from_text(record["clients"]), record["round"]] = 1
     assert drawn["participation"]["counts"] == there.tolist()
     assert drawn["participation"]["rounds"] == [1, 2, 3, 4]
     assert drawn["participation"]["evenness"]["used"] == pytest.approx((there.sum(axis=1) > 0).mean())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedmpi.common.errors import UserError
-from fedmpi.records.participants import heard, told
+from fedmpi.records.participants import clients_as_text, clients_from_text
 from fedmpi.results.costs import Spread, first_reached, judged, spent, to_target
 from fedmpi.results.gather import differing, find_runs
 
@@ -65,14 +65,14 @@ def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> 
 def test_who_took_part_is_told_as_runs_of_neighbours_and_heard_again(clients: list[int], text: str) -> None:
     import numpy as np
 
-    assert told(np.array(clients, np.int64)) == text
-    assert heard(text).tolist() == clients
+    assert clients_as_text(np.array(clients, np.int64)) == text
+    assert clients_from_text(text).tolist() == clients
 
 
 def test_texts_that_name_no_clients_are_refused() -> None:
     for text in ("1-2-3", "a", "5-3"):
         with pytest.raises(ValueError):
-            heard(text)
+            clients_from_text(text)
 
 
 def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:

@@ -36,7 +36,7 @@ class Machine:
         """Rounds spread by what has been learned; the share of the planned work that each worker got in the last."""
         for _ in range(rounds):
             rows, steps = self.cohort()
-            told = Balance.heard(learner.told())
+            told = Balance.from_array(learner.as_array())
             costs = rows + told.step_rows * steps
             owners = longest_first(costs, len(self.speeds), speeds=told.speeds)
             per_worker = [np.bincount(owners, what, len(self.speeds)) for what in (rows, steps)]
@@ -72,7 +72,7 @@ def test_the_step_cost_is_the_least_squares_fit_drawn_towards_what_is_assumed():
     matrix = np.vstack([np.column_stack([r, q]), [-trust * STEP_ROWS, trust]])
     row, step = np.linalg.lstsq(matrix, np.append(s, 0.0), rcond=None)[0]
     assert 1 < step / row < MOST_STEP_ROWS / 2
-    assert learner.told() == pytest.approx([step / row, 1.0], rel=1e-6)
+    assert learner.as_array() == pytest.approx([step / row, 1.0], rel=1e-6)
 
 
 def test_a_worker_that_is_twice_as_slow_gets_half_the_work_of_the_others():
@@ -123,10 +123,10 @@ def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounde
 
 
 def test_nothing_is_told_before_the_first_round_or_without_workers():
-    assert not len(BalanceLearner(3).told()) and BalanceLearner(3).state() == {}
+    assert not len(BalanceLearner(3).as_array()) and BalanceLearner(3).state() == {}
     nobody = BalanceLearner(0)
     nobody.observe(np.ones(2), np.ones(2), np.ones(2))
-    assert not len(nobody.told()) and Balance.heard(nobody.told()) == Balance()
+    assert not len(nobody.as_array()) and Balance.from_array(nobody.as_array()) == Balance()
     assert Balance().facts() == {}
 
 
@@ -137,10 +137,10 @@ def test_a_checkpoint_goes_on_where_it_was_and_keeps_the_step_cost_on_other_work
     same.load(learner.state())
     more.load(learner.state())
     more.load({})
-    assert same.told() == pytest.approx(learner.told(), rel=1e-3)
+    assert same.as_array() == pytest.approx(learner.as_array(), rel=1e-3)
     assert learner.state()[STATE].shape == (3, 6)
-    assert more.told()[0] == pytest.approx(learner.told()[0], rel=0.02)
-    assert more.told()[1:] == pytest.approx(np.ones(5))
+    assert more.as_array()[0] == pytest.approx(learner.as_array()[0], rel=0.02)
+    assert more.as_array()[1:] == pytest.approx(np.ones(5))
 
 
 def test_a_resumed_run_goes_on_with_what_was_learned():
@@ -153,11 +153,11 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
     SavedState(second, None).share(Checkpoint(7, {"model": first.model.initial, **tensors}, header))
     first.close()
     second.close()
-    assert second.balance.told() == pytest.approx(first.balance.told(), rel=1e-3)
+    assert second.balance.as_array() == pytest.approx(first.balance.as_array(), rel=1e-3)
 
 
 def test_what_is_told_is_heard():
-    heard = Balance.heard(Balance(12.5, np.array([0.5, 1.5])).told())
+    heard = Balance.from_array(Balance(12.5, np.array([0.5, 1.5])).as_array())
     assert heard.step_rows == 12.5 and heard.speeds is not None and heard.speeds.tolist() == [0.5, 1.5]
     assert heard.facts() == {"step_rows": 12.5, "worker_speeds": [0.5, 1.5]}
 

@@ -79,7 +79,7 @@ def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> 
 @pytest.mark.parametrize("rule", ["all", "bernoulli"])
 def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(rule: str) -> None:
     experiment = experiment_of(*RULES[rule], *COHORTS["all"], "data.shards=digits:clients=60,partition=iid")
-    balance = Balance(8.0, np.array([0.5, 1.5])).told()
+    balance = Balance(8.0, np.array([0.5, 1.5])).as_array()
     plan = replace(experiment.planner.plan(1), balance=balance)
     workers = workers_of(experiment, 3, True, False)
     assert_shared_out(plan, workers, told(experiment.trainer.worker.tasks(plan, np.arange(60))))
