@@ -77,7 +77,7 @@ class Weighing:
             with calling(self.part, round):
                 found = self._chosen(_closed(cohort), read_only(sizes))
         except PartFailure as failure:
-            raise _unless_inclusion_is_unknown(failure, cohort) from failure.__cause__
+            raise _told_why(failure, cohort, sizes) from failure.__cause__
         coefficients = self._checked(found, cohort, round)
         counts = sizes[cohort.clients] if self.per_sample else 1
         normalises, total = self.normalises(cohort), float((np.abs(coefficients) * counts).sum())
@@ -188,14 +188,23 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
     return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
 
 
-def _unless_inclusion_is_unknown(failure: PartFailure, cohort: Cohort) -> PartFailure:
-    """The failure; told so where it comes from weights that reckon with probabilities which the sampler keeps back."""
-    if cohort.inclusion is not None or not isinstance(failure.__cause__, TypeError) or "None" not in failure.problem:
-        return failure
-    problem = (
-        f"{failure.problem}: cohort.inclusion is None, since participation.clients does not tell the probabilities of "
-        "its draw: choose a sampler that does, or other weights"
-    )
+def _told_why(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailure:
+    """The failure; told why where the cause is plain.
+
+    Weights may reckon with probabilities that the sampler keeps back, or take the sizes of all clients for those of the
+    participants.
+    """
+    cause, problem = failure.__cause__, failure.problem
+    if isinstance(cause, TypeError) and "None" in problem and cohort.inclusion is None:
+        problem += (
+            ": cohort.inclusion is None, since participation.clients does not tell the probabilities of its draw: "
+            "choose a sampler that does, or other weights"
+        )
+    elif isinstance(cause, ValueError) and f"({len(sizes)},)" in problem:
+        problem = (
+            f"{problem.rstrip()}: sizes holds those of all {len(sizes)} clients, and sizes[cohort.clients] those of "
+            f"the {len(cohort.clients)} participants"
+        )
     return PartFailure(failure.kind, failure.name, problem, failure.where, failure.trace, failure.round)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -148,6 +150,21 @@ class LocalAlgorithm:
             None = `update` as it is. Float buffers, such as batch norm's statistics, keep their weighted mean.
         """
         return update
+
+
+def misnamed(algorithm: LocalAlgorithm) -> dict[str, str]:
+    """Attributes of an algorithm of one's own that nothing reads, by name, with the one that was probably meant.
+
+    They are those that `LocalAlgorithm` does not have, though one that it has is called almost so. Options and what
+    begins with an underscore are the algorithm's own affair.
+    """
+    known = [name for name in dir(LocalAlgorithm) if not name.startswith("_")]
+    own = {name for name in dir(algorithm) if not name.startswith("_")} - {
+        *known,
+        *signature(type(algorithm)).parameters,
+    }
+    near = {name: get_close_matches(name, known, n=1, cutoff=0.8) for name in sorted(own)}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 class Vectors:

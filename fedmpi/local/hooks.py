@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.config import Config
 from fedmpi.config.local_algorithm import local_algorithm
-from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, vector_like
+from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.work import LocalRule, Task
 from fedmpi.models.flat import FlatModel
@@ -127,7 +127,12 @@ class Hooks:
             does.append(f"keeps {', '.join(self.server_state)} of the server")
         if self.sums or self.numbers:
             does.append(f"sums {', '.join((*self.sums, *self.numbers))}")
-        return f"{self.part.name}: {'; '.join(does) or 'plain steps'}"
+        if not does:
+            does.append("plain steps")
+        does.extend(
+            f"has {name!r}, which nothing reads (or {meant}?)" for name, meant in misnamed(self.algorithm).items()
+        )
+        return f"{self.part.name}: {'; '.join(does)}"
 
     def begin(self, round: int, start: Tensor, accumulators: Mapping[str, Accumulator]) -> None:
         """Start a round.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work
+from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 
 VALUES, POPULATION, ROUNDS, SAVED = 12, 6, 6, 3
@@ -20,8 +20,15 @@ def algorithm_checks(subject: Subject) -> Iterator[Check]:
     """All checks of a local algorithm but those that start runs."""
     yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: exercise(s)))
     yield subject.check("same result from the same work", lambda s: same_twice(lambda: exercise(s)))
-    yield subject.check("names and shapes as declared", lambda s: f"{len(exercise(s))} updates of ({VALUES},)")
+    yield subject.check("names and shapes as declared", _as_declared)
     yield subject.check("state survives a checkpoint", lambda s: _survives(lambda cut: exercise(s, cut)))
+
+
+def _as_declared(subject: Subject) -> str:
+    for name, meant in misnamed(subject.made()).items():
+        own = "let what is its own begin with an underscore"
+        demand(False, f"has {name!r}, which nothing reads: did you mean {meant!r}? If not, {own}")
+    return f"{len(exercise(subject))} updates of ({VALUES},)"
 
 
 def exercise(subject: Subject, saved: int | None = None) -> list[np.ndarray]:

@@ -104,6 +104,10 @@ def answering(answer: Any, normalised: bool = True) -> Weighing:
     "answer, reason",
     [
         (lambda sizes: sizes, r"shape \(5,\) for 2 participants"),
+        (
+            lambda sizes: sizes * np.ones(2),
+            r"of all 5 clients, and sizes\[cohort.clients\] those of the 2 participants",
+        ),
         (lambda sizes: "much", "return numbers"),
         (lambda sizes: [1.0, np.nan], "client 4 the coefficient nan"),
         (lambda sizes: [-1.0, 1.0], "client 1 the coefficient -1"),

@@ -92,6 +92,14 @@ def test_the_log_says_which_engine_and_why(settings: list[str], said: str, caplo
     assert said in engine
 
 
+def test_the_log_says_what_nothing_reads(caplog: pytest.LogCaptureFixture) -> None:
+    done = run(*SMALL, "local.algorithm=tests.testing.bad_parts:NearlyNamed", "rounds=1")
+    with caplog.at_level(logging.INFO, logger="fedmpi"):
+        announce(done.experiment)
+    (line,) = [line for line in caplog.messages if line.startswith("algorithm: ")]
+    assert line.endswith(":NearlyNamed: plain steps; has 'proximal', which nothing reads (or proximal_mu?)")
+
+
 @pytest.mark.parametrize("engine", ["merged", "batched"])
 def test_an_engine_that_cannot_do_it_is_refused(engine: str) -> None:
     with pytest.raises(UserError, match=f'local.engine = "{engine}" is not possible here: .*its own'):

@@ -462,6 +462,23 @@ class WrongNames(LocalAlgorithm):
         return {"norm": work.delta.norm()}
 
 
+class NearlyNamed(LocalAlgorithm):
+    "A pull under a name that nothing reads."
+
+    def __init__(self, *, number: int = 3) -> None:
+        self.number = number
+        self.proximal = 0.1
+
+
+class WellNamed(LocalAlgorithm):
+    "Attributes of its own: an option that is called almost like `numbers`, and what begins with an underscore."
+
+    def __init__(self, *, number: int = 3) -> None:
+        self.number = number
+        self._proximal = 0.1
+        self.rate = 0.5
+
+
 class NoisyAlgorithm(LocalAlgorithm):
     "Draws with torch."
 

@@ -31,6 +31,7 @@ GOOD = [
     bad_parts.confidence,
     bad_parts.LeastRecall,
     bad_parts.in_turn,
+    bad_parts.WellNamed,
 ]
 BAD = [
     (bad_parts.from_the_global_generator, GLOBAL, "draws from, or seeds, the global generator of numpy"),
@@ -58,6 +59,7 @@ BAD = [
     (bad_parts.shortest, "slices of the coordinates agree with the whole", "cut into 2 slices"),
     (bad_parts.KeepsItToItself, "state survives a checkpoint", "it does something else in round 3|4|5"),
     (bad_parts.WrongNames, "names and shapes as declared", r"finish returned \['norm'\], but sums"),
+    (bad_parts.NearlyNamed, "names and shapes as declared", "has 'proximal', .* did you mean 'proximal_mu'"),
     (bad_parts.NoisyAlgorithm, GLOBAL, "of torch"),
     (bad_parts.Forgetful, "state survives a checkpoint", "it does something else in round 3"),
     (bad_parts.noisy, GLOBAL, "of torch"),
