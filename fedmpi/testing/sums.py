@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone
 from fedmpi.testing.cost import cost
 
 PARTICIPANTS, COORDINATES, STRATA = 9, 40, 3
+THEIR_SIZES = "sizes holds those of all clients, and sizes[cohort.clients] those of the participants"
 
 
 def weights_checks(subject: Subject) -> Iterator[Check]:
@@ -51,7 +53,16 @@ def _cohort(clients: np.ndarray, population: int) -> Cohort:
 def weigh(subject: Subject) -> list[np.ndarray]:
     """The weights of two cohorts."""
     made = subject.made()
-    return [np.asarray(made(*made_up_cohort(first))) for first in (0, 2)]
+    return [_weights_of(made, *made_up_cohort(first)) for first in (0, 2)]
+
+
+def _weights_of(made: Any, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+    """What the weights return; failing that they took the sizes of all clients for the participants' is explained."""
+    try:
+        return np.asarray(made(cohort, sizes))
+    except ValueError as error:
+        demand(f"({len(sizes)},)" not in str(error), f"{str(error).rstrip()}: {THEIR_SIZES}")
+        raise
 
 
 def well_normalised(subject: Subject) -> str:
@@ -60,8 +71,9 @@ def well_normalised(subject: Subject) -> str:
     for first in (0, 2):
         cohort, sizes = made_up_cohort(first)
         before = sizes.copy()
-        found = np.asarray(subject.made()(cohort, sizes), np.float64)
-        demand(found.shape == (PARTICIPANTS,), f"shape {found.shape} for {PARTICIPANTS} participants: one number each")
+        found = np.asarray(_weights_of(subject.made(), cohort, sizes), np.float64)
+        one_each = f"shape {found.shape} for {PARTICIPANTS} participants: one number each; {THEIR_SIZES}"
+        demand(found.shape == (PARTICIPANTS,), one_each)
         demand(bool(np.isfinite(found).all()), f"not finite: {found}")
         demand(bool((sizes == before).all()), "it changes the sizes that it is given: copy them")
         normalised = marks.get("normalised", True)

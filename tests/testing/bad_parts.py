@@ -201,6 +201,12 @@ def infinite(cohort, sizes) -> np.ndarray:
 
 
 @weights
+def times_their_chances(cohort, sizes) -> np.ndarray:
+    "Multiplies the sizes of all clients by a number for each participant."
+    return sizes / cohort.inclusion
+
+
+@weights
 def of_everybody(cohort, sizes) -> np.ndarray:
     "One number a client instead of a participant."
     return sizes / sizes.sum()

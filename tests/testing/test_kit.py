@@ -54,7 +54,12 @@ BAD = [
     (bad_parts.jittered, GLOBAL, "of numpy"),
     (bad_parts.negative, "finite weights of the stated normalisation", "a coefficient is negative"),
     (bad_parts.infinite, "finite weights of the stated normalisation", "not finite"),
-    (bad_parts.of_everybody, "finite weights of the stated normalisation", "30.* for 9 participants"),
+    (
+        bad_parts.of_everybody,
+        "finite weights of the stated normalisation",
+        "30.* for 9 participants.*sizes.cohort.clients",
+    ),
+    (bad_parts.times_their_chances, "same weights of the same cohort", r"\(30,\) \(9,\): .*sizes.cohort.clients"),
     (bad_parts.dropped_out, GLOBAL, "of torch"),
     (bad_parts.shortest, "slices of the coordinates agree with the whole", "cut into 2 slices"),
     (bad_parts.KeepsItToItself, "state survives a checkpoint", "it does something else in round 3|4|5"),
