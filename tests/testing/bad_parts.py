@@ -207,6 +207,12 @@ def times_their_chances(cohort, sizes) -> np.ndarray:
 
 
 @weights
+def undecided(cohort, sizes) -> np.ndarray:
+    "Raises what has nothing to do with sizes."
+    raise ValueError("no opinion on this cohort")
+
+
+@weights
 def of_everybody(cohort, sizes) -> np.ndarray:
     "One number a client instead of a participant."
     return sizes / sizes.sum()
