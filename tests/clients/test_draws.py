@@ -95,6 +95,14 @@ def test_the_papers_sequential_draw_is_not_proportional_to_the_norm() -> None:
     assert sequential[0] > proportional[0]
 
 
+def test_the_papers_sequential_draw_takes_clients_as_often_as_its_enumeration_says() -> None:
+    """4,000 rounds, each frequency within five standard deviations: false alarm 3e-6."""
+    frequency, expected = np.zeros(len(NORMS)), inclusion_one_after_another(NORMS, 2)
+    for round in range(4000):
+        frequency[draw_by_norm(NORMS, 2, stream(round), "sequential")] += 1 / 4000
+    assert (np.abs(frequency - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000)).all()
+
+
 @pytest.mark.parametrize("design", ["systematic", "sequential"])
 def test_norm_zero_is_drawn_only_when_the_others_do_not_suffice(design: str) -> None:
     norms = np.array([0.0, 2.0, 0.0, 1.0, 0.0])

@@ -133,6 +133,13 @@ def test_diagnostics_say_how_evenly_clients_and_samples_are_used():
     assert few[2]["clients_used"] == 1.0
 
 
+def test_chances_that_a_sampler_does_not_tell_are_left_out_of_the_diagnostics():
+    settings = ("preset=fedavg", *SMALL, "participation.clients=oort", "participation.count=4", "rounds=1")
+    record = run(*settings, "logging.diagnostics=true").records[0]
+    assert record["clients_used"] == pytest.approx(4 / 12)
+    assert not [name for name in record if name.startswith("inclusion")]
+
+
 def test_gamma_is_what_clients_gain_on_their_own_data():
     """One client alone: F_k(w) − F_k(w_k) is the fall of the training loss, and there is no drift."""
     five_steps = ("local.lr=0.5", "local.steps=5", "local.batch_size=all", "rounds=2", "logging.diagnostics=true")

@@ -106,9 +106,10 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(
     shutil.rmtree(run / "checkpoints")
     (run / "summary.json").unlink()
     with caplog.at_level(logging.WARNING, "fedmpi"):
-        assert run_into(run, *SETTINGS, resume=True) == 0
+        assert run_into(run, *SETTINGS, "checkpoint.keep=3", resume=True) == 0
     assert f"no checkpoint yet in {run}: begins again at round 0, 4 records are dropped" in caplog.text
     assert curve(run) == curve(undisturbed)
+    assert "# changed before round 0: checkpoint.keep: 2 -> 3\n" in (run / "config.toml").read_text()
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_begun_again(undisturbed: Path, tmp_path: Path):
