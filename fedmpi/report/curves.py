@@ -82,15 +82,15 @@ def thinned(rounds: Sequence[int], most: int) -> list[int]:
 
 def completed(run: OneRun) -> list[Record]:
     """The records with what follows from them: evenness of use so far, balance of the ranks, error of the size."""
-    clients = int(run.summary.get("clients") or _clients_seen(run.records))
-    usage, made = Usage(clients), []
+    clients = int(run.summary.get("clients") or 0)  # not known of a run that is not finished
+    usage, made = Usage(clients or _clients_seen(run.records)), []
     told = {record["round"] for record in run.records if "clients" in record}
     even = set(thinned(sorted(told), MOST_ROUNDS))
     for record in run.records:
         further: Record = {}
         if record["round"] in told:
             usage.record(clients_from_text(record["clients"]))
-        if record["round"] in even and len(told) == len(run.records):
+        if clients and record["round"] in even and len(told) == len(run.records):
             spread = evenness(usage.clients)
             further = {
                 "clients_used": spread.used,

@@ -53,7 +53,7 @@ function csv(rows) {
   const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const cell = (value) => {
     const text = value === null || value === undefined ? "" : String(value);
-    return /[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
+    return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
   return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
@@ -82,7 +82,7 @@ function table(name, columns, rows) {
     fill();
   }
   fill();
-  const plain = () => cells.map((row) => Object.fromEntries(row.map((cell, i) => [columns[i].title, cell.text])));
+  const plain = () => cells.map((row) => Object.fromEntries(row.map((cell, i) => [columns[i].title, typeof cell.text === "string" ? cell.text.trim() : cell.text])));
   return { node: make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body)), csv: () => save(name + ".csv", "text/csv", csv(plain())) };
 }
 function card(title, name, made, note, wide = true) {
@@ -225,6 +225,7 @@ function wideRange(key) {
 }
 const varies = (key) => configurations.some((one) => new Set(one.y[key]?.mean ?? []).size > 1);
 function lineFigure(name, title, keys, note, further = {}) {
+  if (!keys.length) return null;
   return new Figure({ name, title, note, ...further,
     controls: () => ({
       key: { label: "show", options: further.groups ? grouped(keys) : keys.map((key) => [key, data.metrics[key]]), value: keys[0] },
@@ -255,7 +256,7 @@ function participationRows(state) {
 }
 function useRows() {
   return shownOnes().flatMap((i) => {
-    const own = data.runs.filter((run) => run.configuration === i && run.participation);
+    const own = data.runs.filter((run) => run.configuration === i && run.participation?.evenness);
     return own.slice(0, 1).flatMap((run) => {
       const { uses } = run.participation, all = uses.reduce((sum, [, , clients]) => sum + clients, 0);
       let so_far = 0;
@@ -353,7 +354,8 @@ function targetTable() {
     make("p", { class: "note" }, "At the end of the first round whose evaluation reached it, over the runs that did."), place);
 }
 function evennessTable() {
-  const some = data.runs.filter((run) => run.participation);
+  const some = data.runs.filter((run) => run.participation?.evenness);
+  if (!some.length) return null;
   const columns = [{ title: "run" }, { title: "used at all", number: true }, { title: "effective share", number: true }, { title: "Gini", number: true }, { title: "most often", number: true }];
   return card("How evenly clients were used", "evenness", table("evenness", columns, some.map((run) => {
     const e = run.participation.evenness;

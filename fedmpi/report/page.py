@@ -16,7 +16,7 @@ from typing import Any
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import remedy, write_whole
-from fedmpi.records.history import finite
+from fedmpi.records.history import SCORES, finite
 from fedmpi.report import panels
 from fedmpi.report.configured import Configuration, configurations
 from fedmpi.report.curves import TITLES, completed, curves, rounded, targets
@@ -108,13 +108,33 @@ def contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
         "axes": {axis: words for axis, words in AXES.items() if any(axis in one["x"] for one in drawn)},
         "metrics": keys,
         "configurations": [_configuration(group) | one for group, one in zip(groups, drawn, strict=True)],
-        "notes": notes,
+        "notes": [*notes, *_unfinished(ordered), *_not_finite(ordered)],
         "differences": _differences(groups),
         "common": _common(groups),
         "targets": targets(groups),
         "runs": [_run(g, run, len(ordered)) for g, run in ordered],
         "warnings": panels.warnings([run for _, run in ordered]),
     }
+
+
+def _unfinished(runs: Sequence[tuple[int, OneRun]]) -> list[str]:
+    """That some runs are not finished, though their last scores are among those of the others."""
+    some = [run for _, run in runs if run.ending == "stopped"]
+    named = ", ".join(f"{run.name} ({len(run.records)} of {run.table.get('rounds')} rounds)" for run in some[:8])
+    more = f" and {len(some) - 8} more" if len(some) > 8 else ""
+    return [f"not finished, but shown and averaged as far as they are: {named}{more}"] if some else []
+
+
+def _not_finite(runs: Sequence[tuple[int, OneRun]]) -> list[str]:
+    """Which last scores are no finite numbers, and so are in no mean."""
+    lost: dict[str, list[str]] = {}
+    for _, run in runs:
+        last = {key: value for record in run.records for key, value in record.items() if key.startswith(SCORES)}
+        for key in (key for key, value in last.items() if value is None):
+            lost.setdefault(key, []).append(run.name)
+    return [
+        f"{TITLES.get(key, key)} in the end is no finite number of {', '.join(names)}" for key, names in lost.items()
+    ]
 
 
 def _title(groups: Sequence[Configuration]) -> str:

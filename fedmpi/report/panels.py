@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.evenness import evenness
 from fedmpi.common.types import Ints
-from fedmpi.records.history import LINKS, Record
+from fedmpi.records.history import LINKS, SCORES, Record
 from fedmpi.records.participants import clients_from_text
 from fedmpi.report.configured import Configuration
 from fedmpi.report.curves import rounded, thinned
@@ -40,13 +40,15 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
     -------
     dict
         "clients", "rounds": first of each bin, and the end; "counts" [client bin][round bin]: how often clients of the
-        bin took part in its rounds; "uses" {times: clients}: how many took part so often; "evenness".
+        bin took part in its rounds; "uses" {times: clients}: how many took part so often; "evenness",
+        None of a run that is not finished.
     """
     told = [record for record in run.records if "clients" in record]
     if not told:
         return None
     cohorts = [clients_from_text(record["clients"]) for record in told]
-    clients = int(run.summary.get("clients") or 0) or 1 + max(int(c.max(initial=0)) for c in cohorts)
+    known = int(run.summary.get("clients") or 0)
+    clients = known or 1 + max(int(c.max(initial=0)) for c in cohorts)
     most_rows, most_columns = heat_size(runs)
     rows, columns = edges(clients, most_rows), edges(len(told), most_columns)
     counts, use = np.zeros((len(rows) - 1, len(columns) - 1), np.int64), np.zeros(clients, np.int64)
@@ -54,13 +56,14 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
         use[cohort] += 1
         bins = np.bincount(np.searchsorted(rows, cohort, "right") - 1, minlength=len(rows) - 1)
         counts[:, np.searchsorted(columns, t, "right") - 1] += bins
-    spread = evenness(use)
+    spread = evenness(use) if known else None  # how many never took part is told by the summary only
     return {
         "clients": rows.tolist(),
         "rounds": [told[i]["round"] + 1 for i in columns[:-1]] + [told[-1]["round"] + 2],
         "counts": counts.tolist(),
         "uses": _histogram(use),
-        "evenness": {
+        "evenness": spread
+        and {
             "used": spread.used,
             "effective": spread.effective,
             "gini": spread.gini,
@@ -168,8 +171,8 @@ def _warned(log: Path) -> list[str]:
 
 
 def scores(records: Sequence[Record]) -> dict[str, float]:
-    """The last of every score that was told, and the best accuracy."""
-    last: dict[str, float] = {}
+    """The last of every score that was told, without those that were no finite number then."""
+    last: dict[str, float | None] = {}
     for record in records:
-        last |= {k: v for k, v in record.items() if k.startswith(("test_", "val_")) and v is not None}
-    return last
+        last |= {k: v for k, v in record.items() if k.startswith(SCORES)}
+    return {k: v for k, v in last.items() if v is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.records.history import Record
+from fedmpi.records.history import SCORES, Record
 from fedmpi.results.costs import Spread, first_reached, judged, rises, spent
 from fedmpi.results.gather import OneRun
 from fedmpi.results.grouping import Block, Group, blocks_of
@@ -66,7 +66,7 @@ class Comparison:
     target : float or None
     blocks : list of (Block, list of Row)
     left_out : list of OneRun
-        Runs that are not finished, or have no such metric.
+        Runs that are not finished, or have no such metric in the end.
     reference : str or None
         As it was asked for.
     """
@@ -113,9 +113,14 @@ def compare_runs(
     if not finished:
         raise UserError(f"no run is finished: {'; '.join(run.told for run in runs)}")
     chosen = metric or judged([record for run in finished for record in run.records])
-    without = [run for run in finished if not any(_number(record, chosen) is not None for record in run.records)]
+    without = [run for run in finished if not _tells(run, chosen)]
     if len(without) == len(finished):
-        known = sorted({key for run in finished for record in run.records for key in record if _number(record, key)})
+        if any(_curve(run, chosen) for run in finished):
+            raise UserError(f"{chosen} is no finite number in the end of any run: choose another --metric")
+        numbers = (
+            key for run in finished for record in run.records for key in record if _number(record, key) is not None
+        )
+        known = sorted(set(numbers))
         raise UserError(f"no record has {chosen}: there are {', '.join(known)}")
     blocks = blocks_of([run for run in finished if run not in without], by)
     goal = _usual_target(finished) if target is None and chosen.endswith("accuracy") else target
@@ -182,6 +187,12 @@ def _curve(run: OneRun, metric: str) -> dict[int, float]:
     """Values by round, where there is one."""
     found = {int(record["round"]): _number(record, metric) for record in run.records}
     return {round: value for round, value in found.items() if value is not None}
+
+
+def _tells(run: OneRun, metric: str) -> bool:
+    """Whether a run tells the number; of a score, also in the end: null there is one that was not finite."""
+    told = [_number(record, metric) for record in run.records if metric in record]
+    return any(value is not None for value in told) and not (metric.startswith(SCORES) and told[-1] is None)
 
 
 def _late(run: OneRun, metric: str, last: int) -> float:

@@ -231,7 +231,8 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
         ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
         ("rounds", "finals are those of unlike rounds"),
     ):
-        values = list(dict.fromkeys(_shown(run.table.get(key, "unset")) for run in runs))
+        told = [len(run.records) if key == "rounds" else run.table.get(key, "unset") for run in runs]
+        values = list(dict.fromkeys(map(_shown, told)))
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")
     for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):

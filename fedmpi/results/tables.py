@@ -62,7 +62,11 @@ def _left_out(comparison: Comparison) -> list[str]:
     for run in comparison.left_out:
         kinds.setdefault(run.state, []).append(run.told if run.state == "failed" else run.where)
     lines = kinds.pop("failed", [])
-    words = {"unfinished": "not finished", "not begun": "not begun", "finished": f"without {comparison.metric}"}
+    words = {
+        "unfinished": "not finished",
+        "not begun": "not begun",
+        "finished": f"without {comparison.metric} in the end",
+    }
     return [*lines, *(f"{words[kind]}: {', '.join(runs)}" for kind, runs in kinds.items())]
 
 
@@ -97,7 +101,7 @@ def as_latex(comparison: Comparison) -> str:
 
 
 def _tabular(comparison: Comparison, block: Block, rows: Sequence[Row]) -> str:
-    heads, cells = _cells(comparison, rows)
+    heads, cells = _cells(comparison, rows, "*")
     lines = [f"% {block.title or comparison.metric}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
     lines += [_latex_row(row) for row in cells]
@@ -106,12 +110,11 @@ def _tabular(comparison: Comparison, block: Block, rows: Sequence[Row]) -> str:
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    written = [cell.removesuffix(" difference") + "*" if cell.endswith(" difference") else cell for cell in cells]
-    return " & ".join(cell.translate(LATEX).replace("±", r"$\pm$") for cell in written) + r" \\"
+    return " & ".join(cell.translate(LATEX).replace("±", r"$\pm$") for cell in cells) + r" \\"
 
 
-def _cells(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of one block."""
+def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference") -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of one block; `mark` stands behind differences whose interval leaves 0 out."""
     share = in_percent(comparison.metric)
     name = comparison.metric.replace("_", " ") + (", %" if share else "")
     late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
@@ -126,14 +129,14 @@ def _cells(comparison: Comparison, rows: Sequence[Row]) -> tuple[list[str], list
     cells = []
     for row in rows:
         line = [row.group.label, str(row.final.n), _spread(row.final, share), _spread(row.best, share)]
-        line += [_difference(row, share)] if any(one.reference is not None for one in rows) else []
+        line += [_difference(row, share, mark)] if any(one.reference is not None for one in rows) else []
         if comparison.target is not None:
             line += [_cost(row, key) for key in spent] or ["not reached"]
         cells.append(line)
     return heads, cells
 
 
-def _difference(row: Row, share: bool) -> str:
+def _difference(row: Row, share: bool, mark: str) -> str:
     if row.reference is None:
         return ""
     if row.difference is None:
@@ -145,7 +148,7 @@ def _difference(row: Row, share: bool) -> str:
         return f"{text} (n = {len(row.common)}{alike}: no interval)"
     few = f" (n = {found.n})" if found.n < row.final.n else ""
     interval = f"[{_number(found.low, share, '+')}, {_number(found.high, share, '+')}]"
-    return f"{text} {interval}{few}{' difference' if found.supported else ''}"
+    return f"{text} {interval}{few}{mark if found.supported else ''}"
 
 
 def _cost(row: Row, key: str) -> str:

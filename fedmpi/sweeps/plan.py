@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,12 @@ def plan_sweep(
     base = nested(table, origin)
     folder = out or Path("runs") / (Path(origin).stem if not isinstance(given, Mapping) else "sweep")
     chosen = assignments(settings)
-    found = list(_combinations(swept, origin, chosen))
+    found = list(islice(_combinations(swept, origin, chosen), MOST_RUNS + 1))
     if len(found) > MOST_RUNS:
-        raise UserError(f"{origin} describes {len(found):,} runs: {MOST_RUNS:,} are the most")
-    seeds = list(dict.fromkeys(repr(labels.get("seed")) for labels, _ in found))
-    found.sort(key=lambda one: seeds.index(repr(one[0].get("seed"))))
+        raise UserError(f"{origin} describes more than {MOST_RUNS:,} runs, which are the most: cross fewer lists")
+    seeds = dict.fromkeys(repr(labels.get("seed")) for labels, _ in found)
+    place = {seed: number for number, seed in enumerate(seeds)}
+    found.sort(key=lambda one: place[repr(one[0].get("seed"))])
     variants = [name for name, value in swept.items() if _is_variants(value)]
     short = short_keys(key for labels, _ in found for key in labels if key not in variants)
     runs: list[PlannedRun] = []

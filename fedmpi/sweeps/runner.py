@@ -145,7 +145,10 @@ def run_sweep(
                     run = waiting.popleft()
                     settle(Outcome(run, "stopped", _glance(run)))
             while len(started) < jobs and (free := _next(waiting, settle)) is not None:
-                started.append(_start(free, sweep.ranks, jobs))
+                try:
+                    started.append(_start(sweep, free, jobs))
+                except (OSError, UserError) as error:
+                    settle(_failed(free, 0.0, f"cannot be started ({error})"))
             working(started)
             for one in [one for one in started if one.process.poll() is not None]:
                 started.remove(one)
@@ -245,13 +248,14 @@ def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> Plan
     return None
 
 
-def _start(run: PlannedRun, ranks: int, jobs: int) -> Started:
+def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:
+    announce(sweep, (run,))  # once more: its folder may have been removed since
     environ = dict(os.environ)
     if jobs > 1:
-        environ[MOST_THREADS] = str(max(1, cores_allowed() // (jobs * ranks)))
+        environ[MOST_THREADS] = str(max(1, cores_allowed() // (jobs * sweep.ranks)))
     with open(run.folder / OUTPUT, "ab") as output:
         process = subprocess.Popen(
-            command(run, ranks),
+            command(run, sweep.ranks),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

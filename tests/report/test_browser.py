@@ -177,3 +177,15 @@ def test_every_figure_comes_as_svg_and_csv(page: Any, page_file: Path) -> None:
         )
         assert heard == []
         tab.close()
+
+
+def test_a_run_that_is_not_finished_and_tells_no_loss_is_drawn(chromium: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1, "clients": "0-3"}\n')
+    write_report([tmp_path], tmp_path / "report.html")
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    page, heard = opened(context, tmp_path / "report.html")
+    draw_all(page)
+    assert heard == [] and page.locator("#participation canvas").count() == 1
+    assert page.locator("#loss, #evenness").count() == 0 and page.locator("#runs").count() == 1
+    context.close()

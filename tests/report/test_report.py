@@ -152,6 +152,29 @@ def test_of_very_many_rounds_some_are_drawn_the_evaluated_ones_first() -> None:
     assert thinned(range(10), 4) == [0, 3, 6, 9]
 
 
+def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_it(tmp_path: Path) -> None:
+    table = {"preset": "fedavg", "rounds": 3}
+    told = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
+    whole, lost = {"clients": 20}, {**told[2], "test_loss": None}
+    made = contents(
+        [
+            OneRun(tmp_path / "whole", table, told, whole, "finished"),
+            OneRun(tmp_path / "half", table | {"seed": 1}, told[:2], {}, "stopped"),
+            OneRun(tmp_path / "lost", table | {"seed": 2}, [*told[:2], lost], whole, "finished"),
+        ]
+    )
+    assert made["notes"] == [
+        "rounds differs (3, 2): finals are those of unlike rounds",
+        "not finished, but shown and averaged as far as they are: half (2 of 3 rounds)",
+        "test loss in the end is no finite number of lost",
+    ]
+    assert panels.scores([*told[:2], lost]) == {"test_accuracy": 0.1}
+    evenness = [run["participation"]["evenness"] for run in made["runs"]]
+    assert evenness[0]["used"] == evenness[2]["used"] == 0.25 and evenness[1] is None
+    [group] = made["configurations"]
+    assert group["y"]["clients_used"] == {"mean": [0.25] * 3, "deviation": [0, 0, 0], "n": [2, 2, 2]}
+
+
 def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine\n" * 2)
     records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0]} for t in range(2)]

@@ -225,11 +225,45 @@ def test_unfinished_and_failed_runs_are_named_and_left_out(tmp_path: Path) -> No
     text = rendered(compared(tmp_path))
     assert f"left out: {tmp_path}/bad (0 of 9 rounds) failed: no such model" in text
     assert f"not finished: {tmp_path}/half (1 of 9 rounds)" in text
-    assert f"without test_accuracy: {tmp_path}/other" in text
+    assert f"without test_accuracy in the end: {tmp_path}/other" in text
     with pytest.raises(UserError, match=r"no run is finished: .*half \(1 of 9 rounds\) is unfinished"):
         compared(tmp_path / "half")
     with pytest.raises(UserError, match="no record has test_acuracy: there are .*test_accuracy"):
         compared(tmp_path, metric="test_acuracy")
+
+
+def test_a_loss_that_is_no_number_in_the_end_is_not_that_of_an_earlier_round(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path / f"a{seed}", [0.1, 0.2], {"seed": seed}, test_loss=[0.5, None if seed else 0.4])
+    found = compared(tmp_path, metric="test_loss")
+    [(_, [row])] = found.blocks
+    assert list(row.group.runs) == [0] and row.final.mean == 0.4
+    assert f"without test_loss in the end: {tmp_path}/a1 (2 of 2 rounds), {tmp_path}/a2" in rendered(found)
+    with pytest.raises(UserError, match="test_loss is no finite number in the end of any run"):
+        compared(tmp_path / "a1", metric="test_loss")
+    assert compared(tmp_path).blocks[0][1][0].final.n == 3, "its accuracy is a number"
+
+
+def test_a_run_that_ended_early_is_noted_beside_longer_ones(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2, 0.3], {"seed": 0})
+    write_run(tmp_path / "b", [0.1, 0.2], {"seed": 1, "rounds": 3})
+    [(block, [row])] = compared(tmp_path).blocks
+    assert row.final.n == 2 and block.notes == ["rounds differs (3, 2): finals are those of unlike rounds"]
+
+
+def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> None:
+    for seed in range(3):
+        for number, name in enumerate(("no difference", "a difference")):
+            labels = {"run": name, "seed": seed}
+            write_run(
+                tmp_path / f"{number}{seed}",
+                [0.5 + 0.3 * number + 0.01 * seed * number],
+                {"seed": seed, "local.lr": 0.1 + number},
+                labels=labels,
+            )
+    text = as_latex(compared(tmp_path))
+    assert "\nno difference & 3" in text and "\na difference & 3" in text and text.count("*") == 1
+    assert r"]* \\" in text and "difference to no difference" in text
 
 
 def test_what_is_no_run_or_given_twice_is_refused(tmp_path: Path) -> None:

@@ -214,3 +214,10 @@ def test_the_example_of_the_documentation_describes_its_runs() -> None:
     sweep = plan_sweep(REPOSITORY / "docs" / "examples" / "sweep.toml")
     assert sweep.out == Path("runs/sweep") and len(sweep.runs) == 18
     assert named(sweep)["SCAFFOLD,lr=0.2,seed=2"].config.preset == "scaffold"
+
+
+def test_more_runs_than_any_are_refused_before_they_are_listed() -> None:
+    many = list(range(1, 1001))
+    crossed = {"seed": many, "local.lr": many, "local.epochs": many, "local.batch_size": many}
+    with pytest.raises(UserError, match="describes more than 100,000 runs"):
+        plan_sweep({"participation": {"count": 3}, "sweep": crossed})

@@ -5,11 +5,13 @@ prepared once.
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +23,7 @@ from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
 from fedmpi.results.gather import find_runs, read_runs
+from fedmpi.sweeps import runner
 from fedmpi.sweeps.calling import sweep
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
@@ -128,6 +131,33 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan_sweep({**COMMON, "sweep": {"seed": [0, 1, 2]}}, tmp_path)
+    started = []
+
+    def taken(waiting: Any, settle: Any, first: Any = runner._next) -> Any:
+        run = first(waiting, settle)
+        if run is not None and run.config.seed < 2:
+            shutil.rmtree(run.folder)
+        if run is not None and run.config.seed == 1:
+            run.folder.write_text("something else lies here now")
+        return run
+
+    def start(words: list[str], **further: Any) -> Any:
+        started.append(words)
+        assert (planned.runs[2 * (len(started) - 1)].folder / "sweep.toml").exists()
+        raise BlockingIOError(11, "no more processes")
+
+    monkeypatch.setattr(runner, "_next", taken)
+    monkeypatch.setattr("subprocess.Popen", start)
+    outcomes = run_sweep(planned, planned.runs)
+    assert [one.ending for one in outcomes] == ["failed"] * 3 and len(started) == 2
+    assert "cannot be started" in outcomes[0].why and "no more processes" in outcomes[0].why
+    assert "choose another --out" in outcomes[1].why
+
+
 def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     """The shards of the second of three are not there at first."""
     shards = {"a": "digits", "b": f"{tmp_path}/no", "c": "digits:clients=6"}
