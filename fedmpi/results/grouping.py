@@ -237,8 +237,8 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")
     for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):
         for seed in {run.seed for run in runs}:
-            told = {str(run.summary.get(key)) for run in runs if run.seed == seed}
-            if len(told) > 1:
+            held = {str(run.summary.get(key)) for run in runs if run.seed == seed}
+            if len(held) > 1:
                 notes.append(f"{name} differ between runs of seed {seed}: their data are not the same")
                 break
     return notes
