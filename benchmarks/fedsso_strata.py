@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 
 PARTITIONS = {
     "IID": ["--partition", "iid"],

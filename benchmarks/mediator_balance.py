@@ -15,7 +15,7 @@ import numpy as np
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.divergence import kl_divergence, pooled_counts
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.mediators.scheduling import schedule
 from fedmpi.results.intervals import paired
 

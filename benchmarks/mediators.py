@@ -17,7 +17,7 @@ import numpy as np
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.copies.class_copies import rebalance
 from fedmpi.data.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.mediators.scheduling import schedule
 
 KINDS = ("greedy", "exchange", "random")

@@ -22,10 +22,10 @@ import torch
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.mediators.relay import run_relay
 from fedmpi.mediators.relay_plan import RelayPlan, place_mediators, plan_relay
 from fedmpi.mediators.scheduling import random_groups
@@ -91,7 +91,7 @@ class Bench:
         """busy, CPU, planned shares and wall seconds of one round, on rank 0."""
         cluster, generator = self.cluster, self.streams.generator(Purpose.SCHEDULE, number)
         plan = round_plan(case, cluster.workers, generator)
-        tasks = {k: Task(k, None, 1.0) for leg in plan.of(cluster.worker) for k in leg.clients}
+        tasks = {k: ClientTask(k, None, 1.0) for leg in plan.of(cluster.worker) for k in leg.clients}
         total = FloatSum(self.buffer)
         total.reset()
         cluster.barrier()

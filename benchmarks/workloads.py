@@ -25,8 +25,9 @@ from data_prep.writer import write_shards
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST
-from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.shards import ShardStore
 from fedmpi.models import build
 
 PIXELS = (1, 28, 28)

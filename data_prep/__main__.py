@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from data_prep import stop
-from data_prep.datasets.base import Task
 from data_prep.datasets.registry import data_set
 from data_prep.listing import help_of_laws, show_lists
 from data_prep.prepare import Job, check_job, parse_options, prepare
@@ -23,6 +22,7 @@ from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
+from fedmpi.data.schema import Modality
 from fedmpi.inspect.plot import check_picture
 from fedmpi.inspect.report import inspect_folder
 from fedmpi.process.guard import run_guarded
@@ -30,7 +30,7 @@ from fedmpi.process.guard import run_guarded
 DONE, INTERRUPTED = 0, 130
 # ClickException of whichever copy of click this typer carries.
 CommandLineError: Any = typer.BadParameter.__mro__[2]
-TASKS: dict[str, Task] = {"image": "image", "text": "text", "vector": "vector"}
+TASKS: dict[str, Modality] = {"image": "image", "text": "text", "vector": "vector"}
 COMMANDS = ("list", "prepare")
 HELP = (
     "Prepare federated data sets: official files in, HDF5 shards out.\n\n"
@@ -231,7 +231,7 @@ def as_text(words: str) -> str:
     return words.encode("utf-8", "backslashreplace").decode()
 
 
-def _task(task: str | None) -> Task | None:
+def _task(task: str | None) -> Modality | None:
     if task is None:
         return None
     if task not in TASKS:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
-from fedmpi.data.assignment import offsets_of
+from fedmpi.common.whole_numbers import offsets_of
 
 
 def hold_out(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from data_prep.datasets.base import DataSet
 from data_prep.datasets.registry import DATASETS
-from data_prep.partitions import PARTITIONS, Law, Option
+from data_prep.partitions import PARTITIONS, Law, LawOption
 
 WIDEST = 120
 INDENT = 4
@@ -73,7 +73,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     )
 
 
-def describe(option: Option) -> str:
+def describe(option: LawOption) -> str:
     """One line: flag, meaning, choices, default."""
     facts = [*([" | ".join(option.choices)] if option.choices else [])]
     facts.append("required" if option.default is None else f"default {option.default}")

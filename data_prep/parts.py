@@ -17,7 +17,7 @@ from pydantic import Field
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
-from data_prep.partitions import PARTITIONS, Law, Option, partition
+from data_prep.partitions import PARTITIONS, Law, LawOption, partition
 from data_prep.raw import RawDataset
 from fedmpi.common.options import parameter_docs
 from fedmpi.common.registry import register
@@ -72,7 +72,7 @@ def _dress(
     )
 
 
-def _annotation(option: Option) -> Any:
+def _annotation(option: LawOption) -> Any:
     if option.choices:
         return Literal[option.choices]
     return option.kind if option.low is None else Annotated[option.kind, Field(ge=option.low)]

@@ -25,7 +25,7 @@ CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """Everything that decides the bytes of the training shards.
 
     Parameters
@@ -50,9 +50,9 @@ class Plan:
     count_dtype: np.dtype[Any]
 
 
-def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, shards: int) -> Plan:
+def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, shards: int) -> ShardPlan:
     """The plan of a partition whose clients keep `rows` (n,) at `offsets` (N + 1,); at most one shard a client."""
-    draft = Plan(
+    draft = ShardPlan(
         raw,
         rows,
         offsets,
@@ -66,7 +66,7 @@ def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, 
     return replace(draft, count_dtype=smallest_unsigned(largest))
 
 
-def write_training(plan: Plan, indices: range, folder: Path, tick: Callable[[int], None]) -> list[ShardFile]:
+def write_training(plan: ShardPlan, indices: range, folder: Path, tick: Callable[[int], None]) -> list[ShardFile]:
     """Write some of the training shards; shards are independent, so several processes may each write some.
 
     While one shard is filled the one before is flushed and hashed.
@@ -81,7 +81,7 @@ def write_training(plan: Plan, indices: range, folder: Path, tick: Callable[[int
         return [file.result() for file in files]
 
 
-def _fill_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None]) -> None:
+def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int], None]) -> None:
     first, last = int(plan.starts[index]), int(plan.starts[index + 1])
     rows = plan.rows[plan.offsets[first] : plan.offsets[last]]
     with growing_h5(folder / shard_name(index)) as h5:
@@ -96,7 +96,7 @@ def _fill_shard(plan: Plan, index: int, folder: Path, tick: Callable[[int], None
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
 
 
-def write_validation(plan: Plan, path: Path, rows: Ints, offsets: Ints, tick: Callable[[int], None]) -> ShardFile:
+def write_validation(plan: ShardPlan, path: Path, rows: Ints, offsets: Ints, tick: Callable[[int], None]) -> ShardFile:
     """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``."""
     with growing_h5(path) as h5:
         store(h5, OFFSETS, offsets)

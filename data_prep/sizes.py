@@ -6,7 +6,8 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.assignment import even_sizes, level_down
+from fedmpi.common.whole_numbers import largest_remainders
+from fedmpi.data.assignment import even_sizes
 
 SIZE_LAWS = ("even", "lognormal", "pareto", "zipf")
 
@@ -52,20 +53,13 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
     if above.sum() <= 0.0:
         return even_sizes(total, clients)
-    sizes: Ints = 1 + largest_remainders(above, total - clients)
+    sizes: Ints = 1 + in_proportion(above, total - clients)
     return sizes
 
 
-def largest_remainders(weights: Floats, total: int) -> Ints:
-    """Whole numbers proportional to non-negative weights that sum to `total` (Hamilton's method), int64 (k,)."""
-    exact = weights / weights.sum() * total
-    whole: Ints = np.floor(exact).astype(np.int64)
-    missing = total - int(whole.sum())
-    if missing > 0:
-        whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
-    elif missing < 0:  # rounding of the products themselves
-        whole = whole - level_down(whole, -missing)
-    return whole
+def in_proportion(weights: Floats, total: int) -> Ints:
+    """Whole numbers proportional to non-negative weights that sum to `total`, by largest remainders, int64 (k,)."""
+    return largest_remainders(weights / weights.sum() * total, total)
 
 
 def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator: np.random.Generator) -> Ints:

@@ -20,7 +20,7 @@ from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.room import SPARE, megabytes
-from data_prep.shard import Plan, chunks, make_plan, row_bytes, write_training, write_validation
+from data_prep.shard import ShardPlan, chunks, make_plan, row_bytes, write_training, write_validation
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
@@ -142,7 +142,7 @@ def _bytes_needed(raw: RawDataset, rows: int) -> int:
 
 
 def _write_samples(
-    plan: Plan, held: Ints, held_offsets: Ints, folder: Path, progress: Progress | None, team: Cluster
+    plan: ShardPlan, held: Ints, held_offsets: Ints, folder: Path, progress: Progress | None, team: Cluster
 ) -> tuple[list[ShardFile], ShardFile | None]:
     """Every process writes its share of the training shards, rank 0 also the validation part; all listed on rank 0."""
     mine = range(team.rank, len(plan.starts) - 1, team.size)
@@ -157,7 +157,7 @@ def _write_samples(
 
 
 def _write_rest(
-    plan: Plan,
+    plan: ShardPlan,
     partition: Partition,
     test: Ints,
     train: list[ShardFile],

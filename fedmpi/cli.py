@@ -21,7 +21,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.loading import assignments, flat_table, words_about_digits
+from fedmpi.config.layers import assignments, words_about_digits
+from fedmpi.config.writing import flat_table
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 
 app = typer.Typer(
@@ -193,7 +194,7 @@ def sweep(
     interrupt: Interrupt | None = context.obj
     stop = interrupt.asked if interrupt else lambda: False
     from fedmpi.sweeps import runner
-    from fedmpi.sweeps.display import Display, show_plan
+    from fedmpi.sweeps.display import SweepDisplay, show_plan
     from fedmpi.sweeps.standing import announce, look
 
     if dry_run:
@@ -209,7 +210,7 @@ def sweep(
         if world_rank() in (0, None):
             announce(planned, runs)
         return _train(interrupt, run.config, run.folder, resume=True)
-    with Display(len(runs)) as shown:
+    with SweepDisplay(len(runs)) as shown:
         if prepare_only:
             code = runner.prepare_shards(runs, shown.tell, stop)
             announce(planned, runs)
@@ -375,7 +376,7 @@ def estimate(
 
     Example: fedmpi estimate --sizes digits --epsilon 3 --threshold 300
     """
-    from fedmpi.data.shards import open_store
+    from fedmpi.data.opening import open_store
     from fedmpi.inspect import estimates as assess
 
     held = open_store(sizes).sizes

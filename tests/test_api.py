@@ -22,8 +22,8 @@ from torch import nn
 
 import fedmpi
 from fedmpi.common.arithmetic import WORKSPACE
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.shards import open_store
 from tests.end_to_end.runs import TIMINGS
 from tests.mpi.launch import REPOSITORY
 
@@ -103,8 +103,9 @@ def test_a_run_is_told_in_one_line(plain: fedmpi.Run, tmp_path: Path):
     assert repr(none_right) == "<Run of 1 rounds, finished: test_accuracy 0.0000>"
 
 
+@pytest.mark.slow
 def test_the_records_as_a_table(plain: fedmpi.Run):
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install '.[examples]'")
     frame = plain.frame()
     assert isinstance(frame, pandas.DataFrame) and frame["round"].tolist() == [0, 1, 2]
 

@@ -10,7 +10,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import KINDS, parts
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.loading import flat_table, given_config, words_about_digits
+from fedmpi.config.layers import words_about_digits
+from fedmpi.config.loading import given_config
+from fedmpi.config.writing import flat_table
 
 
 def from_settings(*settings: str):
@@ -110,9 +112,9 @@ def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
         (["preset=fedavg", "topology.placement=mediator"], 'needs topology.kind = "mediators"'),
         (
             ["preset=fedavg", "topology.placement=owner", "topology.balance=measured"],
-            'needs a star with topology.placement = "shared" or "auto"',
+            'needs topology.placement = "auto" or "shared"',
         ),
-        (["preset=astraea", "topology.balance=measured"], "needs a star"),
+        (["preset=astraea", "topology.balance=measured"], 'needs topology.kind = "star"'),
     ],
 )
 def test_wrong_input_gets_one_sentence(settings: list[str], message: str):

@@ -15,7 +15,7 @@ import pytest
 import fedmpi
 import fedmpi.testing
 from data_prep.__main__ import run as main
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import part_of
 from fedmpi.testing.started import Starts, started_checks
@@ -153,7 +153,7 @@ def test_five_seeds_draw_curves(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_search_with_optuna(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="Optuna is not installed: pip install '.[examples]'")
     monkeypatch.setattr(sys, "argv", ["optuna_search.py", "4"])
     runpy.run_path(str(EXAMPLES / "optuna_search.py"), run_name="__main__")
     assert "accuracy 0." in capsys.readouterr().out

@@ -99,7 +99,7 @@ def test_options_of_data_are_kept_with_the_run_and_wrong_ones_refused(tmp_path: 
     for wrong, words in (
         ({"data.cients": 5}, "did you mean data.clients"),
         ({"data.clients": "many"}, "data.clients = 'many' does not suit blobs:blobs"),
-        ({"data.shards": "digits"}, "unknown key data.clients"),
+        ({"data.shards": "digits", "data.classes": 4}, "unknown key data.classes"),
     ):
         with pytest.raises(fedmpi.UserError, match=words):
             fedmpi.run("fedavg", data | wrong)
@@ -214,6 +214,18 @@ class Immodest(LocalAlgorithm):
         return server.model * float("nan")
 
 
+class Imaginary(LocalAlgorithm):
+    def correction(self, client, server):
+        return server.model * 1j
+
+
+class HalfImaginary(LocalAlgorithm):
+    client_state = ("c",)
+
+    def finish(self, client, server, work):
+        client.c = work.delta.numpy() + 0j
+
+
 class Endless(LocalAlgorithm):
     def server_step(self, server, update, sums, totals):
         return update / 0
@@ -233,6 +245,17 @@ FAILURES: list[tuple[str, Any, str]] = [
     ),
     ("aggregation.weights", weights(lambda cohort, sizes: cohort.clients * 0), "all participants the coefficient 0"),
     ("aggregation.weights", weights(lambda cohort, sizes: cohort.clients * 1j), "complex numbers: return real ones"),
+    ("aggregation.optimizer", server_optimizer(lambda w, update: w * 1j), "complex numbers: return real ones"),
+    ("aggregation.rule", combiner(lambda updates, coefficients: updates[0] + 0j), "complex numbers: return real ones"),
+    ("system.availability", lambda view: np.full(len(view.sizes), 1 + 0j), "returned complex128 of shape .*: return a"),
+    ("task.loss", lambda outputs, targets: outputs[:, 0] + 0j, "complex numbers: return real ones"),
+    (
+        "participation.clients",
+        client_sampler(lambda view: Cohort(view.available[:2], np.full(2, 0.1 + 0j))),
+        "returned inclusion of shape .*: give one finite number a client",
+    ),
+    ("local.algorithm", Imaginary, r"client .*the correction must be a vector of \d+ real numbers, not complex ones"),
+    ("local.algorithm", HalfImaginary, r"client .*client.c must be a vector of \d+ real numbers, not complex ones"),
     ("aggregation.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
     ("local.algorithm", Immodest, "client .*the correction is not finite"),
     ("local.algorithm", Endless, "the update of server_step is not finite"),

@@ -36,6 +36,9 @@ DOORS = {"mpi4py": ("fedmpi.cluster",), "h5py": ("fedmpi.data", "data_prep")}
 """Who alone may import a library."""
 
 
+TWICE = {"Adam", "Dropout", "MaxOverTime"}
+"""Classes of one name in two modules: an optimizer of clients and of the server, layers of one model and of a stack."""
+
 SHARED = {"fedmpi.data", "fedmpi.data.divergence", "fedmpi.data.schema"}
 """What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
 description."""
@@ -78,6 +81,26 @@ def test_no_rooms_use_one_another_in_a_circle() -> None:
         left -= free
     circling = [arrow for arrow in between_rooms() if set(arrow.rooms) <= left]
     assert not left, told(circling)
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    """Whatever room they are in, and wherever in a file an import stands; the package's list of public names apart,
+    which looks them up when they are asked for."""
+    left = {name: {module for module in uses(path) if module in sources()} for name, path in sources().items()}
+    left = {name: used - {name, "fedmpi"} for name, used in left.items() if name != "fedmpi"}
+    while free := {name for name, used in left.items() if not used & left.keys()}:
+        left = {name: used for name, used in left.items() if name not in free}
+    assert not left, "\n".join(f"{name} imports {', '.join(used & left.keys())}" for name, used in left.items())
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One name for one thing: what bears a name twice is the same thing for two engines, or for clients and server."""
+    homes: dict[str, list[str]] = {}
+    for name, path in sources().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in homes.items() if len(found) > 1}.keys() == TWICE
 
 
 def test_what_the_package_itself_names_is_looked_up_when_asked_for() -> None:
@@ -176,5 +199,7 @@ def imported(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (name.name for name in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
-        yield node.module
-        yield from (f"{node.module}.{name.name}" for name in node.names if f"{node.module}.{name.name}" in sources())
+        modules = [f"{node.module}.{name.name}" for name in node.names if f"{node.module}.{name.name}" in sources()]
+        yield from modules
+        if len(modules) < len(node.names):
+            yield node.module

@@ -8,13 +8,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.base import DataSet, ReadOptions, Tally, Task
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import hold_out
 from data_prep.datasets.labels import LabelRule, classes_of, told
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
+from fedmpi.data.schema import Modality
 
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
 CHANNELS = (1, 3, 4)
@@ -25,7 +26,7 @@ INSTEAD = {
     ".parquet": "write it as a table with pandas.read_parquet(FILE).to_csv('mine.csv', index=False)",
 }
 Arrays = dict[str, NDArray[Any]]
-Kind = Literal["uint8", "float32", "int32"]
+Dtype = Literal["uint8", "float32", "int32"]
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -117,7 +118,7 @@ def _content(raw: Path, options: ReadOptions, tally: Tally) -> Arrays:
     raise UserError(f"{raw} is not read as it is: {INSTEAD.get(kind, f'--raw must name {HINT}')}")
 
 
-def meaning(raw: Path | str, x: NDArray[Any], task: Task | None) -> tuple[Task, Kind]:
+def meaning(raw: Path | str, x: NDArray[Any], task: Modality | None) -> tuple[Modality, Dtype]:
     """What x is and how it is stored, from its dtype and dimensions and the user's word.
 
     Raises
@@ -130,7 +131,7 @@ def meaning(raw: Path | str, x: NDArray[Any], task: Task | None) -> tuple[Task, 
     wide_integers = x.dtype.kind in "ui" and x.dtype != np.uint8
     if task is None and wide_integers and x.ndim == 2:
         raise UserError(f"{raw}: x holds {x.dtype} numbers; say --task text (token ids) or --task vector")
-    chosen: Task = task or ("vector" if x.ndim == 2 else "image")
+    chosen: Modality = task or ("vector" if x.ndim == 2 else "image")
     if chosen == "text":
         if x.ndim != 2 or x.dtype.kind not in "ui":
             raise UserError(f"{raw}: x is {x.dtype} {x.shape}, but --task text needs whole numbers (n, L)")
@@ -207,7 +208,7 @@ def _users(
     return users.astype(np.int64), tuple(map(str, distinct.tolist()))
 
 
-def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Kind, tally: Tally) -> NDArray[np.int64]:
+def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Dtype, tally: Tally) -> NDArray[np.int64]:
     """Those of `rows` that the stored dtype can hold: finite numbers, token ids of at least 0."""
     good = np.ones(len(rows), bool)
     if kind == "uint8":

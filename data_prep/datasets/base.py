@@ -11,8 +11,7 @@ from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
-
-Task = Literal["image", "text", "vector"]
+from fedmpi.data.schema import Modality
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class ReadOptions:
     vectors: Path | None = None
     files: tuple[str, ...] = ()
     label: str = "label"
-    task: Task | None = None
+    task: Modality | None = None
     channels: Literal["first", "last"] | None = None
     skip_unlabelled: bool = False
     numbers_are_classes: bool = False

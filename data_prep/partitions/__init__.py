@@ -9,13 +9,13 @@ import difflib
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Law, Option, OptionValue, Partition, Request
+from data_prep.partitions.common import Draw, Law, LawOption, OptionValue, Partition, Request
 from data_prep.partitions.own import law_named
 from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
-__all__ = ["PARTITIONS", "Draw", "Law", "Option", "Partition", "Request", "law_named", "partition"]
+__all__ = ["PARTITIONS", "Draw", "Law", "LawOption", "Partition", "Request", "law_named", "partition"]
 
 
 def partition(
@@ -89,7 +89,7 @@ def _complete(name: str, law: Law, given: dict[str, OptionValue | None]) -> dict
     return {key: _checked(name, known[key], value) for key, value in values.items()}
 
 
-def _checked(name: str, option: Option, value: OptionValue | None) -> OptionValue:
+def _checked(name: str, option: LawOption, value: OptionValue | None) -> OptionValue:
     if value is None:
         value = option.default
     if value is None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Law, Option, Request
-from data_prep.sizes import SIZE_LAWS, largest_remainders, relative_sizes, whole_sizes
+from data_prep.partitions.common import Draw, Law, LawOption, Request
+from data_prep.sizes import SIZE_LAWS, in_proportion, relative_sizes, whole_sizes
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, offsets_of, take_counts
+from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.data.assignment import Rows, even_sizes, fill_by_mix, take_counts
 
 # Letter frequencies of English text in per cent, A to Z: R. E. Lewand, Cryptological Mathematics (2000), p. 36.
 LETTER_FREQUENCIES = np.array(
@@ -30,7 +31,7 @@ NORMAL_RANGE = 3.0  # standard deviations spanned by the classes
 
 
 @dataclass(frozen=True)
-class Variant:
+class AstraeaVariant:
     """One row of Table I: sizes even or heavy-tailed, class totals, local mixes."""
 
     even: bool
@@ -40,12 +41,12 @@ class Variant:
 
 
 VARIANTS = {
-    "BAL1": Variant(True, "balanced", "balanced"),
-    "BAL2": Variant(True, "balanced", "random"),
-    "INS": Variant(False, "balanced", "random"),
-    "LTRF1": Variant(False, "letters", "random", LTRF1_SHARE),
-    "LTRF2": Variant(False, "letters", "random"),
-    "NORMAL": Variant(False, "normal", "random"),
+    "BAL1": AstraeaVariant(True, "balanced", "balanced"),
+    "BAL2": AstraeaVariant(True, "balanced", "random"),
+    "INS": AstraeaVariant(False, "balanced", "random"),
+    "LTRF1": AstraeaVariant(False, "letters", "random", LTRF1_SHARE),
+    "LTRF2": AstraeaVariant(False, "letters", "random"),
+    "NORMAL": AstraeaVariant(False, "normal", "random"),
 }
 
 
@@ -124,7 +125,7 @@ def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
         raise UserError(f"class {int(allowed.argmin())} has too few samples for these class totals: add some")
     if total > most:
         raise UserError(f"--total {total} is more than the {most} samples that these class totals allow: lower it")
-    return np.minimum(largest_remainders(shares, total or most), stock)
+    return np.minimum(in_proportion(shares, total or most), stock)
 
 
 def draw_astraea(request: Request) -> Draw:
@@ -181,12 +182,12 @@ ASTRAEA = Law(
     draw_astraea,
     "Astraea's Table I: even or heavy-tailed sizes x balanced, letter or normal class totals x local mixes",
     (
-        Option("variant", str, None, "the set", tuple(VARIANTS)),
-        Option("size_law", str, "pareto", "law of uneven sizes", SIZE_LAWS),
-        Option("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
-        Option("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
-        Option("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
-        Option(
+        LawOption("variant", str, None, "the set", tuple(VARIANTS)),
+        LawOption("size_law", str, "pareto", "law of uneven sizes", SIZE_LAWS),
+        LawOption("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
+        LawOption("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
+        LawOption("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
+        LawOption(
             "test_total", int, 0, "test samples, equally many a class; 0 is the most that the test part allows", low=0
         ),
     ),

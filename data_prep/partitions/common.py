@@ -57,7 +57,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Option:
+class LawOption:
     """One option of a law; ``--classes-per-client 2`` on the command line is ``classes_per_client=2`` here.
 
     Parameters
@@ -145,7 +145,7 @@ class Law:
 
     draw: Callable[[Request], Draw]
     sentence: str
-    options: tuple[Option, ...] = ()
+    options: tuple[LawOption, ...] = ()
     clients: str = "required"
     needs_users: bool = False
     drops: bool = field(default=False)

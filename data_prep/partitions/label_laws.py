@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Law, Option, Request
+from data_prep.partitions.common import Draw, Law, LawOption, Request
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.assignment import (
     REDRAWS,
     dirichlet_by_class,
@@ -15,7 +16,6 @@ from fedmpi.data.assignment import (
     group_by_owner,
     iid,
     level_down,
-    offsets_of,
     take_counts,
 )
 
@@ -175,32 +175,34 @@ DIRICHLET = Law(
     draw_dirichlet,
     "by class: the clients' shares of each class ~ Dir(alpha); by client: each client's mix ~ Dir(alpha), equal sizes",
     (
-        Option("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
-        Option("by", str, "class", "what is drawn from the Dirichlet law", ("class", "client")),
-        Option("empty", str, "fill", "clients without a sample: give them one, or keep them empty", ("fill", "keep")),
-        Option("redraws", int, REDRAWS, "draws repeated at most while a client is empty", low=0),
+        LawOption("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
+        LawOption("by", str, "class", "what is drawn from the Dirichlet law", ("class", "client")),
+        LawOption(
+            "empty", str, "fill", "clients without a sample: give them one, or keep them empty", ("fill", "keep")
+        ),
+        LawOption("redraws", int, REDRAWS, "draws repeated at most while a client is empty", low=0),
     ),
 )
 SHARDS = Law(
     draw_label_shards,
     "every client holds exactly c classes in equal numbers, sets of classes uniformly at random",
     (
-        Option("classes_per_client", int, 2, "number c of classes of a client", low=1),
-        Option("surplus", str, "drop", "rows that fill no shard: drop, or keep (uneven sizes)", ("drop", "keep")),
+        LawOption("classes_per_client", int, 2, "number c of classes of a client", low=1),
+        LawOption("surplus", str, "drop", "rows that fill no shard: drop, or keep (uneven sizes)", ("drop", "keep")),
     ),
     drops=True,
 )
 LABEL_SORTED = Law(
     draw_label_sorted,
     "rows are sorted by label and cut into clients of equal size; the remainder is dropped",
-    (Option("size", int, 300, "samples of a client", low=1),),
+    (LawOption("size", int, 300, "samples of a client", low=1),),
     clients="optional",
     drops=True,
 )
 USER = Law(
     draw_by_user,
     "every natural user of the data set is a client",
-    (Option("min_samples", int, 1, "users with fewer samples are left out", low=1),),
+    (LawOption("min_samples", int, 1, "users with fewer samples are left out", low=1),),
     clients="optional",
     needs_users=True,
     drops=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Law, Option, Request
+from data_prep.partitions.common import Draw, Law, LawOption, Request
 from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.options import REQUIRED
@@ -31,7 +31,7 @@ def law_named(name: str) -> Law | None:
         return PARTITIONS.get(name)
     part = resolve("partition", name)
     options = tuple(
-        Option(
+        LawOption(
             option.name,
             option.annotation if option.annotation in PLAIN else str,
             None if option.default is REQUIRED else option.default,

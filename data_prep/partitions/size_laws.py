@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_prep.partitions.common import Draw, Law, Option, Request
+from data_prep.partitions.common import Draw, Law, LawOption, Request
 from data_prep.partitions.label_laws import enough
 from data_prep.sizes import SIZE_LAWS, capped_sizes, lognormal_sizes, relative_sizes, whole_sizes
 from fedmpi.common.errors import UserError
@@ -52,9 +52,9 @@ LOGNORMAL = Law(
     draw_lognormal,
     "sizes ~ LogNormal scaled to a mean, at least one; rows at random; scaled down where the data set is too small",
     (
-        Option("mean", float, 2.0, f"samples of a client, {MEANT}; the partition sizes keeps its mean", low=0.01),
-        Option("sigma", float, 1.0, "standard deviation of the logarithm of the sizes", low=0.0),
-        Option(
+        LawOption("mean", float, 2.0, f"samples of a client, {MEANT}; the partition sizes keeps its mean", low=0.01),
+        LawOption("sigma", float, 1.0, "standard deviation of the logarithm of the sizes", low=0.0),
+        LawOption(
             "law",
             str,
             "paper",
@@ -68,9 +68,9 @@ SIZES = Law(
     draw_sizes,
     "sizes in proportion to even, lognormal, pareto or zipf numbers, at least one; rows at random",
     (
-        Option("law", str, "pareto", "law of the sizes", SIZE_LAWS),
-        Option("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
-        Option("mean", float, 0.0, "mean number of samples of a client; 0 uses all samples", low=0.0),
+        LawOption("law", str, "pareto", "law of the sizes", SIZE_LAWS),
+        LawOption("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
+        LawOption("mean", float, 0.0, "mean number of samples of a client; 0 uses all samples", low=0.0),
     ),
     drops=True,
 )

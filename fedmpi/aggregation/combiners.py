@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedmpi.common.calling import calling, naming, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
 from fedmpi.common.decorators import combiner
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
@@ -205,6 +205,8 @@ class Combiner:
         if not isinstance(found, torch.Tensor) or not bool(found.isfinite().all()):
             shown = "values that are not finite" if isinstance(found, torch.Tensor) else type(found).__name__
             raise refuse_result(self.part, f"measure() returned {shown}: return a tensor, to be summed", round)
+        if is_complex(found):
+            raise refuse_result(self.part, "measure() returned complex numbers: return real ones", round)
         return found.double()
 
     def combine(self, updates: Tensor, coefficients: Tensor, measured: Tensor | None, round: int) -> Tensor:
@@ -242,6 +244,8 @@ class Combiner:
             raise refuse_result(self.part, problem, round)
         with naming(self.part, round):  # a tensor without values, or of a type that nothing can be made of
             finite = bool(found.isfinite().all())
+        if is_complex(found):
+            raise refuse_result(self.part, "returned complex numbers: return real ones", round)
         if not finite:
             raise refuse_result(self.part, "returned values that are not finite, from updates that are", round)
         return found.detach().to(updates.dtype)

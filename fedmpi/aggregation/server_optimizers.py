@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from fedmpi.common.calling import calling, naming, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
 from fedmpi.common.decorators import server_optimizer
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part
@@ -216,6 +216,8 @@ class ServerOptimizer:
                 found = f"shape {tuple(moved.shape)}" if isinstance(moved, torch.Tensor) else type(moved).__name__
                 problem = f"returned {found}: change w in place, or return its next value, shape ({w.numel()},)"
                 raise refuse_result(self.part, problem, self._rounds)
+            if is_complex(moved):
+                raise refuse_result(self.part, "returned complex numbers: return real ones", self._rounds)
             with naming(self.part, self._rounds):  # a tensor without values, or of a type that has no place in w
                 w.copy_(moved.detach())
         if self.part.foreign and not bool(w.isfinite().all()):

@@ -16,7 +16,7 @@ from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.fused_metrics import LARGEST
 from fedmpi.clients.cohort import Cohort
 from fedmpi.cluster import Cluster
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan, read_only
 from fedmpi.common.registry import Part
@@ -43,6 +43,11 @@ class Weighing:
         Weights: a function (cohort, sizes) -> (m,), or a class whose objects are called so; objects may have `after`.
     options : mapping
         Its options.
+
+    Raises
+    ------
+    UserError
+        It cannot be called so, or contradicts itself.
     """
 
     def __init__(self, part: Part, options: Mapping[str, Any]):
@@ -54,6 +59,11 @@ class Weighing:
         self.per_sample = bool(part.marks.get("per_sample", False))
         self._normalised = part.marks.get("normalised", True)
         self.averages_models = bool(part.marks.get("averages_models", False))
+        if self.judges and self.averages_models:
+            raise UserError(
+                f"aggregation.weights = {part.name!r} averages models, of whose weights after() would change the sum: "
+                "leave out averages_models or after()"
+            )
 
     @property
     def judges(self) -> bool:
@@ -133,7 +143,7 @@ class Weighing:
             found = self._chosen.after(work)
         try:
             pair = found if isinstance(found, tuple) else (found, found)
-            factor, share = (float(value) for value in pair)
+            factor, share = (math.nan if is_complex(value) else float(value) for value in pair)
         except (TypeError, ValueError, RuntimeError):
             factor = share = math.nan
         if not (math.isfinite(factor) and math.isfinite(share)) or (self._divides and share < 0):
@@ -235,11 +245,13 @@ class JudgedSum:
     ----------
     weight : float
         After `flush`: Σ h_k of all clients of the round, scaled, on rank 0; 0 on the others.
+    power : int
+        After `flush`: sums are the true ones times 2**power, on rank 0; 0 on the others.
     """
 
     def __init__(self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor], float], cluster: Cluster):
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
-        self.weight = 0.0
+        self.weight, self.power = 0.0, 0
         self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
         self._normalise = True
         self._shares: list[float] = []
@@ -269,7 +281,7 @@ class JudgedSum:
 
     def reset(self) -> None:
         self.inner.reset()
-        self.weight, self._shares, self._power = 0.0, [], None
+        self.weight, self.power, self._shares, self._power = 0.0, 0, [], None
 
     def flush(self) -> None:
         """Divide what the shares of all ranks have in common out of the sum; collective.
@@ -296,7 +308,7 @@ class JudgedSum:
                 f'aggregation.weights = "{self.weighing.part.name}" add up to {total:.3g} in round {self._round}, too '
                 "little for exact sums: switch aggregation.exact off"
             )
-        self.weight = total if self.cluster.is_server else 0.0
+        self.weight, self.power = (total, self._power or 0) if self.cluster.is_server else (0.0, 0)
         self.inner.flush()
 
     def to_update(self, reduced: Values) -> Tensor:

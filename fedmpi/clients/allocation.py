@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fedmpi.common.types import Floats, Ints
+from fedmpi.common.whole_numbers import TOLERANCE, largest_remainders
 
 Rule = Literal["proportional", "neyman", "equal"]
 Spread = Literal["std", "pairwise"]
@@ -131,19 +132,10 @@ def bounded_shares(weights: Floats, fallback: Floats, lower: Floats, upper: Floa
     return shares
 
 
-def largest_remainders(quotas: Floats, count: int) -> Ints:
-    """Whole numbers: quotas rounded down, the rest going to the largest fractions (ties: the first stratum)."""
-    whole = np.floor(quotas + 1e-9).astype(np.int64)
-    missing = count - int(whole.sum())
-    first = np.argsort(-(quotas - whole), kind="stable")[:missing]
-    whole[first] += 1
-    return whole
-
-
 def rounded_at_random(quotas: Floats, count: int, generator: np.random.Generator) -> Ints:
     """Whole numbers ⌊q_h⌋ or ⌈q_h⌉ with sum `count` and expectation q_h: systematic sampling of the fractions in random
     order (Madow 1949)."""
-    whole = np.floor(quotas + 1e-9).astype(np.int64)
+    whole = np.floor(quotas + TOLERANCE).astype(np.int64)
     fractions = np.maximum(quotas - whole, 0.0)
     missing = count - int(whole.sum())
     if missing == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.clients.view import View
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -84,7 +84,7 @@ def chances(part: Part, law: Callable[[View], Any], view: View) -> Floats:
     """
     with calling(part, view.round):
         found = np.asarray(law(view))
-    if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number):
+    if found.shape != view.sizes.shape or not np.issubdtype(found.dtype, np.number) or is_complex(found):
         problem = (
             f"returned {found.dtype} of shape {found.shape}: return a probability for each of the {len(view.sizes)} "
             "clients"

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 
-Law = Literal["always", "bernoulli", "time-of-day", "label-group"]
+AvailabilityLaw = Literal["always", "bernoulli", "time-of-day", "label-group"]
 
 PHASES = 1000  # sub-stream of Purpose.DEVICE that holds the clients' time zones
 
@@ -43,7 +43,7 @@ class Availability:
         If a probability lies outside [0, 1], the period is not positive, or `by_label` is missing.
     """
 
-    law: Law = "always"
+    law: AvailabilityLaw = "always"
     probability: float = 1.0
     lowest: float = 0.0
     period: float = 24.0

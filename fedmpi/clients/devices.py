@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 
-Law = Literal["constant", "lognormal", "classes"]
+SpeedLaw = Literal["constant", "lognormal", "classes"]
 
 SPEED, UPLOAD, DOWNLOAD = 0, 1, 2  # sub-streams of Purpose.DEVICE
 DROP_OUT, TIES = 1, 2  # sub-streams of Purpose.AVAILABILITY
@@ -43,7 +43,7 @@ class RateLaw:
         If a rate is not positive, sigma negative, or the shares do not fit.
     """
 
-    law: Law = "constant"
+    law: SpeedLaw = "constant"
     median: float = 1.0
     sigma: float = 0.0
     rates: tuple[float, ...] = ()

@@ -17,7 +17,7 @@ from fedmpi.clients.gradient_codes import compress, norms, restore
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 
-Kind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
+FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
 
 PROJECT_ABOVE = 20_000_000  # feature values (clients × width) that are clustered as they are: 80 MB
 DISTORTION = 0.25  # ε of the Johnson-Lindenstrauss lemma: squared distances change by at most this share
@@ -65,7 +65,7 @@ class FeaturePlan:
         What was chosen and why, for the run's log.
     """
 
-    kind: Kind
+    kind: FeatureKind
     levels: int
     restored: bool
     scale: float
@@ -75,7 +75,7 @@ class FeaturePlan:
 
 
 def plan_features(
-    kind: Kind,
+    kind: FeatureKind,
     clients: int,
     size: int,
     streams: Streams,

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import Part
@@ -206,7 +206,8 @@ class ClientSampler:
         if values is None:
             return None
         column = np.asarray(values)
-        if column.shape != clients.shape or not np.issubdtype(column.dtype, np.number) or not np.isfinite(column).all():
+        numbers = np.issubdtype(column.dtype, np.number) and not is_complex(column)
+        if column.shape != clients.shape or not numbers or not np.isfinite(column).all():
             raise self._refused(
                 view,
                 f"returned {name} of shape {column.shape} for {len(clients)} clients: give one finite number a client",

@@ -28,7 +28,7 @@ from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 
 log = logging.getLogger("fedmpi")
-Probe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
+ClientProbe = Callable[[int, Tensor, Ints], Iterator[tuple[Ints, Tensor]]]
 
 
 class Stratifier:
@@ -69,7 +69,7 @@ class Stratifier:
         clients: int,
         values: int,
         class_counts: Callable[[Ints], Ints],
-        probe: Probe,
+        probe: ClientProbe,
         streams: Streams,
     ):
         self.part = config.participation

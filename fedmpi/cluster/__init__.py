@@ -4,14 +4,14 @@ from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.ending import abort_job, agree_on_end, leave, world_rank
 from fedmpi.cluster.launcher import Launch, LauncherMismatch, read_launch, start_mpi
 from fedmpi.cluster.living import RankLost
-from fedmpi.cluster.relay import Group
+from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.resources import choose_device
 from fedmpi.cluster.world import Cluster, who_runs
 
 __all__ = [
     "BytesMoved",
     "Cluster",
-    "Group",
+    "RankGroup",
     "Launch",
     "LauncherMismatch",
     "RankLost",

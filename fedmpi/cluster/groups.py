@@ -20,7 +20,7 @@ from fedmpi.cluster.communicators import meet_members
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.courier import Courier, calls_from_threads
 from fedmpi.cluster.living import opened
-from fedmpi.cluster.relay import Group
+from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.waiting import meet
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ class Groups:
         self._moved = moved
         self._courier = Courier(beside_work=world is not None and calls_from_threads())
         self._recent = Recent(MOST_COMMUNICATORS)
-        self._own: dict[Ranks, Group] = {}
-        self._guests: dict[Ranks, Group] = {}
+        self._own: dict[Ranks, RankGroup] = {}
+        self._guests: dict[Ranks, RankGroup] = {}
         self._common: MPI.Intracomm | None = None
 
-    def get(self, wanted: Sequence[Ranks], rank: int) -> list[Group | None]:
+    def get(self, wanted: Sequence[Ranks], rank: int) -> list[RankGroup | None]:
         """The groups of these ranks, None for those that this rank is not in; see `Cluster.groups`."""
         for ranks in wanted:
             if not ranks or len(set(ranks)) < len(ranks):
@@ -108,7 +108,7 @@ class Groups:
         self._close(self._own, freed)
         for ranks in made:
             if rank in ranks:
-                self._own[ranks] = Group(self._create(ranks), ranks, self._moved, self._courier)
+                self._own[ranks] = RankGroup(self._create(ranks), ranks, self._moved, self._courier)
         if any(ranks not in self._recent for ranks in several):
             self._share()
         return [self._find(ranks) if rank in ranks else None for ranks in wanted]
@@ -126,16 +126,16 @@ class Groups:
             self._common.Free()
             self._common = None
 
-    def _find(self, ranks: Ranks) -> Group:
+    def _find(self, ranks: Ranks) -> RankGroup:
         if ranks in self._own:
             return self._own[ranks]
         if ranks not in self._guests:
             common = self._common if len(ranks) > 1 else None
-            self._guests[ranks] = Group(common, ranks, self._moved, self._courier, addresses=ranks)
+            self._guests[ranks] = RankGroup(common, ranks, self._moved, self._courier, addresses=ranks)
         return self._guests[ranks]
 
     @staticmethod
-    def _close(groups: dict[Ranks, Group], which: Iterable[Ranks]) -> None:
+    def _close(groups: dict[Ranks, RankGroup], which: Iterable[Ranks]) -> None:
         for ranks in which:
             if ranks in groups:
                 groups.pop(ranks).close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Group:
+class RankGroup:
     """Exactly these ranks, over a communicator of their own or one that they share with others; see `Cluster.groups`.
 
     Attributes

@@ -28,7 +28,7 @@ from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, sweep
 from fedmpi.cluster.living import everyone, stopped
 from fedmpi.cluster.memory import free_memory
-from fedmpi.cluster.relay import Group
+from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
 from fedmpi.cluster.waiting import meet
@@ -235,7 +235,7 @@ class Cluster:
 
         return torch.as_tensor(self._reduced().result)
 
-    def groups(self, wanted: Sequence[Sequence[int]]) -> list[Group | None]:
+    def groups(self, wanted: Sequence[Sequence[int]]) -> list[RankGroup | None]:
         """The sub-communicators of exactly these ranks, in this order; None for those that this rank is not in.
 
         Called by all ranks with the same groups. They are of use until the next call: those used last keep their

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import random
 import sys
 import traceback
 from collections import Counter
@@ -20,6 +19,7 @@ import numpy as np
 
 from fedmpi.common.errors import ClientFailure, PartFailure, UserError, raised
 from fedmpi.common.frames import innermost
+from fedmpi.common.generators import GeneratorStates, drawn_from, generator_states, put_back
 from fedmpi.common.registry import Part
 
 log = logging.getLogger("fedmpi")
@@ -53,13 +53,13 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
         with naming(part, round, client):
             yield
         return
-    states = _states()
+    states = generator_states()
     try:
         with kept_settings(), naming(part, round, client):
             yield
         _warn_of_draws(part, states)
     finally:
-        _restore(states)
+        put_back(states)
 
 
 @contextmanager
@@ -80,16 +80,6 @@ def during(round: int) -> Iterator[None]:
         yield
     except PartFailure as failure:
         raise failure.during(round) from failure.__cause__
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Put the global generators of random, numpy and torch back to where they stood."""
-    states = _states()
-    try:
-        yield
-    finally:
-        _restore(states)
 
 
 @contextmanager
@@ -159,6 +149,12 @@ def refuse_result(part: Part, problem: str, round: int | None = None, client: in
     return PartFailure(part.kind, part.name, problem, _definition(part), round=round, client=client)
 
 
+def is_complex(found: Any) -> bool:
+    """Whether what a part returned are complex numbers, of which torch and NumPy would keep the real parts."""
+    own = getattr(found, "is_complex", None)  # of tensors
+    return bool(own()) if callable(own) else isinstance(found, complex | np.ndarray) and np.iscomplexobj(found)
+
+
 def _failure(part: Part, cause: BaseException, round: int | None, client: int | None) -> PartFailure:
     lines = _own_lines(part, cause.__traceback__)
     last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
@@ -189,43 +185,13 @@ def _definition(part: Part) -> str:
         return str(part.source)
 
 
-States = dict[str, object]
-
-
-def _states() -> States:
-    """Where the global generators stand."""
-    states: States = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        states["torch"] = torch.default_generator.get_state()
-        if torch.cuda.is_initialized():
-            states["torch on the GPU"] = torch.cuda.get_rng_state_all()
-    return states
-
-
-_SET: dict[str, Callable[[object], object]] = {
-    "random": lambda state: random.setstate(state),  # type: ignore[arg-type]
-    "numpy": lambda state: np.random.set_state(state),  # type: ignore[arg-type]  # noqa: NPY002
-    "torch": lambda state: sys.modules["torch"].default_generator.set_state(state),
-    "torch on the GPU": lambda state: sys.modules["torch"].cuda.set_rng_state_all(state),
-}
-
-
-def _restore(states: States) -> None:
-    """Put the global generators back into these states."""
-    for name, state in states.items():
-        _SET[name](state)
-
-
-def _warn_of_draws(part: Part, before: States) -> None:
+def _warn_of_draws(part: Part, before: GeneratorStates) -> None:
     """Log, once for a part, that it has drawn from a global generator since then."""
     seen = _calls.setdefault(part, Counter())
     if seen["calls"] >= WATCHED_CALLS:
         return
     seen["calls"] += 1
-    after = _states()
-    drawn = [name for name in before if name in after and not _equal(before[name], after[name])]
-    if drawn:
+    if drawn := drawn_from(before):
         seen["calls"] = WATCHED_CALLS
         log.warning(
             "the %s %s draws from the global generator of %s, which no seed of the run sets and which is put back after"
@@ -235,13 +201,3 @@ def _warn_of_draws(part: Part, before: States) -> None:
             part.name,
             " and ".join(drawn),
         )
-
-
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))  # type: ignore[arg-type]
-    if hasattr(one, "equal"):
-        return bool(one.equal(other))
-    return one == other

@@ -30,6 +30,9 @@ MARKS = "__fedmpi__"
 DIGITS = "digits"
 """The name of the embedded data set."""
 
+SOURCE = "data source"
+"""The kind of what makes the data of a run."""
+
 ARRAYS = "ClientArrays"
 """What begins the names of data that were given as arrays, and that no name brings back."""
 
@@ -105,7 +108,7 @@ KINDS = {
             ),
             late=True,
         ),
-        Kind("data source", "data.shards"),
+        Kind(SOURCE, "data.shards", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics",), several=True),
         Kind("availability", "system.availability", ("fedmpi.clients.presence",)),
@@ -263,6 +266,7 @@ def resolve(kind: str, choice: Any) -> Part:
         Unknown name (with the nearest one), failing import, no such object, an object of another kind.
     """
     if isinstance(choice, str):
+        choice = DIGITS if kind == SOURCE and is_digits(choice) else choice  # whose options may stand in the name
         built_in = _built_in(kind)
         if choice in built_in:
             return _own_part(kind, choice, built_in[choice])
@@ -293,7 +297,7 @@ def describe(choice: Any) -> Part:
             near = get_close_matches(choice, names, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else "`fedmpi parts` lists all"
             raise UserError(f"there is no part {choice!r}: {hint}")
-        raise UserError(f"{choice!r} names a {' and a '.join(kinds)}: `fedmpi parts --kind KIND` lists them")
+        raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "parts") if isinstance(choice, str) else choice
     kind = getattr(found, MARKS, {}).get("kind") or _kind_of_call(found)
     if kind is None:
@@ -431,8 +435,8 @@ def in_memory(where: Any) -> bool:
 
 
 def makes_data(where: Any) -> bool:
-    """Whether a choice of `data.shards` is a function, or the name of one, that makes the data, with options."""
-    return in_memory(where) and not is_digits(where) and not (isinstance(where, str) and where.startswith(f"{ARRAYS}:"))
+    """Whether a choice of `data.shards` makes data, with options: the digits, a function, or the name of one."""
+    return is_digits(where) or (in_memory(where) and not (isinstance(where, str) and where.startswith(f"{ARRAYS}:")))
 
 
 def built_in_name(chosen: Any) -> str | None:

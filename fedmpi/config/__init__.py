@@ -1,8 +1,9 @@
-"""The configuration: parts, presets, files, --set; validated before anything runs."""
+"""The configuration: tables, presets, files, --set; validated before anything runs."""
 
-from fedmpi.config.loading import build_config, config_table, config_toml, key_descriptions, load_config
-from fedmpi.config.parts import Config
+from fedmpi.config.keys import key_descriptions
+from fedmpi.config.loading import Config, build_config, load_config
 from fedmpi.config.presets import Preset, presets
+from fedmpi.config.writing import config_table, config_toml
 
 __all__ = [
     "Config",

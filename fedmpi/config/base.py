@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,59 @@ def limits(least: float, most: float, why: str) -> AfterValidator:
         return value
 
     return AfterValidator(within)
+
+
+OWN = "package.module:object"
+"""Among the values of an `only_with`: a part of the user's own."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What another key has to be for a key to mean something; stands in the annotation of the latter.
+
+    Attributes
+    ----------
+    key : str
+        The other one: of the same table, or "table.key".
+    values : tuple
+    wanted : bool
+        Whether it has to be one of the values, or none of them.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+    wanted: bool = True
+
+    def within(self, table: str) -> Condition:
+        """The same, its key with its table."""
+        return self if "." in self.key else replace(self, key=f"{table}.{self.key}")
+
+    def holds(self, value: Any) -> bool:
+        """Whether it holds with this value of the other key."""
+        own = not isinstance(value, str) or ":" in value
+        return any(own if known is OWN else known == value for known in self.values) is self.wanted
+
+    def __str__(self) -> str:
+        if self.values == (None,):
+            return self.key
+        told = " or ".join("one of your own" if value is OWN else _shown(value) for value in self.values)
+        return f"{self.key} {'=' if self.wanted else 'other than'} {told}"
+
+
+def only_with(key: str, *values: Any) -> Condition:
+    """The key means something only where the other one is one of these values."""
+    return Condition(key, values)
+
+
+def not_with(key: str, *values: Any) -> Condition:
+    """The key means nothing where the other one is one of these values."""
+    return Condition(key, values, wanted=False)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
 def _number(value: float) -> str:
@@ -83,13 +137,13 @@ def written(value: Any) -> Any:
     return name
 
 
-class Part(BaseModel):
+class Table(BaseModel):
     """Base of all tables: unknown keys are errors, values are immutable, docstrings describe the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
 
 
-class OpenPart(Part):
+class OpenTable(Table):
     """Base of the tables in which the options of chosen parts stand: other keys are theirs."""
 
     model_config = ConfigDict(extra="allow")

@@ -1,200 +1,59 @@
-"""Which keys mean something under the chosen values, and which choices contradict each other."""
+"""Which choices contradict each other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmpi.config.choices import chosen, condition, means_something
+from fedmpi.config.choices import chosen
 from fedmpi.config.local_algorithm import algorithm_refusals
 
 if TYPE_CHECKING:
-    from fedmpi.config.parts import Config
+    from fedmpi.config.tables import ConfigTables
 
 
-@dataclass(frozen=True)
-class Relevance:
-    """When a key is meaningful: `holds(config)`, and the same condition in words."""
-
-    holds: Callable[[Config], bool]
-    condition: str
-
-
-def _drawn(c: Config) -> bool:
+def _drawn(c: ConfigTables) -> bool:
     return bool(c.participation.clients != "all")
 
 
-def _needs(c: Config) -> tuple[str, ...]:
+def _needs(c: ConfigTables) -> tuple[str, ...]:
     """What the client sampler needs of the server."""
     needs: tuple[str, ...] = chosen(c, "client sampler").marks.get("needs", ())
     return needs
 
 
-def _strata(c: Config) -> bool:
+def _strata(c: ConfigTables) -> bool:
     return "strata" in _needs(c)
 
 
-def _probed(c: Config) -> bool:
-    return "norms" in _needs(c) or _strata(c)
-
-
-def _gradient_features(c: Config) -> bool:
-    return _probed(c) and c.participation.features != "label-histogram"
-
-
-def _compressed(c: Config) -> bool:
-    return _probed(c) and c.participation.features == "compressed-gradient"
-
-
-def _importance(c: Config) -> bool:
+def _importance(c: ConfigTables) -> bool:
     by_stratum = c.participation.clients == "stratified" and c.participation.draw == "importance"
     return "norms" in _needs(c) or by_stratum
 
 
-def _optics(c: Config) -> bool:
-    return _strata(c) and c.participation.clustering == "optics"
-
-
-def _estimated(c: Config) -> bool:
-    return bool(c.samples.rule == "bernoulli")
-
-
-def _private_sizes(c: Config) -> bool:
-    return _estimated(c) and c.samples.size_estimate != "exact"
-
-
-def _mediators(c: Config) -> bool:
+def _mediators(c: ConfigTables) -> bool:
     return c.topology.kind == "mediators"
 
 
-def _warped(c: Config) -> bool:
-    return c.rebalance.enabled and c.rebalance.mode == "virtual"
-
-
-def _weighs_samples(c: Config) -> bool:
-    weights, population = c.aggregation.weights, c.aggregation.population
-    return weights == "samples" or (weights in _ESTIMATING and population == "samples")
-
-
-def _clocked(c: Config) -> bool:
+def _clocked(c: ConfigTables) -> bool:
     return c.system.clock
 
 
-def _compressed_updates(c: Config) -> bool:
+def _compressed_updates(c: ConfigTables) -> bool:
     return c.transport.kind != "float32"
 
 
-def _classes(c: Config) -> bool:
-    return _clocked(c) and c.system.speed == "classes"
-
-
-def _may_never_come(c: Config) -> bool:
+def _may_never_come(c: ConfigTables) -> bool:
     lowest = {"time-of-day": c.system.lowest, "label-group": min(c.system.by_label, default=1.0)}
     return lowest.get(c.system.availability, 1.0) == 0
 
 
 _DRAWN_BY_SIZE = ("weighted", "clustered-md", "power-of-choice")
 SMALLEST_RATE, LARGEST_RATE = 1e-30, 1e30
-_ESTIMATING = ("normalised", "unbiased", "literal")
-_VIRTUAL = 'rebalance.enabled = true and rebalance.mode = "virtual"'
-
-RELEVANCE: dict[str, Relevance] = {
-    "participation.count": Relevance(_drawn, 'participation.clients other than "all"'),
-    "participation.fraction": Relevance(_drawn, 'participation.clients other than "all"'),
-    "participation.levels": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
-    "participation.restore": Relevance(_compressed, 'participation.features = "compressed-gradient"'),
-    "participation.probe": Relevance(_gradient_features, "gradients as participation.features"),
-    "participation.refresh_who": Relevance(
-        lambda c: _gradient_features(c) and c.participation.refresh > 0,
-        "gradients as participation.features and participation.refresh above 0",
-    ),
-    "participation.strata": Relevance(
-        lambda c: _strata(c) and c.participation.clustering == "kmeans", 'participation.clustering = "kmeans"'
-    ),
-    "participation.min_samples": Relevance(_optics, 'participation.clustering = "optics"'),
-    "participation.xi": Relevance(_optics, 'participation.clustering = "optics"'),
-    "participation.noise": Relevance(_optics, 'participation.clustering = "optics"'),
-    "participation.projection_above": Relevance(_gradient_features, "gradients as participation.features"),
-    "participation.spread": Relevance(
-        lambda c: _strata(c) and c.participation.allocation == "neyman", 'participation.allocation = "neyman"'
-    ),
-    "participation.design": Relevance(
-        lambda c: c.participation.clients != "stratified" or _importance(c), "importance draws"
-    ),
-    "samples.wanted": Relevance(
-        lambda c: c.samples.rule in ("bernoulli", "exact") or chosen(c, "row rule").foreign,
-        'samples.rule = "bernoulli" or "exact", or a rule of your own',
-    ),
-    "samples.size_estimate": Relevance(_estimated, 'samples.rule = "bernoulli"'),
-    "samples.asked": Relevance(_estimated, 'samples.rule = "bernoulli"'),
-    "samples.epsilon": Relevance(_private_sizes, "a private samples.size_estimate"),
-    "samples.threshold": Relevance(_private_sizes, "a private samples.size_estimate"),
-    "samples.clip": Relevance(
-        lambda c: _estimated(c) and c.samples.size_estimate == "randomised-response",
-        'samples.size_estimate = "randomised-response"',
-    ),
-    "samples.memoise": Relevance(_private_sizes, "a private samples.size_estimate"),
-    "local.lr_every": Relevance(lambda c: c.local.lr_schedule == "step", 'local.lr_schedule = "step"'),
-    "local.lr_factor": Relevance(lambda c: c.local.lr_schedule == "step", 'local.lr_schedule = "step"'),
-    "topology.clients_per_mediator": Relevance(_mediators, 'topology.kind = "mediators"'),
-    "topology.mediator_epochs": Relevance(_mediators, 'topology.kind = "mediators"'),
-    "topology.reschedule": Relevance(_mediators, 'topology.kind = "mediators"'),
-    "topology.scheduling": Relevance(_mediators, 'topology.kind = "mediators"'),
-    "topology.target": Relevance(
-        lambda c: _mediators(c) and c.topology.scheduling != "random", 'topology.scheduling = "greedy" or "exchange"'
-    ),
-    "topology.balance": Relevance(
-        lambda c: not _mediators(c) and c.topology.placement in ("auto", "shared") and not c.transport.error_feedback,
-        'a star with topology.placement = "shared" or "auto" and without transport.error_feedback',
-    ),
-    "topology.keep_optimizer": Relevance(
-        lambda c: _mediators(c) and c.local.optimizer == "adam", 'mediators with local.optimizer = "adam"'
-    ),
-    "rebalance.alpha": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
-    "rebalance.copies": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
-    "rebalance.mode": Relevance(lambda c: c.rebalance.enabled, "rebalance.enabled = true"),
-    "rebalance.weights": Relevance(
-        lambda c: c.rebalance.enabled and _weighs_samples(c), "rebalance.enabled = true and weights made of n_k"
-    ),
-    "rebalance.rotation": Relevance(_warped, _VIRTUAL),
-    "rebalance.shear": Relevance(_warped, _VIRTUAL),
-    "rebalance.shift": Relevance(_warped, _VIRTUAL),
-    "rebalance.zoom": Relevance(_warped, _VIRTUAL),
-    "attack.fraction": Relevance(lambda c: c.attack.kind != "none", "attack.kind"),
-    "attack.scale": Relevance(
-        lambda c: c.attack.kind in ("sign-flip", "noise"), 'attack.kind = "sign-flip" or "noise"'
-    ),
-    "system.over_selection": Relevance(_clocked, "system.clock = true"),
-    "system.speed": Relevance(_clocked, "system.clock = true"),
-    "system.speed_median": Relevance(lambda c: _clocked(c) and not _classes(c), "system.clock = true without classes"),
-    "system.speed_sigma": Relevance(
-        lambda c: _clocked(c) and c.system.speed == "lognormal", 'system.speed = "lognormal"'
-    ),
-    "system.speed_rates": Relevance(_classes, 'system.speed = "classes"'),
-    "system.speed_shares": Relevance(_classes, 'system.speed = "classes"'),
-    "system.upload": Relevance(_clocked, "system.clock = true"),
-    "system.download": Relevance(_clocked, "system.clock = true"),
-    "system.bandwidth_sigma": Relevance(_clocked, "system.clock = true"),
-    "transport.fraction": Relevance(lambda c: c.transport.kind == "topk", 'transport.kind = "topk"'),
-    "transport.error_feedback": Relevance(_compressed_updates, 'transport.kind other than "float32"'),
-    "privacy.noise_multiplier": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
-    "privacy.delta": Relevance(lambda c: c.privacy.clip_norm is not None, "privacy.clip_norm"),
-}
 
 
-def why_meaningless(c: Config, key: str) -> str | None:
-    """What would have to be chosen for a key to mean something, in words; None where it does already."""
-    table, _, name = key.partition(".")
-    if name and not means_something(c, table, name):
-        return condition(table, name)
-    rule = RELEVANCE.get(key)
-    return None if rule is None or rule.holds(c) else rule.condition
-
-
-def weighs_twice(c: Config) -> str | None:
+def weighs_twice(c: ConfigTables) -> str | None:
     """A warning where sizes both draw the clients and weigh their updates, or None."""
     if c.participation.clients not in _DRAWN_BY_SIZE or c.aggregation.weights != "samples":
         return None
@@ -205,7 +64,7 @@ def weighs_twice(c: Config) -> str | None:
     )
 
 
-def contradiction(c: Config) -> str | None:
+def contradiction(c: ConfigTables) -> str | None:
     """The reason why the chosen values cannot go together, or None."""
     for broken, reason in _contradictions(c):
         if broken:
@@ -213,7 +72,7 @@ def contradiction(c: Config) -> str | None:
     return None
 
 
-def _contradictions(c: Config) -> list[tuple[bool, str]]:
+def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
     p, s, loc, agg = c.participation, c.samples, c.local, c.aggregation
     one_step_merged = loc.optimizer == "sgd" and not _mediators(c)
     rows = chosen(c, "row rule").name
@@ -342,7 +201,7 @@ def _contradictions(c: Config) -> list[tuple[bool, str]]:
     ]
 
 
-def _not_summed(c: Config) -> list[tuple[bool, str]]:
+def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
     """Choices that go with a weighted sum of updates, where `aggregation.rule` or the weights make something else."""
     agg, combines = c.aggregation, c.aggregation.rule != "mean"
     rule, weights = f'aggregation.rule = "{agg.rule}"', chosen(c, "weights")
@@ -382,7 +241,7 @@ def _not_summed(c: Config) -> list[tuple[bool, str]]:
     ]
 
 
-def _last_rate(c: Config) -> float:
+def _last_rate(c: ConfigTables) -> float:
     """The learning rate of the last round of the step schedule, infinite where floats end; else local.lr."""
     if c.local.lr_schedule != "step":
         return c.local.lr
@@ -391,7 +250,7 @@ def _last_rate(c: Config) -> float:
     return math.inf
 
 
-def _sampler(c: Config) -> str:
+def _sampler(c: ConfigTables) -> str:
     return chosen(c, "client sampler").name
 
 
@@ -404,7 +263,7 @@ _DRAWN_BY = {
 }
 
 
-def _unprotected(c: Config) -> list[tuple[bool, str]]:
+def _unprotected(c: ConfigTables) -> list[tuple[bool, str]]:
     """Choices under which one client's data changes more than its own update, so that no ε would hold."""
     p, s = c.participation, c.samples
     noised = c.privacy.clip_norm is not None and c.privacy.noise_multiplier > 0

@@ -10,13 +10,12 @@ from pydantic import BaseModel
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import positional
-from fedmpi.common.registry import KINDS, Kind, Part, makes_data, parts, resolve
+from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, makes_data, parts, resolve
 
 if TYPE_CHECKING:
-    from fedmpi.config.parts import Config
+    from fedmpi.config.tables import ConfigTables
 
-Table = dict[str, Any]
-DATA = "data source"
+Values = dict[str, Any]
 
 NORM_KEYS = ("features", "levels", "restore", "probe", "refresh", "refresh_who", "projection_above")
 STRATA_KEYS = (*NORM_KEYS, "opening", "clustering", "strata", "min_samples", "xi", "noise", "spread")
@@ -26,36 +25,35 @@ SERVICES: dict[str, dict[str, tuple[str, ...]]] = {"participation": {"norms": NO
 
 def open_kinds(table: str) -> list[Kind]:
     """What the keys of a table choose, as far as options are checked with the configuration."""
-    early = [kind for kind in KINDS.values() if (kind.modules or kind.name == DATA) and not kind.late]
-    return [kind for kind in early if kind.table == table]
+    return [kind for kind in KINDS.values() if kind.modules and not kind.late and kind.table == table]
 
 
-def chosen(config: Config, kind: str) -> Part:
+def chosen(config: ConfigTables, kind: str) -> Part:
     """The part of a kind that the configuration chooses."""
     table, _, key = KINDS[kind].key.partition(".")
     return resolve(kind, getattr(getattr(config, table), key))
 
 
-def all_chosen(config: Config, kind: str) -> list[Part]:
+def all_chosen(config: ConfigTables, kind: str) -> list[Part]:
     """The parts of a kind that the configuration chooses: one, or as many as its key lists."""
     table, _, key = KINDS[kind].key.partition(".")
     value = getattr(getattr(config, table), key)
     return [resolve(kind, choice) for choice in _listed_choices(KINDS[kind], value)]
 
 
-def data_options(config: Config) -> dict[str, Any]:
-    """The options of the function that makes the data; {} of all other data."""
-    return options(config, DATA) if makes_data(config.data.shards) else {}
+def data_options(config: ConfigTables) -> dict[str, Any]:
+    """The options of what makes the data; {} of a folder and of arrays."""
+    return options(config, SOURCE) if makes_data(config.data.shards) else {}
 
 
 def _listed_choices(kind: Kind, value: Any) -> list[Any]:
-    """The choices that a key's value stands for: each of a list; none where data are a folder or built in."""
+    """The choices that a key's value stands for: each of a list; none where data are a folder or arrays."""
     if kind.several and isinstance(value, list | tuple):
         return list(value)
-    return [] if kind.name == DATA and not makes_data(value) else [value]
+    return [] if kind.name == SOURCE and not makes_data(value) else [value]
 
 
-def options(config: Config, kind: str) -> dict[str, Any]:
+def options(config: ConfigTables, kind: str) -> dict[str, Any]:
     """The values that the configuration gives to the options of the chosen part; those unset are left out.
 
     A part of one's own keeps its own defaults, whatever those of the table's keys are.
@@ -63,7 +61,7 @@ def options(config: Config, kind: str) -> dict[str, Any]:
     return options_of_part(config, chosen(config, kind))
 
 
-def options_of_part(config: Config, part: Part) -> dict[str, Any]:
+def options_of_part(config: ConfigTables, part: Part) -> dict[str, Any]:
     """The same of one of several chosen parts."""
     table: BaseModel = getattr(config, KINDS[part.kind].table)
     extra = table.model_extra or {}
@@ -77,12 +75,12 @@ def options_of_part(config: Config, part: Part) -> dict[str, Any]:
     return given
 
 
-def made(config: Config, kind: str) -> Any:
+def made(config: ConfigTables, kind: str) -> Any:
     """The chosen part, ready for use: a function with its options bound, or an instance."""
     return chosen(config, kind).make(options(config, kind))
 
 
-def check_options(config: Config) -> None:
+def check_options(config: ConfigTables) -> None:
     """Refuse names that no part has, and options that the chosen parts do not know, lack, or cannot take.
 
     Raises
@@ -100,16 +98,18 @@ def check_options(config: Config) -> None:
             part.checked(options_of_part(config, part))
 
 
-def option_values(config: Config) -> Table:
+def option_values(config: ConfigTables) -> Values:
     """{"table.key": value} of every option without a declared field, converted; defaults where the user set none.
 
-    Of a part of one's own also those that have one, where the user did not set it.
+    Of a part of one's own also those that have one, where the user did not set it. Of the embedded digits only those
+    that are set: their name may hold the others.
     """
-    values: Table = {}
+    values: Values = {}
     for name, table in config:
         for part in _chosen_in(config, name) if isinstance(table, BaseModel) else []:
             given = part.checked(options_of_part(config, part))
-            found = {option.name: given.get(option.name, option.default) for option in part.options} | given
+            unset = {} if part.kind == SOURCE and not part.foreign else {o.name: o.default for o in part.options}
+            found = unset | given
             for key, value in found.items():
                 own = part.foreign and key not in table.model_fields_set
                 if (own or key not in type(table).model_fields) and _storable(value):
@@ -117,7 +117,9 @@ def option_values(config: Config) -> Table:
     return values
 
 
-def without_foreign_options(values: Table, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]) -> Table:
+def without_foreign_options(
+    values: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
+) -> Values:
     """The values without options of a preset's part that another choice has replaced.
 
     Parameters
@@ -152,11 +154,11 @@ def owners(table: str, key: str) -> list[Part]:
     return [part for kind in open_kinds(table) for part in parts(kind.name) if _has(part, key)]
 
 
-def means_something(config: Config, table: str, key: str) -> bool:
+def means_something(config: ConfigTables, table: str, key: str) -> bool:
     """Whether a declared key is common to all choices of its table, or an option of one of the chosen parts."""
     if not owners(table, key):
         return True
-    return any(_has(part, key) for part in _chosen_in(config, table))
+    return any(part.takes_any or _has(part, key) for part in _chosen_in(config, table))
 
 
 def condition(table: str, key: str) -> str:
@@ -177,11 +179,11 @@ def _known(key: str, selected: list[Part]) -> bool:
     return any(part.takes_any or part.option(key) is not None for part in selected)
 
 
-def _chosen_in(config: Config, table: str) -> list[Part]:
+def _chosen_in(config: ConfigTables, table: str) -> list[Part]:
     return [part for kind in open_kinds(table) for part in all_chosen(config, kind.name)]
 
 
-def _chosen_of(values: Table, name: str, table: type[BaseModel]) -> Iterator[Part]:
+def _chosen_of(values: Values, name: str, table: type[BaseModel]) -> Iterator[Part]:
     for kind in open_kinds(name):
         value = values.get(kind.key, table.model_fields[kind.key.partition(".")[2]].default)
         yield from (resolve(kind.name, choice) for choice in _listed_choices(kind, value))

@@ -11,12 +11,12 @@ from fedmpi.common.registry import Part
 from fedmpi.config.choices import chosen, options
 
 if TYPE_CHECKING:
-    from fedmpi.config.parts import Config
+    from fedmpi.config.tables import ConfigTables
 
 PLAIN = "plain"
 
 
-def local_algorithm(config: Config) -> tuple[Part, Any] | None:
+def local_algorithm(config: ConfigTables) -> tuple[Part, Any] | None:
     """The part that `local.algorithm` chooses and an instance of it; None for plain local steps."""
     if config.local.algorithm == PLAIN:
         return None
@@ -28,7 +28,7 @@ def local_algorithm(config: Config) -> tuple[Part, Any] | None:
         return part, part.make(given)
 
 
-def further_vectors(config: Config) -> tuple[int, int, int]:
+def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
     """What travels beside a client's model and update: vectors (d,) down, vectors up, numbers up."""
     found = local_algorithm(config)
     if found is None:
@@ -43,7 +43,7 @@ def _names(declared: str | Sequence[str]) -> tuple[str, ...]:
     return (declared,) if isinstance(declared, str) else tuple(declared)
 
 
-def algorithm_refusals(config: Config) -> list[tuple[bool, str]]:
+def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
     """Choices that contradict the algorithm, each with the reason."""
     found = local_algorithm(config)
     if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +13,10 @@ from fedmpi.common.calling import calling, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import ARRAYS, resolve
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.schema import DataDescription, Manifest, ShardFile
+from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import statistics
-
-Task = Literal["image", "text", "vector"]
 
 NAME = ARRAYS
 LARGEST_BYTE = 255.0
@@ -98,7 +96,7 @@ class ClientArrays:
         val: Sequence[Any] | None = None,
         clients: int | None = None,
         classes: int | None = None,
-        task: Task | None = None,
+        task: Modality | None = None,
         vocabulary: int | None = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
@@ -158,7 +156,7 @@ class ClientArrays:
         shard = ArrayShard(self.x, self.y, self.offsets, self.classes, self.client_ids)
         return ShardStore(self._manifest(), [shard], parts, validation_offsets=self.val_offsets)
 
-    def _hold_out(self, val: Sequence[Any], task: Task | None) -> None:
+    def _hold_out(self, val: Sequence[Any], task: Modality | None) -> None:
         x, y = _pair("val", val[:2], self.x, task)
         if len(val) > 2:
             owner, names = _owners(val[2], None if self.client_ids.dtype.kind in "iu" else self.client_ids)
@@ -178,7 +176,7 @@ class ClientArrays:
 
     def _describe(
         self,
-        task: Task | None,
+        task: Modality | None,
         vocabulary: int | None,
         mean: float | Sequence[float] | None,
         std: float | Sequence[float] | None,
@@ -258,7 +256,7 @@ def _array(given: Any) -> AnyArray:
         raise UserError(f"{NAME}: no array can be made of a {type(given).__name__} given ({reason})") from None
 
 
-def _features(what: str, given: Any, task: Task | None) -> AnyArray:
+def _features(what: str, given: Any, task: Modality | None) -> AnyArray:
     x = _array(given)
     if x.dtype.kind not in "buif" or x.ndim < 2:
         raise UserError(f"{NAME}: {what} is {x.dtype} {x.shape}; it must hold numbers, a row of them for each sample")
@@ -354,7 +352,7 @@ def _is_tuple(given: Any, lengths: tuple[int, ...]) -> bool:
     return hasattr(given, "__getitem__") and not isinstance(given, Mapping) and len(given) in lengths
 
 
-def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Task | None) -> tuple[AnyArray, Ints]:
+def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Modality | None) -> tuple[AnyArray, Ints]:
     if not _is_tuple(given, (2,)):
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
     x, y = _features(f"{what}'s x", given[0], task), _labels(f"{what}'s y", given[1])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
+from fedmpi.common.whole_numbers import offsets_of
 
 Rows = tuple[Ints, Ints]
 
@@ -24,11 +25,6 @@ def even_sizes(total: int, clients: int) -> Ints:
     sizes = np.full(clients, total // clients, np.int64)
     sizes[: total % clients] += 1
     return sizes
-
-
-def offsets_of(sizes: Ints) -> Ints:
-    """Running totals of sizes, int64 (N + 1,)."""
-    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
 
 
 def inverse_of(permutation: Ints) -> Ints:

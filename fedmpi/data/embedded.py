@@ -5,10 +5,8 @@ Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Lear
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,34 +19,13 @@ from fedmpi.common.registry import DIGITS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.arrays import ArrayShard
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
+from fedmpi.data.digits_options import DigitsOptions, parse_options
 from fedmpi.data.schema import DataDescription, Manifest, ShardFile
 from fedmpi.data.shards import ShardStore
 
 CLASSES = 10
 TEST_EVERY = 5
 LEVELS = 16  # pixel values are 0 ... 16
-
-
-@dataclass(frozen=True)
-class DigitsOptions:
-    """How the embedded digits are given to clients.
-
-    Parameters
-    ----------
-    clients : int
-        N, at most the 1,442 training images.
-    partition : {"dirichlet", "iid"}
-        Dirichlet(alpha) shares of the clients for every class, or equal random parts.
-    alpha : float
-        Concentration of the Dirichlet law; the default is mildly heterogeneous.
-    seed : int
-        Seed of the partition, independent of a run's seed.
-    """
-
-    clients: int = 20
-    partition: str = "dirichlet"
-    alpha: float = 1.0
-    seed: int = 0
 
 
 def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -> ShardStore:
@@ -98,43 +75,6 @@ def _images_and_labels() -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
 
     images, labels = load_digits(return_X_y=True)
     return images, labels.astype(np.int64)
-
-
-def parse_options(where: str, options: Mapping[str, Any]) -> DigitsOptions:
-    """The options in ``"digits:clients=50,partition=iid"`` with `options` over them, checked; raises `UserError`."""
-    written = where.split(":", 1)[1] if ":" in where else ""
-    given: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in written.split(","))):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise UserError(f"{item!r} in data.shards = {where!r} is not key=value: write e.g. digits:clients=50")
-        given[key.strip()] = value.strip()
-    given.update(options)
-    kinds: dict[str, Callable[[Any], Any]] = {key: type(value) for key, value in asdict(DigitsOptions()).items()}
-    values = {}
-    for key, value in given.items():
-        if key not in kinds:
-            close = difflib.get_close_matches(key, kinds, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"they are {', '.join(kinds)}"
-            raise UserError(f"the embedded digits have no option {key!r} (data.shards = {where!r}): {hint}")
-        try:
-            values[key] = kinds[key](value)
-        except (TypeError, ValueError):
-            raise UserError(f"{key} = {value!r} of the embedded digits is not a number") from None
-    return _checked(DigitsOptions(**values), where)
-
-
-def _checked(options: DigitsOptions, where: str) -> DigitsOptions:
-    context = f"of the embedded digits (data.shards = {where!r})"
-    if options.partition not in ("dirichlet", "iid"):
-        raise UserError(f"partition = {options.partition!r} {context} is unknown: choose dirichlet or iid")
-    if options.clients < 1:
-        raise UserError(f"clients = {options.clients} {context} is impossible: ask for at least one")
-    if not 1e-3 <= options.alpha <= 1e6:
-        raise UserError(f"alpha = {options.alpha} {context} is impossible: choose a number from 0.001 to 1000000")
-    if not 0 <= options.seed < 2**64:
-        raise UserError(f"seed = {options.seed} {context} is impossible: choose a number from 0 to 2**64 - 1")
-    return options
 
 
 def _draw(options: DigitsOptions, labels: npt.NDArray[np.int64]) -> Rows:

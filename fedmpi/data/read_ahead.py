@@ -20,7 +20,7 @@ MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """Ranges of a mapped file.
 
     Attributes
@@ -34,18 +34,18 @@ class Request:
     starts: Ints
     stops: Ints
 
-    def joined(self) -> Request:
+    def joined(self) -> ReadRequest:
         """Neighbouring ranges made one, beginning on pages."""
         ends = np.maximum.accumulate(self.stops)
         first = np.concatenate([[True], self.starts[1:] - ends[:-1] > NEIGHBOURS])
         starts = self.starts[first] // mmap.PAGESIZE * mmap.PAGESIZE
-        return Request(self.mapping, starts, np.append(ends[:-1][first[1:]], ends[-1]))
+        return ReadRequest(self.mapping, starts, np.append(ends[:-1][first[1:]], ends[-1]))
 
 
-def read_ahead(requests: Sequence[Request]) -> None:
+def read_ahead(requests: Sequence[ReadRequest]) -> None:
     """Have the system begin to read the ranges, the first ones only where they are many or large; does not wait."""
     ranges, room = MOST_RANGES, MOST_BYTES
-    for request in map(Request.joined, requests):
+    for request in map(ReadRequest.joined, requests):
         for start, stop in zip(request.starts.tolist(), request.stops.tolist(), strict=True):
             if not ranges or room <= 0:
                 return

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -29,9 +29,12 @@ PARTIAL = ".partial"  # suffix of a file that is being written
 PREPARING = ".preparing"  # marks a folder whose manifest is not written yet
 FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS = "x", "y", "offsets", "client_ids", "class_counts"
 DTYPES = ("uint8", "float32", "int32")
-TASKS = ("image", "text", "vector")
 SMALLEST_STD = 1e-37  # its inverse is finite in single precision
 REPREPARE = "prepare it again with python -m data_prep"
+
+Modality = Literal["image", "text", "vector"]
+"""What one sample is."""
+TASKS: tuple[str, ...] = get_args(Modality)
 
 
 def shard_name(index: int) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
-from fedmpi.data.read_ahead import Request
+from fedmpi.data.read_ahead import ReadRequest
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, REPREPARE, ShardFile
 
 WHOLE, NAMES = "iu", "iuS"
@@ -51,10 +51,10 @@ class Section:
         """In bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def request(self, first: Ints, last: Ints) -> Request:
+    def request(self, first: Ints, last: Ints) -> ReadRequest:
         """The bytes of the rows first[i] … last[i] − 1 of the dataset, which must not be empty."""
         row = self.dtype.itemsize * math.prod(self.shape[1:])
-        return Request(self._mapping, self._lead + first * row, self._lead + last * row)
+        return ReadRequest(self._mapping, self._lead + first * row, self._lead + last * row)
 
     @property
     def _lead(self) -> int:
@@ -109,7 +109,7 @@ class ShardData:
         """
         return labels_of(self._sections[LABELS], self._classes)
 
-    def requests(self, clients: Ints) -> list[Request]:
+    def requests(self, clients: Ints) -> list[ReadRequest]:
         """Where the samples of these clients of the shard lie, those without any left out; none in memory."""
         full = clients[self.offsets[clients] < self.offsets[clients + 1]]
         if not len(full) or not self._sections:

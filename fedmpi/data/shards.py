@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -266,40 +265,20 @@ def _take(shard: ShardData, rows: Ints) -> Samples:
     return shard.x.take(rows, axis=0), shard.y.take(rows)
 
 
-def open_store(where: Any, options: Mapping[str, Any] | None = None, verify: bool = False) -> ShardStore:
-    """Open the data that ``data.shards`` names.
+def open_folder(folder: Path, verify: bool = False) -> ShardStore:
+    """Open a folder written by data_prep.
 
     Parameters
     ----------
-    where : str, Path, ClientArrays or function
-        A folder written by data_prep, or ``"digits"``, or ``"digits:clients=50,partition=iid"`` (see
-        `fedmpi.data.embedded.DigitsOptions`). A folder of that name is reached as ``"./digits"``. Or data in memory:
-        ClientArrays, or a function that gives them, itself or as ``"package.module:function"``.
-    options : mapping, optional
-        Options of the embedded digits, over those in `where`, or of the function.
+    folder : Path
     verify : bool
         Also compare every file's sha256 with the manifest, and look at every value (reads everything twice).
 
     Raises
     ------
     UserError
-        The folder or a file in it is missing, damaged or of another schema, or an option of the digits is wrong.
+        The folder or a file in it is missing, damaged or of another schema.
     """
-    from fedmpi.common.registry import in_memory, is_digits
-    from fedmpi.data.arrays import arrays_of  # needs ShardStore
-    from fedmpi.data.embedded import open_digits
-
-    if is_digits(where):
-        return open_digits(str(where), options or {})
-    if in_memory(where):
-        return arrays_of(where, options or {}).store
-    if options:
-        raise UserError(f"data.{next(iter(options))} means nothing for the shard folder {where}: remove it")
-    return open_folder(Path(where), verify)
-
-
-def open_folder(folder: Path, verify: bool = False) -> ShardStore:
-    """Open a shard folder; see `open_store`."""
     manifest = read_manifest(folder)
     shape, dtype, classes = manifest.description.feature_shape, manifest.description.dtype, manifest.description.classes
     shards = [open_train(folder / file.name, file, shape, dtype, classes) for file in manifest.train]

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from fedmpi.common.evenness import gini
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.opening import open_store
+from fedmpi.data.shards import ShardStore
 
 Counts = npt.NDArray[np.integer]
 
@@ -212,6 +213,6 @@ def inspect_folder(path: Path | str, verify: bool = False, digits_options: dict[
     Raises
     ------
     UserError
-        As `fedmpi.data.shards.open_store`.
+        As `fedmpi.data.opening.open_store`.
     """
     return inspect_store(open_store(path, digits_options, verify), verify)

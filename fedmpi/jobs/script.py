@@ -28,7 +28,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training job as it is asked for.
 
     Attributes
@@ -70,12 +70,12 @@ class Job:
         return self.nodes * self.ranks_per_node
 
 
-def submitted_script(job: Job, site: Site, flavour: str, prefix: Path, python: str) -> str:
+def submitted_script(job: TrainingJob, site: Site, flavour: str, prefix: Path, python: str) -> str:
     """The script of one job.
 
     Parameters
     ----------
-    job : Job
+    job : TrainingJob
     site : Site
     flavour : {"mpich", "openmpi", "cray"}
         The MPI that the ranks load.
@@ -98,7 +98,7 @@ def submitted_script(job: Job, site: Site, flavour: str, prefix: Path, python: s
     )
 
 
-def sbatch_options(job: Job, site: Site) -> list[str]:
+def sbatch_options(job: TrainingJob, site: Site) -> list[str]:
     """The options of sbatch that stand in a job's script."""
     options = [
         f"--job-name={_value(job.name)}",
@@ -121,7 +121,7 @@ def sbatch_options(job: Job, site: Site) -> list[str]:
     return options + list(site.sbatch)
 
 
-def launch_words(job: Job, site: Site, flavour: str, prefix: Path) -> list[str]:
+def launch_words(job: TrainingJob, site: Site, flavour: str, prefix: Path) -> list[str]:
     """The command line that starts the ranks, without what each of them runs."""
     if site.launcher == "srun":
         words = ["srun", f"--mpi={site.srun_mpi or SRUN_MPI[flavour]}", "--kill-on-bad-exit=1"]

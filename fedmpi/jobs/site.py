@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.loading import read_toml, sentence
+from fedmpi.config.layers import read_toml
+from fedmpi.config.loading import sentence
 
 Flavour = Literal["auto", "mpich", "openmpi", "cray"]
 SRUN_MPI = {"mpich": "pmi2", "openmpi": "pmix", "cray": "cray_shasta"}

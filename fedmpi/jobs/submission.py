@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
 from fedmpi.config import Config, load_config
 from fedmpi.data.schema import read_manifest
-from fedmpi.jobs.script import SCRIPTS, TASK, Job, filled, seconds_of, shown_time, submitted_script, tasks_of
+from fedmpi.jobs.script import SCRIPTS, TASK, TrainingJob, filled, seconds_of, shown_time, submitted_script, tasks_of
 from fedmpi.jobs.site import Site, load_site, site_file
 
 SCRIPT, CONFIGURATION = "job.sbatch", "job.toml"
@@ -28,7 +28,7 @@ NO_SBATCH = "there is no sbatch on the PATH: submit where SLURM is, or see the s
 class Submission:
     """A job that is ready to be submitted."""
 
-    job: Job
+    job: TrainingJob
     folder: Path
     script: str
     configuration: bytes | None
@@ -96,7 +96,7 @@ def prepare_submission(
             f"minute early: give more than {shown_time(site.warning_seconds + 60)}, or lower warning_seconds in {where}"
         )
     pattern = "job-%A_%a.log" if array else "job-%j.log"
-    job = Job(
+    job = TrainingJob(
         config=folder / CONFIGURATION if config is not None else None,
         settings=tuple(settings) + (("cluster.device=cuda",) if gpus_per_node and not _chosen(settings) else ()),
         run=os.path.abspath(out),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedmpi.common.calling import is_complex
 from fedmpi.common.later import Later
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Totals:
     participants : int
         m, the clients whose updates were summed.
     weight : float
-        Σ coefficient over them.
+        Σ coefficient over them; of weights with `after`, Σ of the shares that it returned.
     divisor : float
         What the weighted sum was divided by to make the update: `weight`, or 1 for weights that are not normalised.
     round : int
@@ -222,6 +223,8 @@ def vector_like(kept: Tensor, value: Any, what: str) -> Tensor:
     """
     if not isinstance(value, torch.Tensor | np.ndarray | np.generic | float | int):
         raise TypeError(f"{what} must be a vector of {kept.numel()} values, not {type(value).__name__}")
+    if is_complex(value):
+        raise TypeError(f"{what} must be a vector of {kept.numel()} real numbers, not complex ones")
     vector = torch.as_tensor(value).detach().to(device=kept.device, dtype=kept.dtype)
     if vector.dim() == 0:
         return vector.expand(kept.shape).clone()

@@ -100,7 +100,7 @@ class FedNova(LocalAlgorithm):
     """Updates per local step, so that clients with many steps do not pull harder (Wang et al. 2020).
 
     The update becomes τ_eff Σ p_k (w_k − w)/τ_k with τ_eff = Σ p_k τ_k, where τ_k is the number of local steps, or with
-    a proximal term μ the sum of their shrinking weights, Σ_{j<τ_k} (1 − ημ)^j.
+    a proximal term μ the sum of their shrinking weights, Σ_{j<τ_k} |1 − ημ|^j.
     """
 
     sums = ("direction",)

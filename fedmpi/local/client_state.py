@@ -20,7 +20,7 @@ from fedmpi.common.errors import UserError
 
 log = logging.getLogger("fedmpi")
 
-Record = NDArray[np.generic]
+StateRecord = NDArray[np.generic]
 
 
 class ClientState:
@@ -47,7 +47,7 @@ class ClientState:
         self.record_bytes = len(self.names) * values * self.dtype.itemsize
         self.room = int(memory // self.record_bytes) if self.record_bytes else 0
         self.folder: Path | None = None
-        self._kept: dict[int, Record] = {}
+        self._kept: dict[int, StateRecord] = {}
         self._places: dict[int, int] = {}
         self._free: list[int] = []
         self._file: int | None = None
@@ -85,7 +85,7 @@ class ClientState:
         stacked = torch.stack([vectors[name].cpu() for name in self.names])
         self.put(client, stacked.numpy())
 
-    def record(self, client: int) -> Record:
+    def record(self, client: int) -> StateRecord:
         """A client's record (vectors, d), zeros where it has none; not a copy where it lies in memory."""
         if client in self._kept:
             return self._kept[client]
@@ -93,7 +93,7 @@ class ClientState:
             return np.zeros((len(self.names), self.values), self.dtype)
         return self._fetch(self._places[client])
 
-    def put(self, client: int, record: Record) -> None:
+    def put(self, client: int, record: StateRecord) -> None:
         """Keep a record (vectors, d); it is taken over, not copied, where it goes into memory."""
         if client in self._places:
             self._store(self._places[client], record)
@@ -114,7 +114,7 @@ class ClientState:
         self._kept, self._places, self._free, self._end = {}, {}, [], 0
         self.close()
 
-    def pieces(self, records: int) -> Iterator[tuple[NDArray[np.int64], Record]]:
+    def pieces(self, records: int) -> Iterator[tuple[NDArray[np.int64], StateRecord]]:
         """All records in client order, at most so many at a time: clients (c,) and records (c, vectors, d)."""
         clients = self.clients
         for first in range(0, len(clients), max(records, 1)):
@@ -139,7 +139,7 @@ class ClientState:
             self._where = folder
         return self._file
 
-    def _fetch(self, place: int) -> Record:
+    def _fetch(self, place: int) -> StateRecord:
         record = np.empty((len(self.names), self.values), self.dtype)
         view, offset = record.data.cast("B"), place * self.record_bytes
         handle = self._open()
@@ -151,7 +151,7 @@ class ClientState:
                 view, offset = view[count:], offset + count
         return record
 
-    def _store(self, place: int, record: Record) -> None:
+    def _store(self, place: int, record: StateRecord) -> None:
         view = np.ascontiguousarray(record, self.dtype).data.cast("B")
         handle, offset = self._open(), place * self.record_bytes
         with _spilling(self._where):

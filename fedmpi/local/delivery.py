@@ -7,11 +7,11 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.local.failures import check_update
 from fedmpi.local.hooks import ClientHooks
-from fedmpi.local.work import LocalRule, Observer, Task
+from fedmpi.local.work import ClientTask, LocalRule, Observer
 
 
 def deliver(
-    task: Task,
+    task: ClientTask,
     update: Tensor,
     rule: LocalRule,
     observe: Observer | None,
@@ -23,7 +23,7 @@ def deliver(
 
     Parameters
     ----------
-    task : Task
+    task : ClientTask
     update : Tensor (d,)
         Δ; may be overwritten.
     rule : LocalRule

@@ -15,7 +15,7 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
 from fedmpi.common.files import read_plain, write_whole, writing
 from fedmpi.local.engines import CompositeEngine, LocalEngine
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 
 log = logging.getLogger("fedmpi")
 
@@ -66,7 +66,9 @@ class EngineTrial:
             return False
         return not engine.merges_rows(rule, self.largest, total)
 
-    def decide(self, tasks: Sequence[Task], model: Tensor, rule: LocalRule, round: int, total: Accumulator) -> None:
+    def decide(
+        self, tasks: Sequence[ClientTask], model: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> None:
         """Hold the trial, with the outcome open when no rank has a client for it; collective, to be called when `due`.
 
         Parameters

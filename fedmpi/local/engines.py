@@ -23,7 +23,7 @@ from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.timing import Observed, time_engines
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import DataSource, Engine, LocalRule, Observer, Task, WorkReport
+from fedmpi.local.work import ClientTask, DataSource, Engine, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class LocalEngine(Engine, Protocol):
     def description(self) -> str:
         """Which engine runs and why, for the run log."""
 
-    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+    def advance(
+        self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
+    ) -> WorkReport:
         """See `SequentialEngine.advance`."""
 
 
@@ -96,7 +98,7 @@ class CompositeEngine:
         return () if self.rival is None else (self.rest.name, self.rival.name)
 
     def time_candidates(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> NDArray[np.float64]:
         """Clients timed and seconds of each of the `candidates`, on some of the tasks that are not to be merged."""
         assert self.rival is not None
@@ -110,7 +112,7 @@ class CompositeEngine:
         self.rival, self.why_rest = None, why
 
     def train(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
         together, others = self._split(tasks, rule, total)
@@ -143,14 +145,18 @@ class CompositeEngine:
         self.merged_clients += report.clients
         return report
 
-    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+    def advance(
+        self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
+    ) -> WorkReport:
         """See `SequentialEngine.advance`."""
         return self.sequential.advance(w, task, rule, round, state)
 
     def _merges(self, rule: LocalRule, total: Accumulator) -> bool:
         return self.refusal is None and self.merged.refusal(rule, total) is None
 
-    def _split(self, tasks: Sequence[Task], rule: LocalRule, total: Accumulator) -> tuple[list[Task], list[Task]]:
+    def _split(
+        self, tasks: Sequence[ClientTask], rule: LocalRule, total: Accumulator
+    ) -> tuple[list[ClientTask], list[ClientTask]]:
         """The tasks that are merged, and the others."""
         merges = self._merges(rule, total)
         alone = [merges and self.merged.accepts(task, rule) for task in tasks]
@@ -177,12 +183,14 @@ class SingleEngine:
         return f'{self.name}: as local.engine = "{self.name}" says'
 
     def train(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`; see `Engine.train`."""
         return self.engine.train(tasks, start, rule, round, total)
 
-    def advance(self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None = None) -> WorkReport:
+    def advance(
+        self, w: Tensor, task: ClientTask, rule: LocalRule, round: int, state: AdamState | None = None
+    ) -> WorkReport:
         """See `SequentialEngine.advance`."""
         return self.sequential.advance(w, task, rule, round, state)
 

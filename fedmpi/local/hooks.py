@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.aggregation.fused_metrics import LARGEST
-from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.config import Config
 from fedmpi.config.local_algorithm import local_algorithm
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 
 NUMBER_GRID = 2.0**40
@@ -150,7 +150,7 @@ class Hooks:
         facts = {"model": start, "round": round}
         self._seen = Vectors("server", {name: self.server[name] for name in self.sent}, facts, FIXED)
 
-    def open(self, task: Task, samples: int) -> ClientHooks:
+    def open(self, task: ClientTask, samples: int) -> ClientHooks:
         """A client's state and correction, before its local steps."""
         facts = {"index": task.client, "round": self._round, "samples": samples}
         return ClientHooks(self, task, Vectors("client", self._read(task.client), facts), self._seen)
@@ -190,7 +190,7 @@ class Hooks:
     def _number(self, name: str, given: Any, client: int) -> float:
         """A number to be summed, refused where the sum could not hold it."""
         try:
-            number = float(given)
+            number = math.nan if is_complex(given) else float(given)
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
         if not abs(self.totals[name]) + abs(number) < LARGEST:
@@ -271,7 +271,7 @@ class ClientHooks:
     Parameters
     ----------
     hooks : Hooks
-    task : Task
+    task : ClientTask
     client, server : Vectors
         What the hooks receive.
 
@@ -281,7 +281,7 @@ class ClientHooks:
         What is added to each of its gradients of the t trainable values.
     """
 
-    def __init__(self, hooks: Hooks, task: Task, client: Vectors, server: Vectors):
+    def __init__(self, hooks: Hooks, task: ClientTask, client: Vectors, server: Vectors):
         self.hooks, self.task, self.client, self.server = hooks, task, client, server
         self.correction = self._correct() if hooks.corrects else None
 

@@ -22,7 +22,7 @@ from fedmpi.common.types import Ints
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import DataSource, LocalRule, Task, WorkReport, task_size
+from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.models.memory import halved
@@ -93,12 +93,12 @@ class MergedEngine:
             return "a sample's logits depend on the other samples of its batch"
         return why_loss_alone(traits.loss)
 
-    def accepts(self, task: Task, rule: LocalRule) -> bool:
+    def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
         """Whether the task is a single step."""
         return task.visit == 0 and step_count(rule, task_size(task, self.source.sizes)) <= 1
 
     def train(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of one-step tasks to `total`.
 
@@ -242,7 +242,7 @@ class MergedEngine:
         report.train_seconds += time.perf_counter() - loaded
         return losses
 
-    def _rows_of(self, tasks: Sequence[Task], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:
+    def _rows_of(self, tasks: Sequence[ClientTask], rule: LocalRule, round: int) -> tuple[Ints, Ints, Ints]:
         """The clients (m,), the local rows of their single batches, one after another, and how many each has (m,)."""
         sizes = self.source.sizes
         clients = np.fromiter((task.client for task in tasks), np.int64, len(tasks))
@@ -255,7 +255,7 @@ class MergedEngine:
             rows[np.repeat(partial, counts)] = np.concatenate([chosen for chosen in given if chosen is not None])
         return clients, rows, counts
 
-    def _batch(self, task: Task, rule: LocalRule, n: int, round: int) -> Ints | None:
+    def _batch(self, task: ClientTask, rule: LocalRule, n: int, round: int) -> Ints | None:
         """The local rows of the task's only batch; None = all of the client's."""
         if not needs_order(rule, n):
             return task.rows

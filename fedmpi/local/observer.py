@@ -13,7 +13,7 @@ from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
-from fedmpi.local.work import Task
+from fedmpi.local.work import ClientTask
 from fedmpi.privacy.gaussian import clip
 from fedmpi.updates.attacks import SentLies
 from fedmpi.updates.compression import Transport
@@ -70,7 +70,7 @@ class UpdateObserver:
             return cls(clip_norm, measures, lies=lies, keeps_norms=norms) if wanted else None
         return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), lies, norms)
 
-    def begin(self, tasks: Sequence[Task], round: int, start: Tensor | None = None) -> None:
+    def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None) -> None:
         """Start a round with these tasks, all from the model `start` (d,)."""
         self._round = round
         if self.losses is not None and start is not None:

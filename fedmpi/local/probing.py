@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fedmpi.clients.stratifier import Probe
+from fedmpi.clients.stratifier import ClientProbe
 from fedmpi.clients.turnout import opens_with_a_step
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -18,7 +18,7 @@ from fedmpi.local.work import DataSource
 from fedmpi.models.flat import FlatModel
 
 
-def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> Probe:
+def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> ClientProbe:
     """The probe of a run: (round, model, clients) -> blocks of (clients, gradients (k, d)).
 
     Small clients are probed side by side where the model has a stacked form, unless sums are to be exact: the rounding

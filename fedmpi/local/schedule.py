@@ -35,20 +35,36 @@ def step_count(rule: LocalRule, n: int) -> int:
     return rule.epochs * -(-n // batch_rows(rule, n))
 
 
-def effective_steps(steps: int, shrinking: float) -> float:
-    """‖a‖₁ of SGD with a proximal term: Σ_{j<τ} (1 − ημ)^j, which is τ without one (Wang et al. 2020).
+def shrinking_sum(steps: int, shrinking: float) -> float:
+    """Σ_{j<τ} (1 − s)^j, which is τ where s = 0; infinite where floats end.
 
     Parameters
     ----------
     steps : int
         τ.
     shrinking : float
-        ημ.
+        s.
     """
     if shrinking == 0:
         return float(steps)
-    shrunk = -math.expm1(steps * math.log1p(-shrinking)) if shrinking < 0.5 else 1 - (1 - shrinking) ** steps
+    try:
+        shrunk = -math.expm1(steps * math.log1p(-shrinking)) if shrinking < 0.5 else 1 - (1 - shrinking) ** steps
+    except OverflowError:
+        return math.inf
     return shrunk / shrinking
+
+
+def effective_steps(steps: int, shrinking: float) -> float:
+    """‖a‖₁ of SGD with a proximal term: Σ_{j<τ} |1 − ημ|^j, which is τ without one (Wang et al. 2020).
+
+    Parameters
+    ----------
+    steps : int
+        τ.
+    shrinking : float
+        ημ; above 1 every step overshoots the start, and the weights of the gradients alternate in sign.
+    """
+    return shrinking_sum(steps, shrinking if shrinking <= 1 else 2 - shrinking)
 
 
 def needs_order(rule: LocalRule, n: int) -> bool:

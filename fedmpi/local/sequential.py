@@ -23,7 +23,7 @@ from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
-from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
+from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
 
@@ -75,7 +75,7 @@ class SequentialEngine:
         self._gathered: tuple[Tensor, Tensor] | None = None
 
     def train(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
 
@@ -93,7 +93,7 @@ class SequentialEngine:
                 report.diverged += 1
         return report
 
-    def _train(self, task: Task, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
+    def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
         w, client = self._memory.vector.copy_(start), None
         if self.hooks is not None:
             with named_client(task.client, self.rank):
@@ -107,7 +107,7 @@ class SequentialEngine:
     def advance(
         self,
         w: Tensor,
-        task: Task,
+        task: ClientTask,
         rule: LocalRule,
         round: int,
         state: AdamState | None = None,
@@ -118,7 +118,7 @@ class SequentialEngine:
         Parameters
         ----------
         w : Tensor (d,)
-        task : Task
+        task : ClientTask
             Its coefficient plays no part here.
         rule : LocalRule
         round : int
@@ -152,7 +152,13 @@ class SequentialEngine:
             return report
 
     def _prepare(
-        self, w: Tensor, task: Task, rule: LocalRule, round: int, state: AdamState | None, hooks: ClientHooks | None
+        self,
+        w: Tensor,
+        task: ClientTask,
+        rule: LocalRule,
+        round: int,
+        state: AdamState | None,
+        hooks: ClientHooks | None,
     ) -> LocalOptimizer:
         """Bind the model to `w` and point its dropout at the client's stream."""
         self.model.bind(w)
@@ -174,7 +180,7 @@ class SequentialEngine:
         optimizer: LocalOptimizer,
         x: Tensor,
         y: Tensor,
-        task: Task,
+        task: ClientTask,
         rule: LocalRule,
         round: int,
         report: WorkReport,
@@ -198,7 +204,7 @@ class SequentialEngine:
             report.loss_sum = float(losses)
 
     def _batches(
-        self, x: Tensor, y: Tensor, task: Task, rule: LocalRule, round: int
+        self, x: Tensor, y: Tensor, task: ClientTask, rule: LocalRule, round: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(y)
         size = batch_rows(rule, n)

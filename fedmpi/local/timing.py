@@ -20,7 +20,7 @@ from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.types import Ints
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count
-from fedmpi.local.work import Engine, LocalRule, Observer, Task, task_size
+from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, task_size
 
 MOST_CLIENTS = 8
 MOST_STEPS = 20
@@ -36,7 +36,7 @@ class Observed(Engine, Protocol):
 
 
 def time_engines(
-    engines: Sequence[Observed], tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, sizes: Ints
+    engines: Sequence[Observed], tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, sizes: Ints
 ) -> NDArray[np.float64]:
     """Seconds that each engine needs for the same few tasks, measured after a pass that warms it up.
 
@@ -47,7 +47,7 @@ def time_engines(
     ----------
     engines : sequence of Engine
         Their observers see nothing of the trial.
-    tasks : sequence of Task
+    tasks : sequence of ClientTask
         This rank's; may be empty.
     start : Tensor (d,)
         The model; not changed.
@@ -95,7 +95,7 @@ def _look_away(client: int, update: Tensor) -> None:
     return None
 
 
-def _spread(tasks: Sequence[Task], sizes: Ints) -> list[Task]:
+def _spread(tasks: Sequence[ClientTask], sizes: Ints) -> list[ClientTask]:
     """Up to MOST_CLIENTS tasks, evenly over their order by size, mixed so that any first few span the range."""
     by_size = sorted(tasks, key=lambda task: (task_size(task, sizes), task.client))
     places = np.linspace(0, len(by_size) - 1, min(MOST_CLIENTS, len(by_size))).round().astype(int)
@@ -111,7 +111,7 @@ def _shortened(rule: LocalRule, largest: int) -> LocalRule:
     return replace(rule, epochs=min(rule.epochs, max(1, MOST_STEPS // per_epoch)))
 
 
-def _cut(task: Task, rule: LocalRule, sizes: Ints) -> Task:
+def _cut(task: ClientTask, rule: LocalRule, sizes: Ints) -> ClientTask:
     """The task on the first MOST_STEPS batches of its rows."""
     n = task_size(task, sizes)
     most = MOST_STEPS * batch_rows(rule, n)
@@ -121,8 +121,8 @@ def _cut(task: Task, rule: LocalRule, sizes: Ints) -> Task:
 
 
 def _affordable(
-    engine: Engine, tasks: list[Task], start: Tensor, rule: LocalRule, round: int, total: FloatSum
-) -> list[Task]:
+    engine: Engine, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round: int, total: FloatSum
+) -> list[ClientTask]:
     spent = 0.0
     for count, task in enumerate(tasks, 1):
         spent += _timed(engine, [task], start, rule, round, total)
@@ -131,7 +131,9 @@ def _affordable(
     return tasks
 
 
-def _timed(engine: Engine, tasks: list[Task], start: Tensor, rule: LocalRule, round: int, total: FloatSum) -> float:
+def _timed(
+    engine: Engine, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round: int, total: FloatSum
+) -> float:
     began = time.perf_counter()
     engine.train(tasks, start, rule, round, total)
     if start.device.type == "cuda":

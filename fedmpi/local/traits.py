@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
+from fedmpi.common.generators import drawn_from, generator_states
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
@@ -137,14 +138,14 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:
-    before = _generator_states()
+    before = generator_states()
     try:
         model.module(x)
     except KeyboardInterrupt:
         raise
     except BaseException:  # reported by _logits, which runs the same pass
         return False
-    return any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
+    return any(name.startswith("torch") for name in drawn_from(before))
 
 
 def _cuda_in_use() -> bool:
@@ -166,13 +167,6 @@ def _bytes_kept(model: FlatModel, x: Tensor) -> tuple[int, int]:
         model.module(x)
     each = [storage.nbytes() // len(x) for storage in held.values()]
     return sum(each), max(each, default=0)
-
-
-def _generator_states() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if _cuda_in_use():
-        states.append(torch.cuda.get_rng_state())
-    return states
 
 
 def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:

@@ -80,7 +80,7 @@ class LocalRule:
 
 
 @dataclass(frozen=True)
-class Task:
+class ClientTask:
     """One participant's part in a round.
 
     Parameters
@@ -179,7 +179,7 @@ class Engine(Protocol):
         """The engine's name in the run log."""
 
     def train(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
 
@@ -190,6 +190,6 @@ class Engine(Protocol):
         """
 
 
-def task_size(task: Task, sizes: Ints) -> int:
+def task_size(task: ClientTask, sizes: Ints) -> int:
     """How many samples the task trains on."""
     return int(sizes[task.client]) if task.rows is None else len(task.rows)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
-from fedmpi.cluster import Cluster, Group
+from fedmpi.cluster import Cluster, RankGroup
 from fedmpi.local.failures import check_update, named_client
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.mediators.relay_plan import Leg, RelayPlan
 
 
@@ -50,7 +50,7 @@ def run_relay(
     cluster: Cluster,
     engine: SequentialEngine,
     plan: RelayPlan,
-    tasks: Mapping[int, Task],
+    tasks: Mapping[int, ClientTask],
     start: Tensor,
     rule: LocalRule,
     round: int,
@@ -67,7 +67,7 @@ def run_relay(
         Trains one client on the mediator's model.
     plan : RelayPlan
         The round's relays.
-    tasks : mapping of int to Task
+    tasks : mapping of int to ClientTask
         This rank's participants that have rows, by client. The coefficient of a mediator's Δ_m is the sum of its
         clients' coefficients, so n_m/n when theirs are n_k/n.
     start : Tensor (d,)
@@ -147,7 +147,9 @@ class _Relay:
         for tensor in self._travelling():
             group.send(tensor.detach().cpu().numpy(), receiver, tag=leg.mediator)
 
-    def visit(self, leg: Leg, tasks: Mapping[int, Task], rule: LocalRule, round: int, report: RelayReport) -> None:
+    def visit(
+        self, leg: Leg, tasks: Mapping[int, ClientTask], rule: LocalRule, round: int, report: RelayReport
+    ) -> None:
         """Train the leg's clients one after another on the model."""
         for client, epoch in zip(leg.clients, leg.epochs, strict=True):
             task = tasks.get(client)
@@ -174,14 +176,14 @@ class _Relay:
         return [self.model] if self.state is None else [self.model, self.state.first, self.state.second]
 
 
-def _groups(cluster: Cluster, plan: RelayPlan) -> dict[int, Group]:
+def _groups(cluster: Cluster, plan: RelayPlan) -> dict[int, RankGroup]:
     """The sub-communicators of this worker's mediators; every rank asks for those of all mediators, in their order."""
     members = {mediator: workers for mediator, workers in plan.members().items() if len(workers) > 1}
     groups = cluster.groups([[cluster.worker_rank(worker) for worker in workers] for workers in members.values()])
     return {mediator: group for mediator, group in zip(members, groups, strict=True) if group is not None}
 
 
-def _receive(group: Group, tensor: Tensor, source: int, tag: int) -> None:
+def _receive(group: RankGroup, tensor: Tensor, source: int, tag: int) -> None:
     if tensor.device.type == "cpu":
         group.recv(tensor.numpy(), source, tag)
     else:

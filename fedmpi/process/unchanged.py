@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 
 from fedmpi.common.arithmetic import WORKSPACE
-from fedmpi.common.calling import kept_generators, kept_settings
+from fedmpi.common.calling import kept_settings
+from fedmpi.common.generators import kept_generators
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
 from fedmpi.config import Config, config_toml
-from fedmpi.config.loading import differences
+from fedmpi.config.writing import differences
 
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
 NOT_WITH_THESE = {

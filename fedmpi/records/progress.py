@@ -28,7 +28,7 @@ SHORTEST_BAR, LONGEST_BAR = 8, 40
 FULL, EMPTY = "\u2588", "\u2591"
 
 
-class Display(Protocol):
+class RoundDisplay(Protocol):
     """Shows rounds as they are settled."""
 
     def update(self, record: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Display(Protocol):
         """End the display."""
 
 
-def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> Display:
+def open_display(rounds: int, first: int, interval: float, launched: bool = False) -> RoundDisplay:
     """A bar where standard output is the user's own terminal, plain lines otherwise.
 
     Parameters
@@ -58,7 +58,7 @@ class _Bar:
     """One line at the bottom that is redrawn; what is printed meanwhile appears above it."""
 
     def __init__(self, rounds: int, first: int):
-        self._task, self._console = Task(rounds, first), console()
+        self._task, self._console = Progress(rounds, first), console()
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._line)
         self._live.start()
 
@@ -77,7 +77,7 @@ class _Bar:
 
 class _Lines:
     def __init__(self, rounds: int, first: int, interval: float):
-        self._task, self._interval = Task(rounds, first), interval
+        self._task, self._interval = Progress(rounds, first), interval
         self._shown = float("-inf")
 
     def update(self, record: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class _Lines:
         sys.stdout.flush()
 
 
-class Task:
+class Progress:
     """The rounds of a run: how many are done, what the last one came to, how long the others will take."""
 
     def __init__(self, rounds: int, first: int):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmpi.results.gather import OneRun
-from fedmpi.results.grouping import OF_NO_MATTER, Group, blocks_of
+from fedmpi.results.grouping import OF_NO_MATTER, SeedGroup, blocks_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def configurations(runs: Sequence[OneRun]) -> tuple[list[Configuration], list[st
     return found, [note for block in blocks for note in block.notes]
 
 
-def _enough(group: Group, groups: Sequence[Group]) -> str:
+def _enough(group: SeedGroup, groups: Sequence[SeedGroup]) -> str:
     """As much of a group's name as tells it from the others."""
     own = list(group.parts.values())
     for count in range(1, len(own)):

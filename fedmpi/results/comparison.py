@@ -11,7 +11,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.records.history import SCORES, Record
 from fedmpi.results.costs import Spread, first_reached, judged, rises, spent
 from fedmpi.results.gather import OneRun
-from fedmpi.results.grouping import Block, Group, blocks_of
+from fedmpi.results.grouping import GroupsAlike, SeedGroup, blocks_of
 from fedmpi.results.intervals import Difference, paired
 
 COSTS = ("round", "samples", "megabytes", "virtual_seconds")
@@ -26,10 +26,10 @@ class Row:
 
     Attributes
     ----------
-    group : Group
+    group : SeedGroup
     final, best : Spread
         The metric in the end, and of the best evaluation.
-    reference : Group or None
+    reference : SeedGroup or None
         What it is compared with; None where there is nothing, and for a reference itself.
     common : tuple of int
         Seeds that both have.
@@ -43,10 +43,10 @@ class Row:
         What that took, over those.
     """
 
-    group: Group
+    group: SeedGroup
     final: Spread
     best: Spread
-    reference: Group | None = None
+    reference: SeedGroup | None = None
     common: tuple[int, ...] = ()
     difference: float | None = None
     interval: Difference | None = None
@@ -64,7 +64,7 @@ class Comparison:
     last : int
         Rounds in the end that are averaged over.
     target : float or None
-    blocks : list of (Block, list of Row)
+    blocks : list of (GroupsAlike, list of Row)
     left_out : list of OneRun
         Runs that are not finished, or have no such metric in the end.
     reference : str or None
@@ -74,7 +74,7 @@ class Comparison:
     metric: str
     last: int
     target: float | None
-    blocks: list[tuple[Block, list[Row]]]
+    blocks: list[tuple[GroupsAlike, list[Row]]]
     left_out: list[OneRun]
     reference: str | None = None
 
@@ -141,14 +141,14 @@ def in_percent(metric: str) -> bool:
     return metric.endswith(("accuracy", "f1"))
 
 
-def _references(groups: Sequence[Group], wanted: str | None) -> list[Group | None]:
+def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGroup | None]:
     """What each group is compared with; itself where it is a reference."""
     if wanted is None:
         return [groups[0]] * len(groups)
     whole = [group for group in groups if group.label.lower() == wanted.lower()]
     if whole:
         return [whole[0]] * len(groups)
-    found: list[Group | None] = []
+    found: list[SeedGroup | None] = []
     keys = {key for group in groups for key, value in group.parts.items() if value.lower() == wanted.lower()}
     for group in groups:
         alike = [
@@ -162,7 +162,7 @@ def _references(groups: Sequence[Group], wanted: str | None) -> list[Group | Non
     return found
 
 
-def _row(group: Group, reference: Group | None, metric: str, target: float | None, last: int) -> Row:
+def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: float | None, last: int) -> Row:
     finals = {seed: _late(run, metric, last) for seed, run in group.runs.items()}
     best = [(max if rises(metric) else min)(_curve(run, metric).values()) for run in group.runs.values()]
     reached = [cost for run in group.runs.values() if (cost := _cost(run, metric, target)) is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.loading import dotted, read_toml
+from fedmpi.config.layers import dotted, read_toml
 from fedmpi.records.history import Record
 from fedmpi.records.reading import ending_of, read_records, read_summary
 

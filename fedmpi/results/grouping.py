@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.base import written
-from fedmpi.config.loading import all_keys, unknown_key
+from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.records.changes import MAY_CHANGE
 from fedmpi.results.gather import OneRun
 
@@ -27,7 +27,7 @@ OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ in nothing but the seed.
 
     Attributes
@@ -48,24 +48,24 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Block:
+class GroupsAlike:
     """Groups on the same data, evaluated alike.
 
     Attributes
     ----------
     title : str
         Which data, where there are several blocks.
-    groups : list of Group
+    groups : list of SeedGroup
     notes : list of str
         What a reader has to know before comparing.
     """
 
     title: str
-    groups: list[Group]
+    groups: list[SeedGroup]
     notes: list[str]
 
 
-def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[Block]:
+def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlike]:
     """Finished runs, put together.
 
     Parameters
@@ -91,11 +91,11 @@ def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[Block]:
     blocks = []
     for values, together in found.items():
         title = ", ".join(f"{key} = {value}" for key, value in zip(keys, values, strict=True))
-        blocks.append(Block(title, _groups(together, by, data), _notes(together)))
+        blocks.append(GroupsAlike(title, _groups(together, by, data), _notes(together)))
     return blocks
 
 
-def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[Group]:
+def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[SeedGroup]:
     keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
     found: dict[tuple[str, ...], list[OneRun]] = {}
     for run in runs:
@@ -112,7 +112,7 @@ def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str
                 f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
                 f"--by {','.join([*by, key])} keeps them apart"
             )
-    return [Group(own, _by_seed(together)) for own, together in zip(parts, found.values(), strict=True)]
+    return [SeedGroup(own, _by_seed(together)) for own, together in zip(parts, found.values(), strict=True)]
 
 
 def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:

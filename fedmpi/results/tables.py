@@ -12,7 +12,7 @@ from rich.console import Console
 from fedmpi.common.terminal import paragraph, show_table
 from fedmpi.results.comparison import Comparison, Row, in_percent
 from fedmpi.results.costs import Spread
-from fedmpi.results.grouping import Block
+from fedmpi.results.grouping import GroupsAlike
 
 UNITS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
 """Of what was spent up to a target: the word, and digits."""
@@ -100,7 +100,7 @@ def as_latex(comparison: Comparison) -> str:
     return "\n".join(_tabular(comparison, block, rows) for block, rows in comparison.blocks)
 
 
-def _tabular(comparison: Comparison, block: Block, rows: Sequence[Row]) -> str:
+def _tabular(comparison: Comparison, block: GroupsAlike, rows: Sequence[Row]) -> str:
     heads, cells = _cells(comparison, rows, "*")
     lines = [f"% {block.title or comparison.metric}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]

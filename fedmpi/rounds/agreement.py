@@ -73,7 +73,7 @@ def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescrip
 
 
 @dataclass(frozen=True)
-class Attendance:
+class TakenClients:
     """Which of the plan's participants a rank took for its own in a round; summed over the ranks.
 
     Attributes
@@ -91,7 +91,7 @@ class Attendance:
     due: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, members: Ints, due: int, server: bool) -> Attendance:
+    def of(cls, plan: Plan, members: Ints, due: int, server: bool) -> TakenClients:
         """That of a rank which took the participants at the places `members`, `due` of them with rows."""
         mark = fingerprint(plan.round, plan.clients[members])
         if server:

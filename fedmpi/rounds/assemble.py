@@ -21,8 +21,8 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, data_options, options
-from fedmpi.data.copies.client_samples import Samples, client_samples, rebalancing_facts
-from fedmpi.data.shards import open_store
+from fedmpi.data.copies.client_samples import SampleSource, client_samples, rebalancing_facts
+from fedmpi.data.opening import open_store
 from fedmpi.data.watch import DataWatch
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses, Reference
@@ -95,7 +95,7 @@ class Experiment:
     config: Config
     cluster: Cluster
     streams: Streams
-    data: Samples
+    data: SampleSource
     model: FlatModel
     planner: Planner
     stratifier: Stratifier

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.choices import all_chosen, options_of_part
-from fedmpi.data.copies.client_samples import Samples
+from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
 from fedmpi.models.flat import FlatModel
@@ -40,7 +40,7 @@ class EvaluatedParts:
         The data lack a part that `evaluation.on` names; or options do not fit a metric.
     """
 
-    def __init__(self, config: Config, store: ShardStore, data: Samples):
+    def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
         self._data, self._rows = data, config.evaluation.batch_size
         self.metrics = [

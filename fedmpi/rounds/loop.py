@@ -16,7 +16,7 @@ from fedmpi.cluster import read_launch
 from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.plan import Plan
 from fedmpi.records.history import History, Record
-from fedmpi.records.progress import Display, Outlook, open_display
+from fedmpi.records.progress import Outlook, RoundDisplay, open_display
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import Listener, OnRound
@@ -87,7 +87,7 @@ class Simulation:
         self.listener = Listener(self.cluster, on_round)
         self.stop = stop or (lambda: False)
         self.progress = progress and self.cluster.is_server
-        self.display: Display | None = None
+        self.display: RoundDisplay | None = None
         self.outlook: Outlook | None = None
         self.unsettled: Record | None = None
         self.phases: dict[str, float] = {}
@@ -161,7 +161,7 @@ class Simulation:
             trainer.observer,
             trainer.relayed,
             trainer.work,
-            trainer.attendance,
+            trainer.taken,
             trainer.hooks.totals if trainer.hooks else None,
         )
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Loss:
+class LostRank:
     """A rank that died, for the summary.
 
     Attributes
@@ -71,7 +71,7 @@ class Recovery:
         That of the attempt which `state` is of.
     begun : bool
         Whether the run's folder has been taken: from then on it is this run's to go on with.
-    losses : list of Loss
+    losses : list of LostRank
         So far.
 
     Raises
@@ -86,7 +86,7 @@ class Recovery:
         self.state: Checkpoint | None = None
         self.history: History | None = None
         self.begun = False
-        self.losses: list[Loss] = []
+        self.losses: list[LostRank] = []
         self._processes: dict[int, Process] = {}
 
     def run(self, attempt: Callable[[Recovery], T]) -> T:
@@ -139,7 +139,7 @@ class Recovery:
             if process is not None:
                 take_for_dead(process)
             host, pid = (process.host, process.pid) if process else (None, None)
-            self.losses.append(Loss(rank, host, pid, phase, None if round < 0 else round, None, left))
+            self.losses.append(LostRank(rank, host, pid, phase, None if round < 0 else round, None, left))
 
     def went_on(self, round: int) -> None:
         """Note, and say on the first rank that lives, from which round the run goes on after the latest losses."""

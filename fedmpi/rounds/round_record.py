@@ -14,7 +14,8 @@ from torch import Tensor
 import fedmpi
 from fedmpi.common.plan import Plan
 from fedmpi.config.base import written
-from fedmpi.config.loading import flat_table, words_about_digits
+from fedmpi.config.layers import words_about_digits
+from fedmpi.config.writing import flat_table
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.records.history import Record
 from fedmpi.records.participants import clients_as_text

@@ -19,9 +19,10 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.choices import data_options
-from fedmpi.config.loading import flat_table
+from fedmpi.config.writing import flat_table
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
-from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.shards import ShardStore
 from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import digests, foreign_choices, part_sources, plugin_files
 from fedmpi.records.provenance import versions

@@ -22,6 +22,7 @@ from fedmpi.common.plan import Plan, learning_rate
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import Config
 from fedmpi.config.checks import weighs_twice
 from fedmpi.config.choices import chosen, options
@@ -37,7 +38,7 @@ from fedmpi.privacy.size_estimates import (
 from fedmpi.privacy.updates import planned_participants
 from fedmpi.rounds.accounts import Accounts
 from fedmpi.samples.row_rule import RowRule
-from fedmpi.samples.rules import offsets_of, used_counts
+from fedmpi.samples.rules import used_counts
 
 log = logging.getLogger("fedmpi")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from fedmpi.local.hooks import Hooks
 from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, planned_participants
 from fedmpi.rounds.sum import RoundTotals
+
+LARGEST_POWER = 1023
+"""Of two, among floats."""
 
 
 class ServerStep:
@@ -69,8 +74,9 @@ class ServerStep:
             add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
         if self.hooks is None:
             return update
-        sums = totals.sums
-        facts = Totals(self.clients, round(sums["clients"]), sums["weight"], divisor, plan.round, plan.lr)
+        weight = math.ldexp(totals.sums["weight"], -round(totals.sums["power"]))
+        true_divisor, participants = weight if self._divides(plan, totals) else 1.0, round(totals.sums["clients"])
+        facts = Totals(self.clients, participants, weight, true_divisor, plan.round, plan.lr)
         return self.hooks.server_step(update, totals.further, facts)
 
     @property
@@ -79,6 +85,10 @@ class ServerStep:
         return bool(self.config.aggregation.rule != "mean")
 
     def divisor(self, plan: Plan, totals: RoundTotals) -> float:
-        """What the sum of updates is divided by: the total weight of those who returned one, or 1."""
-        weight = totals.sums["weight"]
-        return weight if plan.normalise and weight > 0 and not self.combines else 1.0
+        """What the sum of updates, as it is scaled, is divided by: the total weight of those who returned one, or 1."""
+        if self._divides(plan, totals):
+            return totals.sums["weight"]
+        return math.ldexp(1.0, min(round(totals.sums["power"]), LARGEST_POWER))
+
+    def _divides(self, plan: Plan, totals: RoundTotals) -> bool:
+        return plan.normalise and totals.sums["weight"] > 0 and not self.combines

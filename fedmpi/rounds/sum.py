@@ -29,9 +29,21 @@ from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.agreement import Attendance
+from fedmpi.rounds.agreement import TakenClients
 
-SUMS = ("weight", "clients", "samples", "steps", "loss_sum", "loss_count", "stop", "visits", "hops", "diverged")
+SUMS = (
+    "weight",
+    "clients",
+    "samples",
+    "steps",
+    "loss_sum",
+    "loss_count",
+    "stop",
+    "visits",
+    "hops",
+    "diverged",
+    "power",
+)
 ATTENDED = ("places", "fingerprint", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
 Around = Callable[[Accumulator], CombinedSum | JudgedSum]
@@ -48,7 +60,8 @@ class RoundTotals:
     update : Tensor float32 (d,)
         Σ c_k Δ_k.
     sums : dict
-        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`).
+        The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`); the update and "weight" are the true ones times
+        2**power.
     busy, load, idle : float64 (ranks,)
         Seconds every rank spent on local work, of these on loading data, and waiting for mediators' models.
     rows, steps : float64 (ranks,)
@@ -148,15 +161,16 @@ class RoundSum:
         observer: UpdateObserver | None,
         relayed: RelayReport | None,
         work: tuple[float, float],
-        attendance: Attendance,
+        taken: TakenClients,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
         """Put this rank's metrics, and what it observed of single updates, beside its update."""
         self.updates.flush()
         for vectors in self.further.values():
             vectors.flush()
+        judged = self.around if isinstance(self.around, JudgedSum) else None
         sums = [
-            self.around.weight if isinstance(self.around, JudgedSum) else report.weight,
+            report.weight if judged is None else judged.weight,
             report.clients,
             report.samples,
             report.steps,
@@ -166,9 +180,10 @@ class RoundSum:
             relayed.visits if relayed else 0,
             relayed.hops if relayed else 0,
             report.diverged,
-            attendance.places,
-            attendance.fingerprint,
-            attendance.due,
+            0 if judged is None else judged.power,
+            taken.places,
+            taken.fingerprint,
+            taken.due,
         ]
         moments = observer.moments() if observer else UpdateMoments()
         observed = [

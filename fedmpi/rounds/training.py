@@ -21,7 +21,7 @@ from fedmpi.local.observer import UpdateObserver
 from fedmpi.local.work import LocalRule, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
-from fedmpi.rounds.agreement import Attendance, check_work
+from fedmpi.rounds.agreement import TakenClients, check_work
 from fedmpi.rounds.homes import Homes
 from fedmpi.rounds.placement import planned_work
 from fedmpi.rounds.traffic_count import keeps_moments
@@ -68,7 +68,7 @@ class Trainer:
         What this rank did for mediators in the last round; None in a star and where nobody took part.
     work : (float, float)
         Gradients of one sample, and steps not merged, of this rank in the last round.
-    attendance : Attendance
+    taken : TakenClients
         Which participants this rank took for its own in the last round.
     steady : bool
         Whether the last round took as long as such rounds do: not the first one, and no trial of engines in it.
@@ -110,7 +110,7 @@ class Trainer:
         )
         self.relayed: RelayReport | None = None
         self.work = (0.0, 0.0)
-        self.attendance = Attendance()
+        self.taken = TakenClients()
         self.steady = False
         self._rounds = 0
 
@@ -192,7 +192,7 @@ class Trainer:
         return self.relayed.work
 
     def _attend(self, plan: Plan, members: np.ndarray, due: int) -> None:
-        self.attendance = Attendance.of(plan, members, due, self.cluster.is_server)
+        self.taken = TakenClients.of(plan, members, due, self.cluster.is_server)
 
     def _train_rows(
         self, sampled: SampledRows, plan: Plan, model: Tensor, rule: LocalRule, total: Accumulator

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from fedmpi.common.plan import Plan
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import Config
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.optimizers import own_optimizer
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.rounds.balance import Balance
 from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost
 from fedmpi.rounds.workers import Layout
 from fedmpi.samples.row_rule import RowRule
-from fedmpi.samples.rules import holders, offsets_of
+from fedmpi.samples.rules import holders
 from fedmpi.samples.sampled_rows import SampledRows
 
 
@@ -166,7 +167,7 @@ class Worker:
         """Planned cost of the evaluation of the round before, which rank 0 does first."""
         return self.evaluation_cost if round > 0 and round % self.config.evaluation.every == 0 else 0.0
 
-    def tasks(self, plan: Plan, members: np.ndarray) -> list[Task]:
+    def tasks(self, plan: Plan, members: np.ndarray) -> list[ClientTask]:
         """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
         weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
         if self.uses_all(plan):
@@ -179,7 +180,7 @@ class Worker:
         clients, coefficients = plan.clients[members], plan.coefficients[members]
         factors = coefficients * counted if plan.per_sample else coefficients
         return [
-            Task(client, chosen, factor)
+            ClientTask(client, chosen, factor)
             for client, chosen, factor, count in zip(
                 clients.tolist(), rows, factors.tolist(), used.tolist(), strict=True
             )

@@ -14,6 +14,7 @@ from pydantic import Field
 from fedmpi.common.decorators import row_rule
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.samples.row_rule import Pool
 
 BERNOULLI_BLOCK = 2**16
@@ -49,24 +50,6 @@ def exact(pool: Pool) -> Ints:
     """Exactly K of the pooled samples: the batch of centralised training."""
     assert pool.wanted is not None
     return exact_rows(pool.streams, pool.round, pool.sizes, pool.wanted, pool.start, pool.stop)
-
-
-def offsets_of(sizes: Ints) -> Ints:
-    """Where each participant's samples begin on the cohort's axis.
-
-    Parameters
-    ----------
-    sizes : int64 (m,)
-        Samples of each participant.
-
-    Returns
-    -------
-    int64 (m + 1,)
-        Starts, and the total as the last value.
-    """
-    offsets = np.zeros(sizes.size + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    return offsets
 
 
 def bernoulli_rows(
@@ -199,7 +182,7 @@ def split(positions: Ints, offsets: Ints) -> tuple[Ints, list[Ints]]:
     positions : int64 (r,)
         Sorted positions.
     offsets : int64 (m + 1,)
-        From `offsets_of`.
+        From `whole_numbers.offsets_of`.
 
     Returns
     -------

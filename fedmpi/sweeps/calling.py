@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import RunFailure, UserError
-from fedmpi.sweeps.display import Display
+from fedmpi.sweeps.display import SweepDisplay
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.runner import run_sweep
 
@@ -56,7 +56,7 @@ def sweep(
     planned = plan_sweep(given, None if out is None else Path(out), ranks=ranks)
     ask = stop or (lambda: False)
     if progress:
-        with Display(len(planned.runs)) as shown:
+        with SweepDisplay(len(planned.runs)) as shown:
             outcomes = run_sweep(planned, planned.runs, jobs, ask, shown.tell, shown.done, shown.working)
         shown.table(planned, outcomes)
     else:

@@ -39,7 +39,7 @@ def _state(run: PlannedRun, standing: Standing) -> str:
     return standing.state
 
 
-class Display:
+class SweepDisplay:
     """Lines about runs, and on a terminal one at the bottom about those at work.
 
     Parameters
@@ -54,7 +54,7 @@ class Display:
         self._console = console()
         self._live = Live(console=self._console, refresh_per_second=4) if on_terminal() else None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> SweepDisplay:
         if self._live is not None:
             self._live.start()
         return self

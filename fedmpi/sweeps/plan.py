@@ -16,21 +16,14 @@ from typing import Any
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.registry import DIGITS
 from fedmpi.config import Config
-from fedmpi.config.loading import (
-    ALTERNATIVES,
-    OF_A_SWEEP,
-    all_keys,
-    assignments,
-    build_config,
-    config_toml,
-    nested,
-    read_toml,
-    unknown_key,
-)
+from fedmpi.config.keys import all_keys, unknown_key
+from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested, read_toml
+from fedmpi.config.loading import build_config
+from fedmpi.config.writing import config_toml
 from fedmpi.sweeps.labels import run_name, short_keys, shown_value
 from fedmpi.sweeps.prepared import Preparation, words_of
 
-Table = dict[str, Any]
+Values = dict[str, Any]
 MOST_RUNS = 100_000
 MOST_RANKS = 4096
 SEED = "{seed}"
@@ -59,7 +52,7 @@ class PlannedRun:
     index: int
     name: str
     folder: Path
-    labels: Table
+    labels: Values
     config: Config
     data: Preparation | None
 
@@ -89,8 +82,8 @@ class Sweep:
 class Variant:
     """A choice of settings: what it sets, what it crosses, and its label."""
 
-    label: Table
-    fixed: Table
+    label: Values
+    fixed: Values
     crossed: dict[str, list[Any]]
 
 
@@ -149,16 +142,16 @@ def plan_sweep(
     return Sweep(origin, folder, _ranks(swept.get("ranks", 1) if ranks is None else ranks, origin), tuple(runs))
 
 
-def _combinations(swept: Table, origin: str, chosen: Table) -> Iterator[tuple[Table, Table]]:
+def _combinations(swept: Values, origin: str, chosen: Values) -> Iterator[tuple[Values, Values]]:
     """(labels, values by key) of every run, in the order of the file."""
     axes = _axes({key: value for key, value in swept.items() if key != "ranks" and not _is_variants(value)}, origin)
     named = [
         [_variant(kind, table, origin) for table in tables] for kind, tables in swept.items() if _is_variants(tables)
     ]
     for together in product(*named):
-        fixed: Table = {}
+        fixed: Values = {}
         crossed: dict[str, list[Any]] = {}
-        label: Table = {}
+        label: Values = {}
         for variant in together:
             if twice := sorted(({**fixed, **crossed}).keys() & {**variant.fixed, **variant.crossed}.keys()):
                 names = " and ".join(map(str, {**label, **variant.label}.values()))
@@ -173,7 +166,7 @@ def _combinations(swept: Table, origin: str, chosen: Table) -> Iterator[tuple[Ta
             yield label | own, fixed | own
 
 
-def _axes(table: Table, origin: str) -> dict[str, list[Any]]:
+def _axes(table: Values, origin: str) -> dict[str, list[Any]]:
     """Lists of values by key."""
     axes = {}
     known = [*all_keys(), "ranks", "run"]
@@ -203,7 +196,7 @@ def _is_variants(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
 
 
-def _variant(kind: str, table: Table, origin: str) -> Variant:
+def _variant(kind: str, table: Values, origin: str) -> Variant:
     """One of the [[sweep.KIND]] tables."""
     where = f"{origin}: [[sweep.{kind}]]"
     if kind in Config.model_fields or kind in ("ranks", "prepare"):
@@ -232,10 +225,10 @@ def _with_alternatives(keys: Mapping[str, Any]) -> set[str]:
 
 
 def _configured(
-    base: Table,
-    values: Table,
+    base: Values,
+    values: Values,
     settings: Sequence[str],
-    prepared: Mapping[str, Table],
+    prepared: Mapping[str, Values],
     origin: str,
     name: str,
     out: Path,
@@ -258,7 +251,7 @@ def _configured(
     return _built([*layers, (origin, {"data": {"shards": str(data.folder)}})], origin, name), data
 
 
-def _built(layers: list[tuple[str, Table]], origin: str, name: str) -> Config:
+def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
     try:
         return build_config(layers)
     except UserError as error:
@@ -267,7 +260,7 @@ def _built(layers: list[tuple[str, Table]], origin: str, name: str) -> Config:
         raise UserError(f"{origin}, run {name}: {error}") from error
 
 
-def _preparations(table: Table, origin: str) -> dict[str, Table]:
+def _preparations(table: Values, origin: str) -> dict[str, Values]:
     """[prepare] tables by name, "" where there is just one; what stands in [prepare] itself holds for all."""
     named = {name: value for name, value in table.items() if isinstance(value, Mapping)}
     common = {name: value for name, value in table.items() if name not in named}
@@ -279,7 +272,7 @@ def _preparations(table: Table, origin: str) -> dict[str, Table]:
 
 
 def _preparation(
-    name: str, options: Table, changed: Table, seed: Any, origin: str, out: Path, short: Mapping[str, str]
+    name: str, options: Values, changed: Values, seed: Any, origin: str, out: Path, short: Mapping[str, str]
 ) -> Preparation:
     where = f"{origin}: [prepare{f'.{name}' if name else ''}]"
     given = {**options, **changed}
@@ -291,7 +284,7 @@ def _preparation(
     )
     filled = {key: _filled(value, seed) for key, value in given.items()}
     words = words_of(filled, where)
-    labels: Table = {PREPARE + key: value for key, value in changed.items()} | ({"seed": seed} if by_seed else {})
+    labels: Values = {PREPARE + key: value for key, value in changed.items()} | ({"seed": seed} if by_seed else {})
     title = name or str(filled["dataset"])
     ends = {key: key.removeprefix(PREPARE) for key in labels}
     varied = run_name({"preset": title, **labels}, (), {**ends, **short})
@@ -336,7 +329,7 @@ def _ranks(given: Any, origin: str) -> int:
     return given
 
 
-def _table(value: Any, where: str) -> Table:
+def _table(value: Any, where: str) -> Values:
     if not isinstance(value, Mapping):
         raise UserError(f"{where} is a table of keys: write [{where.rpartition(' ')[2]}] and its keys below it")
     return dict(value)

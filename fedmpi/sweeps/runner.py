@@ -31,7 +31,7 @@ from fedmpi.sweeps.standing import CONFIGURATION, OUTPUT, Standing, announce, lo
 POLLED, POLLED_OTHERS = 0.1, 1.0
 """Seconds between two looks at own processes, and at runs of others."""
 
-Ending = Literal["finished", "failed", "stopped"]
+RunEnding = Literal["finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Outcome:
     """
 
     run: PlannedRun
-    ending: Ending
+    ending: RunEnding
     standing: Standing
     seconds: float = 0.0
     why: str = ""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.registry import resolve
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
-from fedmpi.tasks.metrics import ALWAYS, Metric, Tally
+from fedmpi.tasks.metrics import ALWAYS, Metric, MetricTally
 
 BUILT_IN = tuple(Metric(resolve("metric", name)) for name in ALWAYS)
 """Accuracy and macro-F1."""
@@ -66,7 +66,7 @@ def evaluate(
     """
     was_training = module.training
     module.eval()
-    total, tally = 0.0, Tally(metrics)
+    total, tally = 0.0, MetricTally(metrics)
     with torch.inference_mode():
         for start in range(0, len(y), batch_size):
             labels = y[start : start + batch_size]

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.common.calling import kept_generators, naming, refuse_result, takes
+from fedmpi.common.calling import is_complex, naming, refuse_result, takes
 from fedmpi.common.errors import UserError
+from fedmpi.common.generators import kept_generators
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register, resolve
 
@@ -112,6 +113,8 @@ class Loss:
             losses = self._function(outputs, targets)
         if not isinstance(losses, torch.Tensor) or losses.shape != outputs.shape[:1]:
             raise refuse_result(self.part, _wrong_shape(losses, len(outputs)))
+        if is_complex(losses):
+            raise refuse_result(self.part, "returned complex numbers: return real ones")
         return losses if losses.dtype == outputs.dtype else losses.to(outputs.dtype)
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:

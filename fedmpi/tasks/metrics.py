@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register
@@ -190,7 +190,7 @@ class Metric:
             if not isinstance(value, Number | np.ndarray | np.generic):
                 raise refuse_result(self.part, f"returned a {type(value).__name__} for {name!r}: return sums, numbers")
             value = torch.as_tensor(value)
-        if value.is_complex():
+        if is_complex(value):
             raise refuse_result(self.part, f"returned complex numbers for {name!r}: return real ones")
         kept: Tensor = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64)
         return kept
@@ -198,11 +198,11 @@ class Metric:
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, np.ndarray | torch.Tensor):
-        return value.ndim == 0
+        return value.ndim == 0 and not is_complex(value)
     return isinstance(value, Number) and not isinstance(value, complex)
 
 
-class Tally:
+class MetricTally:
     """What some metrics come to over batches.
 
     Parameters

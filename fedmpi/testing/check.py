@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
+from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.registry import KINDS, Part
 
 FALSE_ALARM = 1e-4
@@ -114,41 +113,20 @@ def leaves_generators_alone(exercise: Callable[[], object]) -> str:
     CheckFailed
         Naming those that were drawn from or seeded.
     """
-    states = _states()
-    try:
+    with kept_generators():
+        before = generator_states()
         exercise()
-        drawn = [name for name, state in _states().items() if state != states[name]]
-    finally:
-        _put_back(states)
+        drawn = drawn_from(before)
     given = "the generator that the part is given (view.generator, client.generator), or one of your own with a seed"
     demand(not drawn, f"it draws from, or seeds, the global generator of {' and '.join(drawn)}: use {given}")
     return "random, numpy and torch as before"
 
 
-def _states() -> dict[str, Any]:
-    kind, keys, place, *cached = np.random.get_state()  # noqa: NPY002
-    return {
-        "random": random.getstate(),
-        "numpy": (kind, np.asarray(keys).tobytes(), place, *cached),
-        "torch": torch.default_generator.get_state().numpy().tobytes(),
-    }
-
-
-def _put_back(states: dict[str, Any]) -> None:
-    random.setstate(states["random"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002
-    torch.default_generator.set_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
-
-
 def same_twice(exercise: Callable[[], list[np.ndarray]]) -> str:
     """Do something twice, each time with a part made afresh and the same generators: the results must be the same."""
-    states = _states()
-    try:
+    with kept_generators():
         first, second = exercise(), exercise()
-    finally:
-        _put_back(states)
-    same = len(first) == len(second) and all(map(_equal, first, second))
+    same = len(first) == len(second) and all(map(_same_values, first, second))
     demand(
         same,
         "the same input and the same generator gave two different results: what it returns must follow from what it "
@@ -157,5 +135,5 @@ def same_twice(exercise: Callable[[], list[np.ndarray]]) -> str:
     return f"{len(first)} results, equal both times"
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_values(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other, equal_nan=np.issubdtype(np.asarray(one).dtype, np.floating))

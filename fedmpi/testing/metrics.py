@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from fedmpi.tasks.metrics import Metric, Tally
+from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.losses import made_up_outputs
 
@@ -36,7 +36,7 @@ def bare(subject: Subject) -> list[np.ndarray]:
 def numbers(subject: Subject, batches: Sequence[int]) -> dict[str, float]:
     """What a run would record of some samples, cut into batches of these sizes."""
     outputs, targets = made_up_outputs()
-    tally = Tally([Metric(subject.part, subject.options)])
+    tally = MetricTally([Metric(subject.part, subject.options)])
     for x, y in zip(torch.split(outputs, list(batches)), torch.split(targets, list(batches)), strict=True):
         tally.add(x, y)
     return tally.numbers()

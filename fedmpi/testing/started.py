@@ -53,7 +53,7 @@ LAST_LINES = 6
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a run came to.
 
     Attributes
@@ -81,7 +81,7 @@ class Starts:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._tried: set[tuple[int, bool]] = set()
 
-    def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> Outcome:
+    def outcome(self, subject: Subject, ranks: int, resumed: bool = False) -> RunOutcome:
         """The outcome of a part's run.
 
         Raises
@@ -147,7 +147,7 @@ def _same_at(starts: Starts, ranks: int) -> Callable[[Subject], str]:
     return lambda subject: _same(starts.outcome(subject, 1), starts.outcome(subject, ranks))
 
 
-def _same(one: Outcome, other: Outcome) -> str:
+def _same(one: RunOutcome, other: RunOutcome) -> str:
     """Compare two runs round by round, and their models."""
     demand(len(one.records) == len(other.records), f"{len(other.records)} rounds instead of {len(one.records)}")
     for t, (left, right) in enumerate(zip(one.records, other.records, strict=True)):
@@ -162,13 +162,13 @@ def _same(one: Outcome, other: Outcome) -> str:
     return f"{len(one.records)} rounds, models within {apart:.1g}"
 
 
-def _outcome_of(folder: Path, evaluated: bool) -> Outcome:
+def _outcome_of(folder: Path, evaluated: bool) -> RunOutcome:
     held = load_file(folder / "model.safetensors")
     model = np.concatenate([held[name].ravel().astype(np.float64) for name in sorted(held)])
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     kept = [key for key in records[-1] if key in COMPARED or (evaluated and key.startswith("test_"))]
-    return Outcome(model, [{key: record[key] for key in kept if key in record} for record in records])
+    return RunOutcome(model, [{key: record[key] for key in kept if key in record} for record in records])
 
 
 def _failed(out: Path) -> Path:

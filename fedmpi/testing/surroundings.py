@@ -9,8 +9,8 @@ import numpy as np
 from fedmpi.clients.attendance import chances
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
-from fedmpi.data.arrays import arrays_of
 from fedmpi.data.divergence import target_distribution
+from fedmpi.data.opening import open_store
 from fedmpi.mediators.groups import checked_mediators
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import cost
@@ -91,4 +91,5 @@ def data_checks(subject: Subject) -> Iterator[Check]:
 
 
 def _digest(subject: Subject) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(arrays_of(subject.choice, subject.options).digest), np.uint8)
+    store = open_store(subject.choice, subject.options)
+    return np.frombuffer(bytes.fromhex(store.manifest.train[0].sha256), np.uint8)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.shards import open_store
 from fedmpi.local.sequential import WorkingMemory
 from fedmpi.local.work import LocalRule, OwnOptimizer
 from fedmpi.models import build

@@ -19,7 +19,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 
-Kind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
+TransportKind = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 
 BUCKET = 512
 """Values that share a scale in 8-bit updates, as in QSGD (Alistarh et al. 2017)."""
@@ -48,7 +48,7 @@ class Transport:
         Rounding is drawn from (TRANSPORT, round, client).
     """
 
-    def __init__(self, kind: Kind, fraction: float, error_feedback: bool, streams: Streams):
+    def __init__(self, kind: TransportKind, fraction: float, error_feedback: bool, streams: Streams):
         self.kind, self.fraction, self.streams = kind, fraction, streams
         self.residuals: dict[int, Tensor] | None = {} if error_feedback else None
 
@@ -98,7 +98,7 @@ class Transport:
         self.residuals = {client: row.clone() for client, row in rows if client in owned}
 
 
-def upload_bits(kind: Kind, fraction: float, values: int) -> Fraction:
+def upload_bits(kind: TransportKind, fraction: float, values: int) -> Fraction:
     """Bits per value of an update of d values, places and scales included."""
     if kind == "topk":
         sent = kept_values(fraction, values)
@@ -138,7 +138,7 @@ def quantise(update: Tensor, draws: Tensor) -> Tensor:
     return update
 
 
-def round_to_format(update: Tensor, draws: Tensor, kind: Kind) -> Tensor:
+def round_to_format(update: Tensor, draws: Tensor, kind: TransportKind) -> Tensor:
     """Round to one of the two neighbouring values of a 16-bit float format, in place.
 
     Parameters

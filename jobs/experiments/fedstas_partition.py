@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 
 CLIENTS, SAMPLES, CLASSES = 100, 600, 10
 

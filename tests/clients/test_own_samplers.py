@@ -15,7 +15,7 @@ from fedmpi.clients.view import View
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.rounds.assemble import Experiment

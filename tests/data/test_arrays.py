@@ -13,8 +13,9 @@ import torch
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.data.arrays import ClientArrays
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
-from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
 from tests.data_prep.command import main
 from tests.end_to_end.runs import TIMINGS

@@ -17,7 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.data.copies.class_copies import rebalance, source_rows
 from fedmpi.data.copies.warps import AugmentedData, WarpRanges, warp, warps_of
-from fedmpi.data.shards import ShardStore, open_folder, open_store
+from fedmpi.data.opening import open_store
+from fedmpi.data.shards import ShardStore, open_folder
 from fedmpi.data.source import ClientData
 
 STREAMS = Streams(5)

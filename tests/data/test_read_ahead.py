@@ -11,11 +11,11 @@ import pytest
 
 from data_prep.partitions import Partition
 from data_prep.writer import write_shards
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data import shards
-from fedmpi.data.assignment import offsets_of
 from fedmpi.data.embedded import open_digits
-from fedmpi.data.read_ahead import MOST_BYTES, MOST_RANGES, NEIGHBOURS, Request, read_ahead
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
+from fedmpi.data.read_ahead import MOST_BYTES, MOST_RANGES, NEIGHBOURS, ReadRequest, read_ahead
 from tests.data.conftest import small_raw
 
 SIDE, ROWS, CLIENTS = 64, 64, 24
@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What the store asks the system to read: the bytes of the files, range by range."""
     found: list[bytes] = []
 
-    def note(requests: list[Request]) -> None:
+    def note(requests: list[ReadRequest]) -> None:
         read_ahead(requests)  # the system takes it
         for request in requests:
             found.extend(
@@ -97,7 +97,7 @@ class Noting:
 
 def asked_for(starts: list[int], stops: list[int], requests: int = 1) -> list[tuple[int, int]]:
     noting = Noting()
-    read_ahead([Request(noting, np.array(starts), np.array(stops))] * requests)  # type: ignore[arg-type]
+    read_ahead([ReadRequest(noting, np.array(starts), np.array(stops))] * requests)  # type: ignore[arg-type]
     return noting.asked
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fedmpi.common.errors import UserError
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from fedmpi.data.shards import open_store
 
 Write = Callable[..., Path]
 SIZES = [3, 1, 7, 4, 5]

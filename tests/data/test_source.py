@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
-from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData, Normaliser
 
 SIZES = [3, 1, 7, 4, 5]

@@ -12,7 +12,7 @@ import pytest
 import fedmpi
 from fedmpi.common.errors import RunFailure
 from fedmpi.data import watch
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 from tests.end_to_end.runs import TIMINGS, curve
 

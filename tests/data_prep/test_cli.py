@@ -16,8 +16,8 @@ from data_prep.datasets.registry import DATASETS
 from data_prep.listing import flag
 from data_prep.partitions import PARTITIONS
 from fedmpi.common.errors import UserError
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PARTIAL, read_manifest
-from fedmpi.data.shards import open_store
 from tests.data_prep.command import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from data_prep.text import tokens
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.inspect.report import inspect_folder
 from tests.data_prep.command import main
 

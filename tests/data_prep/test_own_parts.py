@@ -11,7 +11,7 @@ import pytest
 from data_prep.partitions import partition
 from fedmpi.common.errors import PartFailure
 from fedmpi.common.registry import resolve
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 
 OWN = """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sizes import largest_remainders, lognormal_sizes, relative_sizes, whole_sizes
+from data_prep.sizes import in_proportion, lognormal_sizes, relative_sizes, whole_sizes
 from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import fill_by_mix, level_down
 from tests.data_prep.partition_draws import counts_of, draw
@@ -112,7 +112,7 @@ def test_the_sample_that_everyone_gets_is_part_of_a_clients_share() -> None:
 def test_whole_sizes_keep_the_total_and_give_everyone_one(relative, extra) -> None:
     sizes = whole_sizes(np.array(relative), len(relative) + extra)
     assert sizes.sum() == len(relative) + extra and sizes.min() >= 1
-    shares = largest_remainders(np.array(relative), extra)
+    shares = in_proportion(np.array(relative), extra)
     exact = np.array(relative) / sum(relative) * extra
     assert shares.sum() == extra and (np.abs(shares - exact) <= 1 + 1e-9).all()
 

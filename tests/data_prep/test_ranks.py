@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from tests.mpi.launch import find_mpiexec, finish_job, run_mpi, start_job
 
 PREPARE = ["-m", "data_prep", "digits", "--partition", "lognormal", "--clients", "40"]

@@ -23,9 +23,9 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.data.assignment import offsets_of
+from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from fedmpi.data.shards import open_store
 
 ROWS, CLASSES = 500, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 1, 4, 4), dtype=np.uint8)

@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.choices import options
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.updates.attacks import FlippedLabels
 from tests.end_to_end import own_sums
@@ -297,6 +297,54 @@ def test_attackers_are_the_same_on_three_ranks(tmp_path: Path) -> None:
         summary = json.loads((out / "summary.json").read_text())
         told.append((summary["attackers"], (out / "model.safetensors").read_bytes()))
     assert told[0] == told[1] and len(told[0][0]) == 4
+
+
+class Tells(fedmpi.LocalAlgorithm):
+    """Plain steps; keeps what the server is told of a round."""
+
+    def server_step(self, server: Any, update: torch.Tensor, sums: Any, totals: Any) -> torch.Tensor:
+        TOLD.append(totals)
+        return update
+
+
+TOLD: list[Any] = []
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("unit", [3e-3, 40.0, 2.0**-300])
+def test_judged_weights_are_told_and_divided_by_as_they_are(normalised: bool, unit: float) -> None:
+    class Judging:
+        def __call__(self, cohort: Any, sizes: np.ndarray) -> np.ndarray:
+            return np.ones(len(cohort.clients))
+
+        def after(self, work: Any) -> float:
+            return unit * (work.client + 1) * work.coefficient
+
+    def planned(cohort: Any, sizes: np.ndarray) -> np.ndarray:
+        return unit * (cohort.clients + 1)
+
+    TOLD.clear()
+    settings = {
+        "participation.clients": "all",
+        "rounds": 2,
+        "model.hidden": [6],
+        "aggregation.lr": min(1, 1 / unit / 15),
+    }
+    given = [
+        fedmpi.run(
+            {
+                **settings,
+                "local.algorithm": algorithm,
+                "aggregation.weights": fedmpi.weights(normalised=normalised)(own),
+            },
+            data="digits:clients=5",
+        )
+        for algorithm, own in ((Tells, Judging), ("plain", planned))
+    ]
+    assert [totals.weight for totals in TOLD] == pytest.approx([15 * unit] * 2, rel=1e-12)
+    assert [totals.divisor for totals in TOLD] == pytest.approx([15 * unit if normalised else 1.0] * 2, rel=1e-12)
+    judged, plain = (torch.cat([value.flatten() for value in run.model.state_dict().values()]) for run in given)
+    torch.testing.assert_close(judged, plain, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_judge_are_told_the_losses_of_the_runs_own_loss() -> None:

@@ -16,8 +16,8 @@ from data_prep.writer import write_shards
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import load_config
-from fedmpi.data.assignment import offsets_of
 from fedmpi.rounds.server import Planner
 from tests.end_to_end.in_process import Run, run, run_into
 from tests.privacy.test_gaussian_dp import gaussian_epsilon

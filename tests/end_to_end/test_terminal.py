@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedmpi.common.terminal import spoken
-from fedmpi.records.progress import Outlook, Task, open_display
+from fedmpi.records.progress import Outlook, Progress, open_display
 from tests.end_to_end.runs import SECONDS, run_on_terminal
 from tests.mpi.launch import run_alone
 
@@ -102,7 +102,7 @@ def test_a_launched_run_prints_plain_lines_even_on_a_terminal(
 
 
 def test_the_line_of_a_run_gives_up_first_what_matters_least() -> None:
-    task = Task(1000, 0)
+    task = Progress(1000, 0)
     task.update({"round": 9, "train_loss": 1.5, "test_accuracy": 0.25, "participants": 4, "seconds": 2.0})
     for width in range(30, 200):
         assert len(task.line(width)) <= width

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.tasks.evaluation import evaluate
 from tests.data_prep.command import main

@@ -13,7 +13,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, staying, wait_for_rounds
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 

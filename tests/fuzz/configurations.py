@@ -17,7 +17,7 @@ import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import KINDS, parts
 from fedmpi.config import Config, build_config, config_toml, presets
-from fedmpi.config.loading import flat_table
+from fedmpi.config.writing import flat_table
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 
 Case = tuple[str | None, dict[str, Any]]

@@ -23,7 +23,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from data_prep.partitions import partition
 from data_prep.writer import write_shards
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from tests.fuzz.verdict import Finding, outcome
 
 Case = tuple[str, str, Any]

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.data.assignment import offsets_of
+from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, MANIFEST, OFFSETS
-from fedmpi.data.shards import ShardStore, open_store
+from fedmpi.data.shards import ShardStore
 from fedmpi.inspect.report import inspect_store
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 

@@ -20,8 +20,8 @@ from data_prep.__main__ import run as data_prep
 from fedmpi.common.errors import ClientFailure, PartFailure, RunFailure, UserError
 from fedmpi.common.registry import load
 from fedmpi.config import load_config
-from fedmpi.config.loading import LARGEST_FILE
-from fedmpi.data.shards import open_store
+from fedmpi.config.layers import LARGEST_FILE
+from fedmpi.data.opening import open_store
 from fedmpi.inspect.report import inspect_store
 from fedmpi.process.guard import run_guarded
 from fedmpi.records.recorder import WRITTEN

@@ -26,6 +26,10 @@ ADAPTIVE = f"{SOME} aggregation.lr=0.02"
 
 
 OPTIONS: dict[tuple[str, str], Key] = {
+    ("digits", "clients"): Key(SOME, ("9", "12"), "cohort"),
+    ("digits", "partition"): Key(SOME, ("iid", "dirichlet"), "rows"),
+    ("digits", "alpha"): Key(SOME, ("0.3", "3"), "rows"),
+    ("digits", "seed"): Key(SOME, ("0", "1"), "rows"),
     ("weighted", "replace"): Key(f"{S} participation.count=9", ("true", "false"), "cohort"),
     ("importance", "design"): Key(
         f"{S} participation.count=4 participation.features=full-gradient rounds=1",

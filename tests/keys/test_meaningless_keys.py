@@ -8,7 +8,7 @@ import pytest
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
-from fedmpi.config.checks import RELEVANCE
+from fedmpi.config.relevance import conditions
 from tests.keys.entries import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
 HISTOGRAM = f"{DRAWN} participation.features=label-histogram participation.draw=uniform"
@@ -77,7 +77,7 @@ NOWHERE: dict[str, list[str]] = {
 
 
 def test_every_condition_is_tried():
-    assert {setting.partition("=")[0] for setting in NOWHERE} == set(RELEVANCE)
+    assert {setting.partition("=")[0] for setting in NOWHERE} == set(conditions())
 
 
 @pytest.mark.parametrize("setting", NOWHERE)

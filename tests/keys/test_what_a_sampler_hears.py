@@ -8,7 +8,7 @@ import pytest
 import fedmpi
 from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.view import View
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 
 DATA, VALUES, ROUNDS = "digits:clients=9,alpha=0.5", 460, 5
 NAMES = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")

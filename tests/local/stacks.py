@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.work import LocalRule, Task, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 
@@ -64,17 +64,17 @@ def flat_model(name: str, description: DataDescription, dtype: torch.dtype, **op
     return FlatModel(build(name, options, description, seed=1).to(dtype))
 
 
-def tasks_for(sizes: Ints) -> list[Task]:
+def tasks_for(sizes: Ints) -> list[ClientTask]:
     """Every client once, weighted by size; every fifth trains on a sample of its rows."""
     total = float(sizes.sum())
     tasks = []
     for client, size in enumerate(sizes.tolist()):
         rows = np.arange(0, size, 2) if client % 5 == 4 else None
-        tasks.append(Task(client, rows, size / total))
+        tasks.append(ClientTask(client, rows, size / total))
     return tasks
 
 
-def train(engine, tasks: list[Task], start: Tensor, rule: LocalRule, round: int = 2) -> tuple[Tensor, WorkReport]:
+def train(engine, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round: int = 2) -> tuple[Tensor, WorkReport]:
     """The model after one round, and the report."""
     buffer = np.zeros(start.numel(), np.float64 if start.dtype == torch.float64 else np.float32)
     total = FloatSum(buffer)

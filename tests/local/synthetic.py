@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.work import Engine, LocalRule, Task, WorkReport
+from fedmpi.local.work import ClientTask, Engine, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 
@@ -68,15 +68,15 @@ def flat_model(name: str, description: DataDescription, dtype: torch.dtype = tor
     return FlatModel(build(name, options, description, seed=3).to(dtype))
 
 
-def tasks_of(source: InMemorySource, rows: dict[int, np.ndarray] | None = None) -> list[Task]:
+def tasks_of(source: InMemorySource, rows: dict[int, np.ndarray] | None = None) -> list[ClientTask]:
     """One task a client, weighted by size."""
     sampled = rows or {}
     total = float(source.sizes.sum())
-    return [Task(k, sampled.get(k), float(n) / total) for k, n in enumerate(source.sizes)]
+    return [ClientTask(k, sampled.get(k), float(n) / total) for k, n in enumerate(source.sizes)]
 
 
 def summed(
-    engine: Engine, model: FlatModel, tasks: Sequence[Task], rule: LocalRule, round: int = 0
+    engine: Engine, model: FlatModel, tasks: Sequence[ClientTask], rule: LocalRule, round: int = 0
 ) -> tuple[Tensor, WorkReport]:
     """Σ coefficient · Δ of the tasks from the model's initial values, and the report."""
     total = FloatSum(np.zeros(model.size, np.float64 if model.dtype == torch.float64 else np.float32))

@@ -18,10 +18,10 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.algorithm import Totals
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.schedule import effective_steps
+from fedmpi.local.schedule import effective_steps, shrinking_sum
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.timing import time_engines
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference
 from tests.local.synthetic import BatchNormNet
@@ -43,11 +43,11 @@ def make(name: str, model: FlatModel, **options: object) -> Hooks:
     return Hooks(part, part.make(options), model, POPULATION, memory=1e9)
 
 
-def cohort(round: int) -> list[Task]:
+def cohort(round: int) -> list[ClientTask]:
     """Six of the nine clients, of unequal weights; one on half of its rows."""
     chosen = [(k + 4 * round) % len(SIZES) for k in (0, 1, 3, 4, 6, 7)]
     rows = {chosen[1]: np.arange(0, SIZES[chosen[1]], 2)}
-    return [Task(k, rows.get(k), 0.05 + 0.02 * k) for k in sorted(chosen)]
+    return [ClientTask(k, rows.get(k), 0.05 + 0.02 * k) for k in sorted(chosen)]
 
 
 def simulate(engine_of: type, name: str, model: FlatModel, source: Source, rule: LocalRule, **options: object):
@@ -354,7 +354,9 @@ def test_two_vectors_of_a_client_can_change_places() -> None:
     for t in range(5):
         sums = {name: FloatSum(np.zeros(model.size, np.float32)) for name in hooks.sums}
         hooks.begin(t, model.initial, sums)
-        engine.train([Task(2, None, 1.0)], model.initial, RULES["whole"], t, FloatSum(np.zeros(model.size, np.float32)))
+        engine.train(
+            [ClientTask(2, None, 1.0)], model.initial, RULES["whole"], t, FloatSum(np.zeros(model.size, np.float32))
+        )
         assert hooks.totals == {"clients": 3.0}
     kept = hooks.state.read(2)
     assert {name: float(vector.unique()) for name, vector in kept.items()} == {"seen": 2.0, "other": 3.0}
@@ -385,7 +387,7 @@ def test_what_goes_wrong_in_a_hook_names_it(how: str, said: str, engine: type) -
     total = FloatSum(np.zeros(model.size, np.float32))
     with pytest.raises(PartFailure, match=said):
         engine(model, Source(description, SIZES), STREAMS, hooks=hooks).train(
-            [Task(1, None, 1.0)], hooks._start, RULES["whole"], 7, total
+            [ClientTask(1, None, 1.0)], hooks._start, RULES["whole"], 7, total
         )
 
 
@@ -426,9 +428,18 @@ def test_numbers_are_summed_alike_in_any_order_where_sums_are_exact() -> None:
 def test_effective_steps_are_a_geometric_sum() -> None:
     assert effective_steps(5, 0.0) == 5
     assert effective_steps(3, 0.5) == pytest.approx(1 + 0.5 + 0.25)
-    assert effective_steps(3, 1.0) == 1 and effective_steps(3, 2.0) == pytest.approx(1)
+    assert effective_steps(3, 1.0) == 1 and shrinking_sum(3, 2.0) == pytest.approx(1)
     for tiny in (1e-300, 1e-17, 1e-12, 1e-7):
         assert effective_steps(1000, tiny) == pytest.approx(1000 - 999 * 500 * tiny, rel=1e6 * tiny**2 + 1e-14)
+
+
+@pytest.mark.parametrize("shrinking", [1.3, 1.5, 1.9, 2.0, 2.4, 3.0])
+def test_steps_that_overshoot_count_with_the_magnitude_of_their_weights(shrinking: float) -> None:
+    """‖a‖₁ where a alternates in sign; with ημ = 2 and an even number of steps the plain sum would be 0."""
+    for steps in (1, 2, 3, 6):
+        weights = np.abs((1 - shrinking) ** np.arange(steps))
+        assert effective_steps(steps, shrinking) == pytest.approx(weights.sum(), rel=1e-12)
+    assert effective_steps(10**5, 3.0) == np.inf and shrinking_sum(10**5, 3.0) == np.inf
 
 
 @pytest.mark.parametrize("mu", [1e-40, 1e-15, 1e-6])

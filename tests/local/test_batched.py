@@ -13,7 +13,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine, chunk_size, why_not_batched
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from tests.local.stacks import (
@@ -126,7 +126,7 @@ def test_a_client_visited_again_in_the_round_gets_other_batches_and_masks():
     sizes = np.array([30, 30])
     sequential, batched = engines("mlp", torch.float64, sizes)
     start = sequential.model.initial
-    tasks = [Task(0, None, 0.5, visit=0), Task(0, None, 0.5, visit=1)]
+    tasks = [ClientTask(0, None, 0.5, visit=0), ClientTask(0, None, 0.5, visit=1)]
     expected, _ = train(sequential, tasks, start, EPOCHS)
     both, _ = train(batched, tasks, start, EPOCHS)
     twice_the_same, _ = train(batched, [tasks[0], tasks[0]], start, EPOCHS)
@@ -138,11 +138,11 @@ def test_clients_without_samples_count_but_change_nothing():
     sizes = np.array([5, 0, 9])
     _, batched = engines("mlp", torch.float64, sizes)
     start = batched.model.initial
-    with_empty, report = train(batched, [Task(k, None, 0.3) for k in range(3)], start, EPOCHS)
-    without, _ = train(batched, [Task(k, None, 0.3) for k in (0, 2)], start, EPOCHS)
+    with_empty, report = train(batched, [ClientTask(k, None, 0.3) for k in range(3)], start, EPOCHS)
+    without, _ = train(batched, [ClientTask(k, None, 0.3) for k in (0, 2)], start, EPOCHS)
     assert torch.equal(with_empty, without)
     assert (report.clients, report.samples) == (3, 14)
-    nothing, report = train(batched, [Task(1, None, 0.3)], start, EPOCHS)
+    nothing, report = train(batched, [ClientTask(1, None, 0.3)], start, EPOCHS)
     assert torch.equal(nothing, start)
     assert (report.steps, report.loss_count) == (0, 0)
 
@@ -195,7 +195,7 @@ def test_a_diverging_client_is_named():
     source.x[1] *= 1e30
     engine = BatchedEngine(model, source, STREAMS)
     with pytest.raises(ClientFailure, match="client 1 .*diverged.*lower local.lr"):
-        train(engine, [Task(k, None, 1 / 3) for k in range(3)], model.initial, EPOCHS)
+        train(engine, [ClientTask(k, None, 1 / 3) for k in range(3)], model.initial, EPOCHS)
 
 
 def test_a_client_whose_samples_cannot_be_read_is_named():
@@ -204,13 +204,13 @@ def test_a_client_whose_samples_cannot_be_read_is_named():
     batched.rank = 3
     del batched.source.x[1]
     with pytest.raises(ClientFailure, match="client 1 on rank 3"):
-        train(batched, [Task(k, None, 0.5) for k in range(2)], batched.model.initial, EPOCHS)
+        train(batched, [ClientTask(k, None, 0.5) for k in range(2)], batched.model.initial, EPOCHS)
 
 
 def test_word_vectors_of_words_that_do_not_occur_stay_exactly_as_they_are():
     _, batched = engines("text-cnn", torch.float32, np.array([3, 4]))
     start = batched.model.initial
-    result, _ = train(batched, [Task(0, None, 0.5), Task(1, None, 0.5)], start, EPOCHS)
+    result, _ = train(batched, [ClientTask(0, None, 0.5), ClientTask(1, None, 0.5)], start, EPOCHS)
     vocabulary, dimension = TEXTS.vocabulary, 8
     table = slice(0, vocabulary * dimension)
     changed = (result[table] != start[table]).view(vocabulary, dimension).any(1)

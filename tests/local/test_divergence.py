@@ -15,7 +15,7 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model
 from tests.mpi.launch import run_alone, run_mpi
@@ -50,7 +50,7 @@ def trained(engine, model: FlatModel, rule: LocalRule, without: list[int]) -> tu
     """The sum and the report of all clients but some, beside what the sum already held."""
     total = FloatSum(np.zeros(model.size, np.float32))
     total.add(torch.ones(model.size), 0.5)
-    tasks = [Task(k, None, 1 / (k + 1)) for k in range(len(SIZES)) if k not in without]
+    tasks = [ClientTask(k, None, 1 / (k + 1)) for k in range(len(SIZES)) if k not in without]
     report = engine.train(tasks, model.initial, rule, 2, total)
     total.flush()
     return total.tensor.clone(), report

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -150,7 +150,7 @@ def test_every_choice_can_carry_a_model_on():
     results = []
     for wanted in ("auto", "sequential", "batched"):
         w = model.initial.clone()
-        chosen(source, model, local={"engine": wanted}).advance(w, Task(4, None, 1.0), rule, 0)
+        chosen(source, model, local={"engine": wanted}).advance(w, ClientTask(4, None, 1.0), rule, 0)
         results.append(w)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

@@ -14,7 +14,7 @@ from fedmpi.local import merged as merged_module
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     IMAGES,
@@ -143,7 +143,7 @@ def test_a_large_vocabulary_keeps_its_gradient_sparse_and_right():
 def test_clients_without_samples_count_but_add_nothing():
     source, rule = InMemorySource(SMALL_IMAGES, [0, 4, 0]), RULES["whole set"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=0.5)
-    tasks = [Task(0, None, 0.5), Task(1, None, 0.25), Task(2, None, 0.25)]
+    tasks = [ClientTask(0, None, 0.5), ClientTask(1, None, 0.25), ClientTask(2, None, 0.25)]
     expected, counted = summed(SequentialEngine(model, source, STREAMS), model, tasks, rule)
     found, report = summed(MergedEngine(model, source, STREAMS), model, tasks, rule)
     assert relative_error(found, expected) < 1e-5

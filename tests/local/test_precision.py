@@ -17,7 +17,7 @@ from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import Engine, LocalRule, Task
+from fedmpi.local.work import ClientTask, Engine, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -125,10 +125,10 @@ def test_a_model_is_carried_on_in_the_same_precision():
     rule = LocalRule("adam", lr=0.01, epochs=2, batch_size=10)
     engine = chosen(model, source, local={"precision": "bfloat16", "optimizer": "adam"}, topology={"kind": "mediators"})
     w = model.initial.clone()
-    engine.advance(w, Task(2, None, 1.0), rule, 0)
+    engine.advance(w, ClientTask(2, None, 1.0), rule, 0)
     alone = engine_of(SequentialEngine, model, source, "bfloat16")
     assert w.dtype == torch.float32
-    assert torch.equal(w - model.initial, summed(alone, model, [Task(2, None, 1.0)], rule)[0])
+    assert torch.equal(w - model.initial, summed(alone, model, [ClientTask(2, None, 1.0)], rule)[0])
 
 
 def test_the_batched_engine_is_not_offered_and_refused_when_named():

@@ -14,12 +14,12 @@ from torch import nn
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.streams import Purpose
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import schedule
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task
+from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
@@ -97,10 +97,10 @@ def test_sampled_rows_are_the_only_ones_seen():
     source, rule = InMemorySource(SMALL_IMAGES, SIZES), LocalRule(lr=0.1, epochs=2, batch_size=None)
     rows = np.array([5, 2, 30])
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    found, report = summed(SequentialEngine(model, source, STREAMS), model, [Task(2, rows, 1.0)], rule)
+    found, report = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(2, rows, 1.0)], rule)
     small = InMemorySource(SMALL_IMAGES, [3])
     small.x, small.y = source.load(2, rows)
-    expected, _ = summed(SequentialEngine(model, small, STREAMS), model, [Task(0, None, 1.0)], rule)
+    expected, _ = summed(SequentialEngine(model, small, STREAMS), model, [ClientTask(0, None, 1.0)], rule)
     assert torch.equal(found, expected)
     assert (report.samples, report.steps, report.loss_count) == (3, 2, 6)
 
@@ -146,7 +146,7 @@ def test_a_client_trains_alike_alone_and_among_others(net: type[nn.Module]):
 def test_batch_norm_statistics_travel_with_the_update():
     source, rule = InMemorySource(SMALL_IMAGES, [9]), LocalRule(lr=0.1, epochs=1, batch_size=None)
     model = FlatModel(BatchNormNet(36, 5))
-    change, _ = summed(SequentialEngine(model, source, STREAMS), model, [Task(0, None, 1.0)], rule)
+    change, _ = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(0, None, 1.0)], rule)
     net = BatchNormNet(36, 5)
     nn.utils.vector_to_parameters(model.initial[: model.trainable], net.parameters())
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_batch_norm_statistics_travel_with_the_update():
 def test_a_client_without_samples_changes_nothing():
     source, rule = InMemorySource(SMALL_IMAGES, [5, 0]), RULES["sgd epochs"]
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    change, report = summed(SequentialEngine(model, source, STREAMS), model, [Task(1, None, 1.0)], rule)
+    change, report = summed(SequentialEngine(model, source, STREAMS), model, [ClientTask(1, None, 1.0)], rule)
     assert not change.any()
     assert (report.clients, report.steps, report.samples) == (1, 0, 0)
 
@@ -168,7 +168,7 @@ def test_a_visit_has_its_own_order_and_masks(batch_size: int | None, dropout: fl
     source, rule = InMemorySource(SMALL_IMAGES, [20]), LocalRule(lr=0.1, epochs=1, batch_size=batch_size)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9], dropout=dropout)
     engine = SequentialEngine(model, source, STREAMS)
-    first, again, second = (summed(engine, model, [Task(0, None, 1.0, visit=v)], rule)[0] for v in (0, 0, 1))
+    first, again, second = (summed(engine, model, [ClientTask(0, None, 1.0, visit=v)], rule)[0] for v in (0, 0, 1))
     assert torch.equal(first, again)
     assert relative_error(second, first) > 1e-3
 
@@ -191,10 +191,10 @@ def test_advancing_twice_continues_from_where_the_model_stands():
     engine = SequentialEngine(model, source, STREAMS)
     w = model.initial.clone()
     for client in (0, 1):
-        engine.advance(w, Task(client, None, 1.0), rule, 0)
-    between = model.initial + summed(engine, model, [Task(0, None, 1.0)], rule)[0]
+        engine.advance(w, ClientTask(client, None, 1.0), rule, 0)
+    between = model.initial + summed(engine, model, [ClientTask(0, None, 1.0)], rule)[0]
     second = between.clone()
-    engine.advance(second, Task(1, None, 1.0), rule, 0)
+    engine.advance(second, ClientTask(1, None, 1.0), rule, 0)
     assert relative_error(second, w) < 1e-6
     assert relative_error(w, between) > 1e-3
 
@@ -204,7 +204,7 @@ def test_adams_memory_is_fresh_unless_it_is_handed_on():
     rule = LocalRule(optimizer="adam", lr=0.01, epochs=1, batch_size=None)
     twice = LocalRule(optimizer="adam", lr=0.01, epochs=2, batch_size=None)
     model = flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    engine, task = SequentialEngine(model, source, STREAMS), Task(0, None, 1.0)
+    engine, task = SequentialEngine(model, source, STREAMS), ClientTask(0, None, 1.0)
     expected, forgetful, remembering = (model.initial.clone() for _ in range(3))
     engine.advance(expected, task, twice, 0)
     state = AdamState.fresh(model)
@@ -299,7 +299,7 @@ def test_federated_averaging_learns_real_digits():
     model = flat_model("mlp", source.description, hidden=[32])
     engine, w = SequentialEngine(model, source, STREAMS), model.initial.clone()
     coefficients = source.sizes / source.sizes.sum()
-    tasks = [Task(client, None, float(c)) for client, c in enumerate(coefficients)]
+    tasks = [ClientTask(client, None, float(c)) for client, c in enumerate(coefficients)]
     rule, losses = LocalRule(lr=0.1, epochs=2, batch_size=10), []
     for t in range(8):
         total = FloatSum(np.zeros(model.size, np.float32))

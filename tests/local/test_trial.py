@@ -18,7 +18,7 @@ from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
 from fedmpi.local.timing import time_engines
-from fedmpi.local.work import LocalRule, Task, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, relative_error, summed, tasks_of
 
 SIZES = [3, 40, 25, 1, 37, 18]
@@ -33,9 +33,11 @@ class Watch:
 
     def __init__(self, name: str, clock: Clock, seconds_a_client: float):
         self.name, self.clock, self.pace = name, clock, seconds_a_client
-        self.calls: list[tuple[list[Task], LocalRule]] = []
+        self.calls: list[tuple[list[ClientTask], LocalRule]] = []
 
-    def train(self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: FloatSum) -> WorkReport:
+    def train(
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: FloatSum
+    ) -> WorkReport:
         self.calls.append((list(tasks), rule))
         self.clock.now += self.pace * len(tasks)
         total.add(torch.ones_like(start), 1.0)

@@ -19,11 +19,11 @@ from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.common.streams import Streams
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.work import LocalRule, Task, WorkReport
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay, visiting_order
 from fedmpi.mediators.scheduling import greedy
@@ -70,7 +70,7 @@ def digits_engine() -> SequentialEngine:
     return SequentialEngine(FlatModel(module), data, Streams(11))
 
 
-def cohort(engine: SequentialEngine, round: int, most: int) -> tuple[np.ndarray, np.ndarray, dict[int, Task]]:
+def cohort(engine: SequentialEngine, round: int, most: int) -> tuple[np.ndarray, np.ndarray, dict[int, ClientTask]]:
     """Clients, mediators and tasks of a round; two participants have no sampled rows, two only some."""
     assert isinstance(engine.source, ClientData)
     clients = np.sort(np.random.default_rng(round).choice(CLIENTS, 17, replace=False))
@@ -79,7 +79,7 @@ def cohort(engine: SequentialEngine, round: int, most: int) -> tuple[np.ndarray,
     used = {int(k): len(rows[int(k)]) if int(k) in rows else int(engine.source.sizes[k]) for k in clients}
     used = {k: n for k, n in used.items() if k not in clients[[5, 6]]}
     total = sum(used.values())
-    return clients, mediators, {k: Task(k, rows.get(k), n / total) for k, n in used.items()}
+    return clients, mediators, {k: ClientTask(k, rows.get(k), n / total) for k, n in used.items()}
 
 
 def plain(variant: Variant, engine: SequentialEngine) -> Tensor:

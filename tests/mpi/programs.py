@@ -130,7 +130,7 @@ def round_sums() -> None:
 
     from fedmpi.common.plan import Plan
     from fedmpi.local.work import WorkReport
-    from fedmpi.rounds.agreement import Attendance
+    from fedmpi.rounds.agreement import TakenClients
     from fedmpi.rounds.sum import RoundSum
 
     def update(rank: int, t: int) -> torch.Tensor:
@@ -144,7 +144,7 @@ def round_sums() -> None:
                 summed.open(Plan(t, 0.1, np.arange(0), np.zeros(0), False, False), torch.zeros(5_003))
                 summed.updates.add(update(cluster.rank, t), 0.5)
                 report = WorkReport(clients=cluster.rank + 1, samples=10**9 + t, loss_sum=0.25)
-                summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0), Attendance())
+                summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0), TakenClients())
                 totals = summed.reduce()
                 expected = sum(update(rank, t).double() for rank in range(cluster.size)) / 2
                 assert totals.update.dtype == torch.float32
@@ -318,7 +318,7 @@ def relay_between_all(cluster: Cluster) -> None:
             assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
 
 
-def joined(cluster: Cluster, ranks: Sequence[int]) -> relay.Group:
+def joined(cluster: Cluster, ranks: Sequence[int]) -> relay.RankGroup:
     """The one group of these ranks, this one among them."""
     group = cluster.groups([ranks])[0]
     assert group is not None
@@ -480,7 +480,7 @@ class Sleeps:
             self.file.touch()
 
 
-def send_to_all(group: relay.Group) -> None:
+def send_to_all(group: relay.RankGroup) -> None:
     for member in range(1, group.size):
         group.send(np.zeros(100_000), to=member)
 

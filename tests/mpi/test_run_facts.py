@@ -18,7 +18,7 @@ import pytest
 
 import fedmpi
 from fedmpi.config import load_config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.records.plugin_files import plugin_files
 from fedmpi.rounds.run_facts import _difference, facts_of_data, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmpi.data import watch
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.process.lost_pages import PLAIN, say_lost_pages
 from tests.data_prep.command import main
 

@@ -25,7 +25,7 @@ from fedmpi.cluster import BytesMoved, Cluster
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import writing
 from fedmpi.config import load_config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.process.guard import _ending_of
 from fedmpi.records import hold
 from fedmpi.records.checkpoint import newest_checkpoint

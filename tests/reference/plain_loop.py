@@ -49,7 +49,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpi.config import Config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.models import build
 from tests.reference.plain_algorithms import PlainAlgorithm
 from tests.reference.robust import attackers, combine, fair_mean, lie

@@ -16,7 +16,7 @@ from rich.console import Console
 from scipy import stats
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.loading import nested
+from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
 from fedmpi.results.gather import find_runs, read_runs
 from fedmpi.results.tables import as_csv, as_latex, render

@@ -16,7 +16,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.cluster.memory import address_space, free_memory
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.local.hooks import make_hooks
 from fedmpi.local.traits import forward_traits, known_traits
 from fedmpi.models.flat import FlatModel

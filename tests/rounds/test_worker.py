@@ -10,7 +10,7 @@ import pytest
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.local.work import Task
+from fedmpi.local.work import ClientTask
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance
 from fedmpi.rounds.worker import Worker
@@ -41,7 +41,7 @@ def workers_of(experiment: Experiment, ranks: int, shared: bool, server_trains: 
     return made
 
 
-def told(tasks: list[Task]) -> dict[int, tuple[list[int] | None, float]]:
+def told(tasks: list[ClientTask]) -> dict[int, tuple[list[int] | None, float]]:
     return {task.client: (None if task.rows is None else task.rows.tolist(), task.coefficient) for task in tasks}
 
 

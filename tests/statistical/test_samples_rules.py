@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.samples import rules
 from fedmpi.samples.rules import (
     BERNOULLI_BLOCK,
     RATIO_BLOCK,
     bernoulli_rows,
     exact_rows,
-    offsets_of,
     ratio_rows,
     split,
     used_counts,

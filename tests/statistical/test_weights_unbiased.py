@@ -10,7 +10,8 @@ import pytest
 from fedmpi.clients.cohort import Cohort, StrataSummary, everyone
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.samples.rules import bernoulli_rows, offsets_of, used_counts
+from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.samples.rules import bernoulli_rows, used_counts
 from tests.statistical.weighed import KINDS, coefficients, is_normalised
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)

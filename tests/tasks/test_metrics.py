@@ -10,7 +10,7 @@ import fedmpi
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.tasks.evaluation import BUILT_IN, evaluate
-from fedmpi.tasks.metrics import Metric, Tally, macro_f1
+from fedmpi.tasks.metrics import Metric, MetricTally, macro_f1
 from tests.tasks import own_metrics
 
 
@@ -80,7 +80,7 @@ def guesses() -> tuple[torch.Tensor, torch.Tensor]:
 def found(metric: Metric, *batches: int) -> dict[str, float]:
     """What a metric comes to over batches of these sizes."""
     outputs, targets = guesses()
-    tally = Tally([metric])
+    tally = MetricTally([metric])
     for x, y in zip(outputs.split(batches or len(outputs)), targets.split(batches or len(outputs)), strict=True):
         tally.add(x, y)
     return tally.numbers()

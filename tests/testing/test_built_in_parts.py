@@ -47,7 +47,7 @@ QUICK = [check for part, settings in PARTS for check in checks(part, settings, r
 
 def test_every_kind_that_the_contract_names_has_checks_and_parts() -> None:
     kinds = {part.kind for part, _ in PARTS}
-    assert kinds == CHECKS.keys() - {"data source"}  # of which none is built in
+    assert kinds == CHECKS.keys()
     assert len(PARTS) > 30 and len(QUICK) > 140
 
 

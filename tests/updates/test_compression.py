@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.local.observer import UpdateObserver
-from fedmpi.local.work import Task
+from fedmpi.local.work import ClientTask
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from fedmpi.updates.compression import (
@@ -25,8 +25,8 @@ from fedmpi.updates.compression import (
     LEVELS,
     MANTISSA,
     RESIDUALS,
-    Kind,
     Transport,
+    TransportKind,
     check_residuals,
     keep_largest,
     quantise,
@@ -37,7 +37,7 @@ from fedmpi.updates.traffic import star_models
 from tests.end_to_end.in_process import run_into
 from tests.end_to_end.runs import curve
 
-ROUNDED: list[Kind] = ["float16", "bfloat16", "int8"]
+ROUNDED: list[TransportKind] = ["float16", "bfloat16", "int8"]
 FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 VALUES = st.floats(-6e4, 6e4, width=32).filter(lambda value: value == 0 or abs(value) > 1e-30)
@@ -54,7 +54,7 @@ def uniform(values: int, seed: int = 1) -> Tensor:
 @given(VALUES, st.floats(0, 1, exclude_max=True, width=32))
 @example(-513.0, 0.75)
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_a_rounded_value_is_one_of_its_two_neighbours_in_the_format(kind: Kind, value: float, draw: float):
+def test_a_rounded_value_is_one_of_its_two_neighbours_in_the_format(kind: TransportKind, value: float, draw: float):
     found = round_to_format(torch.tensor([value]), torch.tensor([draw]), kind)
     form = FORMATS[kind]
     assert torch.equal(found.to(form).float(), found)
@@ -68,7 +68,7 @@ def test_a_rounded_value_is_one_of_its_two_neighbours_in_the_format(kind: Kind, 
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_rounding_is_unbiased(kind: Kind):
+def test_rounding_is_unbiased(kind: TransportKind):
     """Means of 4,000 roundings of 600 values within 5 % of a step: false alarms in 2.5e-6 of the seeds (Hoeffding)."""
     sent, transport = update(600), Transport(kind, 1.0, False, Streams(5))
     arrived = torch.stack([transport.send(round, 3, sent.clone()) for round in range(4000)]).double()
@@ -134,7 +134,7 @@ def test_a_value_beyond_float16_is_refused_and_bfloat16_takes_it():
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_rounding_belongs_to_client_and_round(kind: Kind):
+def test_rounding_belongs_to_client_and_round(kind: TransportKind):
     transport = Transport(kind, 1.0, False, Streams(5))
     first, again = (transport.send(2, 7, update()) for _ in range(2))
     assert torch.equal(first, again)
@@ -143,7 +143,7 @@ def test_rounding_belongs_to_client_and_round(kind: Kind):
 
 
 @pytest.mark.parametrize("kind", [*ROUNDED, "topk"])
-def test_with_error_feedback_all_arrives_in_the_end(kind: Kind):
+def test_with_error_feedback_all_arrives_in_the_end(kind: TransportKind):
     """What has arrived differs from what was sent by the residual kept, however many rounds there were."""
     transport = Transport(kind, 0.05, True, Streams(5))
     sent, arrived = torch.zeros(1300), torch.zeros(1300)
@@ -206,7 +206,7 @@ def test_error_feedback_beyond_memory_is_refused_with_the_size():
         ("topk", math.ceil(13 * (32 + 11) / 8)),
     ],
 )
-def test_bytes_are_those_of_the_values_places_and_scales(kind: Kind, expected: int):
+def test_bytes_are_those_of_the_values_places_and_scales(kind: TransportKind, expected: int):
     assert star_models(1300, 5, 2, upload_bits(kind, 0.01, 1300)).client_up == 2 * expected
     assert star_models(1300, 5, 2, upload_bits(kind, 0.01, 1300)).client_down == 5 * 4 * 1300
 
@@ -226,7 +226,7 @@ def test_a_place_among_a_power_of_two_needs_its_logarithm():
 def test_what_is_clipped_is_what_arrived():
     """Stochastic rounding may lengthen an update; its share of the sum stays bounded all the same."""
     observer = UpdateObserver(1e-3, False, Transport("int8", 1.0, False, Streams(5)))
-    observer.begin([Task(0, None, 1.0)], 0)
+    observer.begin([ClientTask(0, None, 1.0)], 0)
     assert float(observer(0, update()).norm()) <= 1e-3 * (1 + 1e-6)
     assert observer.clipped == 1
 

@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.config.server_parts import RebalancePart
+from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.data.copies.class_copies import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 from fedmpi.data.copies.warps import AugmentedData, WarpRanges, check_images
 from fedmpi.data.divergence import kl_divergence, summarise
@@ -27,7 +27,7 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
 
 log = logging.getLogger("fedmpi")
-Samples = ClientData | AugmentedData
+SampleSource = ClientData | AugmentedData
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class ClientSamples:
         The n_k of the aggregation weights where they leave the copies out: the first n_k rows of a client count.
     """
 
-    data: Samples
+    data: SampleSource
     rebalancing: Rebalancing | None = None
     weight_sizes: Ints | None = None
 
     @classmethod
-    def rebalanced(cls, data: Samples, rebalancing: Rebalancing, part: RebalancePart) -> ClientSamples:
+    def rebalanced(cls, data: SampleSource, rebalancing: Rebalancing, part: RebalanceTable) -> ClientSamples:
         """Samples with copies among them, weighted as configured."""
         return cls(data, rebalancing, rebalancing.original_sizes if part.weights == "original" else None)
 
@@ -84,7 +84,7 @@ def client_samples(config: Config, store: ShardStore, streams: Streams, device: 
     return ClientSamples.rebalanced(AugmentedData(data, rebalancing, streams, ranges), rebalancing, part)
 
 
-def stored_rebalancing(part: RebalancePart, store: ShardStore) -> Rebalancing:
+def stored_rebalancing(part: RebalanceTable, store: ShardStore) -> Rebalancing:
     """The augmentation that the store's shards were written with.
 
     Raises

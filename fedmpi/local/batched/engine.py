@@ -27,7 +27,7 @@ from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
-from fedmpi.local.work import DataSource, LocalRule, Observer, Task, WorkReport, task_size
+from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved, ran_out
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
@@ -86,7 +86,7 @@ class BatchedEngine:
         on_divergence: OnDivergence | None = None,
     ):
         self.on_divergence = on_divergence or OnDivergence()
-        self._left_out: list[Task] = []
+        self._left_out: list[ClientTask] = []
         self._summing = False
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
@@ -94,7 +94,7 @@ class BatchedEngine:
         self._stack: Stack | None = None
 
     def train(
-        self, tasks: Sequence[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         """Add Σ coefficient · Δ of the tasks to `total`, each trained from `start` (d,), which stays as it is.
 
@@ -125,7 +125,7 @@ class BatchedEngine:
 
     def _train_chunks(
         self,
-        tasks: list[Task],
+        tasks: list[ClientTask],
         capacity: int,
         rows: int,
         start: Tensor,
@@ -168,7 +168,7 @@ class BatchedEngine:
         return stack
 
     def _train_chunk(
-        self, stack: Stack, tasks: list[Task], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+        self, stack: Stack, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
     ) -> WorkReport:
         started = time.perf_counter()
         features, labels = [], []
@@ -223,7 +223,7 @@ class BatchedEngine:
         self,
         failure: ClientFailure,
         stack: Stack,
-        tasks: list[Task],
+        tasks: list[ClientTask],
         start: Tensor,
         rule: LocalRule,
         round: int,
@@ -241,7 +241,7 @@ class BatchedEngine:
             raise failure  # together they exceed what none of them does
         return report
 
-    def _open(self, tasks: list[Task], labels: list[Tensor]) -> list[ClientHooks | None]:
+    def _open(self, tasks: list[ClientTask], labels: list[Tensor]) -> list[ClientHooks | None]:
         """What an algorithm does for each of the clients; nothing where there is no such algorithm."""
         if self.hooks is None:
             return [None] * len(tasks)
@@ -257,20 +257,20 @@ class BatchedEngine:
             return 0
         return int(self.hooks.corrects) + (0 if device.type == "cpu" else len(self.hooks.client_state))
 
-    def _timetable(self, tasks: list[Task], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
+    def _timetable(self, tasks: list[ClientTask], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
         batches = [
             schedule(rule, n, self._generator(Purpose.BATCH_ORDER, task, round) if needs_order(rule, n) else None)
             for task, n in zip(tasks, sizes, strict=True)
         ]
         return Timetable.of(batches, sizes)
 
-    def _generator(self, purpose: Purpose, task: Task, round: int) -> np.random.Generator:
+    def _generator(self, purpose: Purpose, task: ClientTask, round: int) -> np.random.Generator:
         return self.streams.generator(purpose, task.stream_round(round), task.client)
 
     def _collect(
         self,
         stack: Stack,
-        tasks: list[Task],
+        tasks: list[ClientTask],
         rule: LocalRule,
         total: Accumulator,
         clients: list[ClientHooks | None],
@@ -290,13 +290,13 @@ class BatchedEngine:
                 drift = _drift(client, rule, steps[number]) if words_drift else None
                 deliver(task, stack.change_of(number, drift), rule, self.observe, total, client, steps[number])
 
-    def _name_the_culprit(self, net: BoundNet, tasks: list[Task], counts: Ints) -> None:
+    def _name_the_culprit(self, net: BoundNet, tasks: list[ClientTask], counts: Ints) -> None:
         """Raise the loss's failure again for the first client whose own samples it fails on."""
         for number, task in enumerate(tasks[: net.clients]):
             with named_client(task.client, self.rank):
                 net.loss.alone(number, int(counts[number]))
 
-    def _name_the_diverged(self, stack: Stack, tasks: list[Task], rule: LocalRule) -> None:
+    def _name_the_diverged(self, stack: Stack, tasks: list[ClientTask], rule: LocalRule) -> None:
         for number, task in enumerate(tasks):
             with named_client(task.client, self.rank):
                 check_update(stack.change_of(number), rule.lr)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedmpi.local.schedule import effective_steps
+from fedmpi.local.schedule import shrinking_sum
 from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.base import Step
 
@@ -115,7 +115,7 @@ class StackSGD:
 
     def drift(self, steps: int) -> float:
         """What a correction of 1 moves a value by whose gradients are zero, in so many steps: −η Σ (1 − ημ)^j."""
-        return -self._lr * effective_steps(steps, self._pull)
+        return -self._lr * shrinking_sum(steps, self._pull)
 
 
 class StackAdam:

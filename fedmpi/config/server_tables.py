@@ -11,72 +11,94 @@ from fedmpi.config.base import (
     Count,
     Decay,
     NonNegative,
-    OpenPart,
-    Part,
+    OpenTable,
     Positive,
     Probability,
+    Table,
     WholeOrZero,
     limits,
+    not_with,
+    only_with,
 )
 
 SPREAD = limits(0, 50, "rates of devices would differ by hundreds of orders of magnitude")
 
+MEDIATED = only_with("kind", "mediators")
+REBALANCED = only_with("enabled", True)
+WARPED = only_with("mode", "virtual")
+WEIGHED_BY_SIZE = only_with("aggregation.weights", "samples", "normalised", "unbiased", "literal")
+CLOCKED = only_with("clock", True)
+CLIPPED = not_with("clip_norm", None)
 
-class TopologyPart(OpenPart):
+
+class TopologyTable(OpenTable):
     """Who aggregates; other keys are options of the scheduling (`fedmpi parts`)."""
 
     kind: Literal["star", "mediators"] = "star"
     """star: every participant sends to the server; mediators: groups of clients train one after another (Astraea)."""
-    clients_per_mediator: Count = 10
+    clients_per_mediator: Annotated[Count, MEDIATED] = 10
     """γ, the largest group."""
-    mediator_epochs: Annotated[Count, limits(0, 10_000, "every visit of a round is planned before it begins")] = 1
+    mediator_epochs: Annotated[
+        Count, limits(0, 10_000, "every visit of a round is planned before it begins"), MEDIATED
+    ] = 1
     """E_m, how often a mediator's model visits its clients in a round."""
-    reschedule: Literal["static", "every-round"] = "every-round"
+    reschedule: Annotated[Literal["static", "every-round"], MEDIATED] = "every-round"
     """static: group all clients once, and in every round those of a group that are there share a mediator (needs
     participation.clients = "all"); every-round: group each round's participants."""
-    scheduling: Choice = "greedy"
+    scheduling: Annotated[Choice, MEDIATED] = "greedy"
     """Astraea's greedy KL (Algorithm 3); greedy followed by exchanges; random groups as a control; or
     "package.module:function" of your own: (class_counts (m, C), most, generator, target (C,)) -> mediator of each
     participant (m,), from 0."""
-    target: Literal["uniform", "test"] = "uniform"
+    target: Annotated[Literal["uniform", "test"], MEDIATED, not_with("scheduling", "random")] = "uniform"
     """Class distribution a mediator should come close to."""
     placement: Literal["auto", "owner", "shared", "mediator"] = "auto"
     """Which rank trains a participant. owner: the one that owns its data; shared (star): any rank may map any shard, so
     that all have equal work in every round; mediator: one rank maps all shards of a mediator. auto: shared in a star
     whose data is small enough for every rank to keep, else owner."""
-    balance: Literal["planned", "measured"] = "planned"
+    balance: Annotated[
+        Literal["planned", "measured"],
+        only_with("kind", "star"),
+        only_with("placement", "auto", "shared"),
+        only_with("transport.error_feedback", False),
+    ] = "planned"
     """How a shared cohort is spread. planned: equal rows and steps; measured: what a step costs and how fast every
     worker is are learned from the seconds of past rounds. Two runs with "measured" agree to rounding only (to the bit
     with aggregation.exact), since other workers may train other clients."""
-    keep_optimizer: bool = False
+    keep_optimizer: Annotated[bool, MEDIATED, only_with("local.optimizer", "adam")] = False
     """Hand the local optimizer's state from client to client inside a mediator."""
 
 
-class RebalancePart(Part):
+class RebalanceTable(Table):
     """Astraea's augmentation of scarce classes (Algorithm 2)."""
 
     enabled: bool = False
     """Augment the classes that are rarer than the average."""
-    alpha: Annotated[float, Field(ge=0, le=2)] = 0.67
+    alpha: Annotated[float, Field(ge=0, le=2), REBALANCED] = 0.67
     """α: (C̄/C_y)^α copies of every sample of class y; 2 is the largest that the paper tries."""
-    copies: Literal["ratio", "ratio-minus-one"] = "ratio"
+    copies: Annotated[Literal["ratio", "ratio-minus-one"], REBALANCED] = "ratio"
     """(C̄/C_y)^α extra copies per sample, or one less (the original counted among them)."""
-    mode: Literal["virtual", "stored"] = "virtual"
+    mode: Annotated[Literal["virtual", "stored"], REBALANCED] = "virtual"
     """virtual: copies are made while they are read, nothing is stored; stored: data.shards was written by
     `python -m data_prep.augment` and holds them."""
-    weights: Literal["augmented", "original"] = "augmented"
+    weights: Annotated[
+        Literal["augmented", "original"], REBALANCED, WEIGHED_BY_SIZE, only_with("aggregation.population", "samples")
+    ] = "augmented"
     """The n_k of the aggregation weights: samples with their copies, or without."""
-    rotation: Annotated[NonNegative, limits(0, 180, "a half turn to either side reaches every angle")] = 15.0
+    rotation: Annotated[
+        NonNegative, limits(0, 180, "a half turn to either side reaches every angle"), REBALANCED, WARPED
+    ] = 15.0
     """Copies are rotated by up to this angle, in degrees, to either side."""
-    shear: Annotated[float, Field(ge=0, lt=90)] = 10.0
+    shear: Annotated[float, Field(ge=0, lt=90), REBALANCED, WARPED] = 10.0
     """Largest angle of the shear, in degrees."""
-    shift: Annotated[NonNegative, limits(0, 1, "a shift by the whole side leaves nothing of the image")] = 0.1
+    shift: Annotated[
+        NonNegative, limits(0, 1, "a shift by the whole side leaves nothing of the image"), REBALANCED, WARPED
+    ] = 0.1
     """Largest shift along each axis, as a share of the image's height or width."""
-    zoom: Decay = 0.1
+    zoom: Annotated[Decay, REBALANCED, WARPED] = 0.1
     """Each axis is sampled with a factor in [1 − zoom, 1 + zoom]."""
 
 
-class AggregationPart(OpenPart):
+class AggregationTable(OpenTable):
     """How updates become the next global model; other keys are options of the chosen parts (`fedmpi parts`)."""
 
     weights: Choice = "samples"
@@ -101,19 +123,19 @@ class AggregationPart(OpenPart):
     """Order-independent sums (64-bit fixed point): the same bits on any number of ranks of like processors, slower."""
 
 
-class AttackPart(Part):
+class AttackTable(Table):
     """Clients that lie, to try aggregation rules with."""
 
     kind: Literal["none", "sign-flip", "noise", "label-flip"] = "none"
     """sign-flip: sends −scale · Δ; noise: sends normal noise of deviation scale instead of Δ; label-flip: trains on
     labels C − 1 − y."""
-    fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    fraction: Annotated[float, Field(ge=0, le=1), not_with("kind", "none")] = 0.2
     """Share of all clients that attack, whenever they take part."""
-    scale: Positive = 1.0
+    scale: Annotated[Positive, only_with("kind", "sign-flip", "noise")] = 1.0
     """Length of the flipped update in that of the honest one; standard deviation of the noise."""
 
 
-class SystemPart(OpenPart):
+class SystemTable(OpenTable):
     """Who is there, who drops out, and how fast the simulated devices are."""
 
     availability: Choice = "always"
@@ -131,58 +153,60 @@ class SystemPart(OpenPart):
     drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a participant's update is lost after training."""
     over_selection: Annotated[
-        float, Field(ge=1, allow_inf_nan=False), limits(0, 1e6, "no larger part of the clients takes part")
+        float, Field(ge=1, allow_inf_nan=False), limits(0, 1e6, "no larger part of the clients takes part"), CLOCKED
     ] = 1.0
     """Ask this many times the participants wanted and take the first to arrive (on the virtual clock; any of those that
     arrive together)."""
     clock: bool = False
     """Keep a virtual clock: `virtual_seconds` of a round is when its last update taken arrived."""
-    speed: Literal["constant", "lognormal", "classes"] = "constant"
+    speed: Annotated[Literal["constant", "lognormal", "classes"], CLOCKED] = "constant"
     """Law of the devices' speeds."""
-    speed_median: Positive = 1000.0
+    speed_median: Annotated[Positive, CLOCKED, not_with("speed", "classes")] = 1000.0
     """Samples trained per second (median of the law)."""
-    speed_sigma: Annotated[NonNegative, SPREAD] = 1.0
+    speed_sigma: Annotated[NonNegative, SPREAD, CLOCKED, only_with("speed", "lognormal")] = 1.0
     """Standard deviation of the logarithm of the speed (lognormal)."""
-    speed_rates: tuple[Positive, ...] = ()
+    speed_rates: Annotated[tuple[Positive, ...], CLOCKED, only_with("speed", "classes")] = ()
     """Samples per second of each class of devices (classes)."""
-    speed_shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    speed_shares: Annotated[
+        tuple[Annotated[float, Field(ge=0, le=1)], ...], CLOCKED, only_with("speed", "classes")
+    ] = ()
     """Share of each class of devices (classes)."""
-    upload: Positive = 1e6
+    upload: Annotated[Positive, CLOCKED] = 1e6
     """Median bytes per second from a client."""
-    download: Positive = 4e6
+    download: Annotated[Positive, CLOCKED] = 4e6
     """Median bytes per second to a client."""
-    bandwidth_sigma: Annotated[NonNegative, SPREAD] = 0.0
+    bandwidth_sigma: Annotated[NonNegative, SPREAD, CLOCKED] = 0.0
     """Standard deviation of the logarithm of both bandwidths."""
 
 
-class TransportPart(Part):
+class TransportTable(Table):
     """How a client's update travels to the server: simulated, what gets lost included."""
 
     kind: Literal["float32", "float16", "bfloat16", "int8", "topk"] = "float32"
     """float32; float16 and bfloat16, rounded at random without bias; int8: 255 levels a bucket of 512 values, likewise;
     topk: the largest values only, with their places."""
-    fraction: Probability = 0.01
+    fraction: Annotated[Probability, only_with("kind", "topk")] = 0.01
     """topk: share of the values that is sent."""
-    error_feedback: bool = False
+    error_feedback: Annotated[bool, not_with("kind", "float32")] = False
     """Clients add what got lost of their last update to the next. Memory: a vector per client, 2 GiB at most."""
 
 
-class PrivacyPart(Part):
+class PrivacyTable(Table):
     """Client-level differential privacy of the updates."""
 
     clip_norm: Positive | None = None
     """C: clip every client's update to this Euclidean norm. Their sum is divided by the planned number of participants
     (N with participation.clients = "all"), whoever is there and returns. Unset = no privacy of updates."""
     noise_multiplier: Annotated[
-        NonNegative, limits(1e-6, 1e6, "less hides nothing (0 says so), more leaves nothing of the updates")
+        NonNegative, limits(1e-6, 1e6, "less hides nothing (0 says so), more leaves nothing of the updates"), CLIPPED
     ] = 0.0
     """σ: Gaussian noise of standard deviation σ · clip_norm is added to the sum of the clipped updates. The ε reported
     is that of replacing one client's data, which moves the sum by up to 2 · clip_norm. 0 = no noise, no ε."""
-    delta: Annotated[float, Field(gt=0, lt=1), limits(1e-100, 1, "no account is that fine")] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1), limits(1e-100, 1, "no account is that fine"), CLIPPED] = 1e-5
     """δ at which the ε spent so far is reported; well below one over the number of clients to mean anything."""
 
 
-class ServerPart(Part):
+class ServerTable(Table):
     """What rank 0 does besides serving."""
 
     trains: Literal["auto", "never", "always"] = "auto"
@@ -190,7 +214,7 @@ class ServerPart(Part):
     every rank of a node has a core (or GPU) of its own, which would idle otherwise. A single process always trains."""
 
 
-class ClusterPart(Part):
+class ClusterTable(Table):
     """How the ranks compute and communicate."""
 
     device: str = "auto"
@@ -219,7 +243,7 @@ class ClusterPart(Part):
     measured sizes suggest."""
 
 
-class EvaluationPart(Part):
+class EvaluationTable(Table):
     """How the global model is evaluated."""
 
     every: Count = 1
@@ -240,7 +264,7 @@ class EvaluationPart(Part):
         return ("test",) if self.on == "auto" else (self.on,)
 
 
-class CheckpointPart(Part):
+class CheckpointTable(Table):
     """How much work a killed run can lose."""
 
     every: WholeOrZero = 10
@@ -249,7 +273,7 @@ class CheckpointPart(Part):
     """How many checkpoints are kept."""
 
 
-class LoggingPart(Part):
+class LoggingTable(Table):
     """What is shown and written."""
 
     tensorboard: bool = True

@@ -8,34 +8,41 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedmpi.common.registry import DIGITS
 from fedmpi.config.base import (
+    OWN,
     PLANNED,
     Choice,
     Choices,
     Count,
     Decay,
     NonNegative,
-    OpenPart,
+    OpenTable,
     Positive,
     Probability,
     WholeOrZero,
     limits,
+    not_with,
+    only_with,
 )
 
+OF_GRADIENTS = not_with("features", "label-histogram")
+ESTIMATED = only_with("rule", "bernoulli")
+PRIVATE = not_with("size_estimate", "exact")
 
-class DataPart(OpenPart):
-    """Which data; keys not listed here are options of a function of your own that makes them."""
+
+class DataTable(OpenTable):
+    """Which data; keys not listed here are options of what makes them: the digits, or a function of your own."""
 
     shards: Choice = DIGITS
     """Folder written by `python -m data_prep`, or "digits": the 1,797 embedded handwritten digits of scikit-learn
-    ("digits:clients=50,partition=dirichlet,alpha=0.1" chooses how they are dealt out), or "package.module:function" of
-    your own: function(**options) gives ClientArrays."""
+    (options clients, partition, alpha, seed, beside it or in the name: "digits:clients=50,alpha=0.1"), or
+    "package.module:function" of your own: function(**options) gives ClientArrays."""
     verify: bool = False
     """Check every shard's sha256 before training."""
     normalise: bool = True
     """Standardise features by the data set's mean and deviation; false: bytes become [0, 1], other numbers stay."""
 
 
-class ModelPart(BaseModel):
+class ModelTable(BaseModel):
     """Which model; keys other than `name` are options of the model itself (e.g. hidden = [200, 200] of the MLP)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
@@ -49,7 +56,7 @@ class ModelPart(BaseModel):
         return dict(self.model_extra or {})
 
 
-class TaskPart(OpenPart):
+class TaskTable(OpenTable):
     """What is learned; keys not listed here are options of the loss and of the metrics."""
 
     kind: Literal["classification"] = "classification"
@@ -63,15 +70,15 @@ class TaskPart(OpenPart):
     dict of sums over the samples, recorded as means: test_NAME, val_NAME."""
 
 
-class ParticipationPart(OpenPart):
+class ParticipationTable(OpenTable):
     """Which clients take part in a round; other keys are options of the sampler (`fedmpi parts`)."""
 
     clients: Choice = "uniform"
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
     oort (by loss); clustered-md (by size); or "package.module:object", a sampler of your own."""
-    count: Count | None = None
+    count: Annotated[Count | None, not_with("clients", "all")] = None
     """Clients drawn per round, m. Give this or `fraction`."""
-    fraction: Probability | None = None
+    fraction: Annotated[Probability | None, not_with("clients", "all")] = None
     """Share of all clients drawn per round."""
     replace: bool = True
     """Weighted draws: with replacement (a client drawn twice counts twice; Li et al. 2020, scheme I) or without."""
@@ -80,70 +87,72 @@ class ParticipationPart(OpenPart):
     )
     """What the strata are made from: FedSSO's one-step model change, the local gradient, FedSTS's compressed gradient,
     label shares."""
-    levels: Annotated[int, Field(ge=2, le=255)] = 9
+    levels: Annotated[int, Field(ge=2, le=255), only_with("features", "compressed-gradient")] = 9
     """d', the number of values a compressed gradient keeps (FedSTaS, IS())."""
-    restore: bool = True
+    restore: Annotated[bool, only_with("features", "compressed-gradient")] = True
     """Cluster the restored compressed gradients (the paper) or, if false, the d' sorted centres (the authors' code)."""
-    probe: Literal["full", "batch", "sample"] = "full"
+    probe: Annotated[Literal["full", "batch", "sample"], OF_GRADIENTS] = "full"
     """How much local data a probe sees: all of it, one batch, one sample."""
     refresh: WholeOrZero = 1
     """Rounds between two stratifications; 0 = once, before the first round."""
-    refresh_who: Literal["all", "participants"] = "all"
+    refresh_who: Annotated[Literal["all", "participants"], OF_GRADIENTS, not_with("refresh", 0)] = "all"
     """Whose gradients are measured anew: all, or those of the last round's participants (the others' grow stale)."""
     opening: bool = False
     """Round 0 is one step of every client, from which the strata are made too (FedSSO, Algorithm 1, lines 1-3)."""
     clustering: Literal["kmeans", "optics"] = "kmeans"
     """How clients are grouped into strata."""
-    strata: Count = 10
+    strata: Annotated[Count, only_with("clustering", "kmeans")] = 10
     """H, the number of strata of k-means."""
-    min_samples: Annotated[Count, Field(ge=2)] = 2
+    min_samples: Annotated[Count, Field(ge=2), only_with("clustering", "optics")] = 2
     """OPTICS: neighbours that make a core client."""
-    xi: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    xi: Annotated[float, Field(gt=0, lt=1), only_with("clustering", "optics")] = 0.25
     """OPTICS: steepness that bounds a cluster."""
-    noise: Literal["singletons", "stratum", "drop"] = "stratum"
+    noise: Annotated[Literal["singletons", "stratum", "drop"], only_with("clustering", "optics")] = "stratum"
     """OPTICS: clients in no cluster become strata of their own, one common stratum, or are left out (β and the
     mean are then those of the others)."""
-    projection_above: Count = 20_000_000
+    projection_above: Annotated[Count, OF_GRADIENTS] = 20_000_000
     """Feature values (clients × model values) above which a Johnson–Lindenstrauss projection is clustered instead."""
     allocation: Literal["proportional", "neyman", "equal"] = "neyman"
     """How m is split over the strata."""
-    spread: Literal["std", "pairwise"] = "std"
+    spread: Annotated[Literal["std", "pairwise"], only_with("allocation", "neyman")] = "std"
     """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
     draw: Literal["uniform", "importance"] = "importance"
     """Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient."""
-    design: Literal["systematic", "sequential"] = "systematic"
+    design: Annotated[Literal["systematic", "sequential"], only_with("draw", "importance")] = "systematic"
     """Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
     paper's words)."""
 
 
-class SamplesPart(OpenPart):
+class SamplesTable(OpenTable):
     """Which of the participants' data is used; other keys are options of the rule (`fedmpi parts`)."""
 
     rule: Choice = "all"
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
     pooled samples; or "package.module:object", a rule of your own."""
-    wanted: Count | None = None
+    wanted: Annotated[Count | None, only_with("rule", "bernoulli", "exact", OWN)] = None
     """K, the number of samples wanted per round."""
     ratio: Probability | None = None
     """The naive rule's fixed share r."""
-    size_estimate: Literal["exact", "randomised-response", "duchi", "piecewise"] = "exact"
+    size_estimate: Annotated[Literal["exact", "randomised-response", "duchi", "piecewise"], ESTIMATED] = "exact"
     """How the server learns the total size: exactly, or from ε-LDP answers."""
     epsilon: Annotated[
         Positive,
         limits(1e-6, 500.0, "below, answers say nothing of the sizes; above they tell them (size_estimate = exact)"),
+        ESTIMATED,
+        PRIVATE,
     ] = 3.0
     """ε of one client's size answer."""
-    threshold: Annotated[Count, Field(ge=3)] = 300
+    threshold: Annotated[Count, Field(ge=3), ESTIMATED, PRIVATE] = 300
     """M: answers lie in 1 … M − 1; larger clients are clipped."""
-    clip: bool = True
+    clip: Annotated[bool, ESTIMATED, only_with("size_estimate", "randomised-response")] = True
     """Clip sizes at M − 1 (paper), or answer unclipped as the published code does (no ε for larger clients)."""
-    asked: Literal["all", "participants"] = "all"
+    asked: Annotated[Literal["all", "participants"], ESTIMATED] = "all"
     """Who is asked for its size."""
-    memoise: bool = False
+    memoise: Annotated[bool, ESTIMATED, PRIVATE] = False
     """Each client answers once and repeats that answer: ε is spent once."""
 
 
-class LocalPart(OpenPart):
+class LocalTable(OpenTable):
     """What a participant does with its data; keys not listed here are options of the algorithm."""
 
     algorithm: Choice = "plain"
@@ -156,9 +165,9 @@ class LocalPart(OpenPart):
     """Learning rate η of round 0."""
     lr_schedule: Literal["constant", "inverse", "cosine", "step"] = "constant"
     """constant; inverse: η/(1 + t); cosine to zero over all rounds; step: times lr_factor every lr_every rounds."""
-    lr_every: Count = 30
+    lr_every: Annotated[Count, only_with("lr_schedule", "step")] = 30
     """Rounds between two steps of the step schedule."""
-    lr_factor: Positive = 0.1
+    lr_factor: Annotated[Positive, only_with("lr_schedule", "step")] = 0.1
     """Factor of the step schedule."""
     epochs: Annotated[Count, limits(0, 10**5, "a client's batches are laid out before it trains")] | None = None
     """E, passes over the local data. Give this or `steps`; default 1 epoch."""

@@ -1,0 +1,63 @@
+"""The global generators of random, numpy and torch: where they stand, whether they were drawn from, and back again."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+GeneratorStates = dict[str, object]
+
+
+def generator_states() -> GeneratorStates:
+    """Where the global generators stand."""
+    states: GeneratorStates = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.default_generator.get_state()
+        if torch.cuda.is_initialized():
+            states["torch on the GPU"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+_SET: dict[str, Callable[[object], object]] = {
+    "random": lambda state: random.setstate(state),  # type: ignore[arg-type]
+    "numpy": lambda state: np.random.set_state(state),  # type: ignore[arg-type]  # noqa: NPY002
+    "torch": lambda state: sys.modules["torch"].default_generator.set_state(state),
+    "torch on the GPU": lambda state: sys.modules["torch"].cuda.set_rng_state_all(state),
+}
+
+
+def put_back(states: GeneratorStates) -> None:
+    """Put the global generators back into these states."""
+    for name, state in states.items():
+        _SET[name](state)
+
+
+def drawn_from(before: GeneratorStates) -> list[str]:
+    """The generators that have been drawn from, or seeded, since they stood so."""
+    after = generator_states()
+    return [name for name in before if name in after and not _equal(before[name], after[name])]
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the global generators of random, numpy and torch back to where they stood."""
+    states = generator_states()
+    try:
+        yield
+    finally:
+        put_back(states)
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other))  # type: ignore[arg-type]
+    if hasattr(one, "equal"):
+        return bool(one.equal(other))
+    return one == other

@@ -1,0 +1,49 @@
+"""Whole numbers from sizes and shares: where each of a row of sizes begins, and shares rounded to a given total."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedmpi.common.types import Floats, Ints
+
+TOLERANCE = 1e-9
+"""What lies so little below a whole number is that number, rounded."""
+
+
+def offsets_of(sizes: Ints) -> Ints:
+    """Where each of what lies one after another begins, and the total as the last value.
+
+    Parameters
+    ----------
+    sizes : int64 (m,)
+
+    Returns
+    -------
+    int64 (m + 1,)
+    """
+    offsets = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def largest_remainders(quotas: Floats, total: int) -> Ints:
+    """Quotas rounded down, the rest of the total going to the largest fractions (Hamilton's method).
+
+    Parameters
+    ----------
+    quotas : float64 (k,)
+        Not below zero, of the sum `total` but for rounding.
+    total : int
+
+    Returns
+    -------
+    int64 (k,)
+        Of the sum `total`; of equal fractions the first is favoured.
+    """
+    whole = np.floor(quotas + TOLERANCE).astype(np.int64)
+    missing = total - int(whole.sum())
+    if missing >= 0:
+        whole[np.argsort(whole - quotas, kind="stable")[:missing]] += 1
+    else:  # the quotas' own rounding: huge ones have no fractions left
+        whole[np.argsort(quotas - whole - (whole > 0), kind="stable")[:-missing]] -= 1
+    return whole

@@ -1,0 +1,197 @@
+"""What a preset, a file and --set say, one over the other: texts read, keys named by table, the later ones winning."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedmpi.common.errors import UserError, shown
+from fedmpi.common.files import read_plain
+from fedmpi.common.registry import DIGITS, is_digits
+from fedmpi.config.base import written
+from fedmpi.config.choices import without_foreign_options
+from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
+from fedmpi.config.presets import preset_named
+from fedmpi.config.tables import ConfigTables
+
+Values = dict[str, Any]
+LARGEST_FILE = 1 << 24
+"""Bytes of a configuration."""
+DEEPEST = 16
+"""Names between the dots of a key: options of a model may be tables of tables."""
+OF_A_SWEEP = ("sweep", "prepare")
+"""Tables that a file has beside those of a configuration when it describes many runs."""
+ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
+
+
+def read_toml(path: Path) -> Values:
+    """A TOML file as a table; unreadable or malformed files raise UserError."""
+    try:
+        return tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {shown(path)} ({error.strerror}): check the path") from error
+    except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def nested(values: Mapping[str, Any], origin: str) -> Values:
+    """{"part.key": value} as nested tables; those that are nested already stay as they are."""
+    table: Values = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise UserError(f"{origin}: keys are texts like local.lr, not {key!r}")
+        part, dot, name = key.partition(".")
+        if (dot or isinstance(value, Mapping)) and not isinstance(table.setdefault(part, {}), dict):
+            raise UserError(f"{origin}: {shown(part)} is a table of keys, and cannot be {shown(table[part], repr)} too")
+        if dot:
+            table[part][name] = value
+        elif isinstance(value, Mapping):
+            table[part].update(value)
+        else:
+            table[part] = value
+    return table
+
+
+def flatten(table: Values, origin: str) -> Values:
+    """Nested tables as {"part.key": value}; unknown keys are refused with the nearest valid one."""
+    flat: Values = {}
+    for name, value in table.items():
+        field = ConfigTables.model_fields.get(name)
+        if name in OF_A_SWEEP and origin.endswith(".toml"):
+            raise UserError(
+                f"{shown(origin)} describes a sweep of many runs: start it with fedmpi sweep {shown(origin)}"
+            )
+        if field is None:
+            raise UserError(unknown_key(name, origin, all_keys()))
+        part = field.annotation
+        if not (isinstance(part, type) and issubclass(part, BaseModel)):
+            flat[name] = value
+            continue
+        if not isinstance(value, dict):
+            raise UserError(f"{origin}: {name} is a table of keys, not a single value: write [{name}] or {name}.key")
+        open_ended = part.model_config.get("extra") == "allow"
+        for key, inner in value.items():
+            if key not in part.model_fields and not open_ended:
+                raise UserError(unknown_key(f"{name}.{key}", origin, all_keys()))
+            flat[f"{name}.{key}"] = inner
+    return flat
+
+
+def dotted(table: Values, prefix: str = "") -> Values:
+    """A table of tables as {"part.key": value}."""
+    flat: Values = {}
+    for name, value in table.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def assignments(settings: Sequence[str]) -> Values:
+    """What `--set` says, as {"part.key": value}.
+
+    Raises
+    ------
+    UserError
+        When one is no assignment.
+    """
+    found: Values = {}
+    for setting in settings:
+        found |= dotted(assignment(setting))
+    return found
+
+
+def assignment(setting: str) -> Values:
+    """What one `--set` says, as nested tables; UserError where it is no assignment."""
+    key, separator, text = setting.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"--set {setting}: write part.key=value, for example --set local.lr=0.01")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text.strip()
+    names = key.strip().split(".")
+    if len(names) > DEEPEST:
+        raise UserError(f"--set {shown(setting)}: write part.key=value, for example --set local.lr=0.01")
+    table: Any = value
+    for name in reversed(names):
+        table = {name: table}
+    return dict(table)
+
+
+def preset_values(name: str, user: Values) -> Values:
+    """{"part.key": value} of a preset, with those for the embedded digits where these are the data."""
+    preset = preset_named(name)
+    values = flatten(preset.table, f"preset {name}")
+    if is_digits(user.get("data.shards", DIGITS)):
+        own = flatten(preset.digits, f"preset {name}")
+        drop_alternatives(values, own)
+        values |= own
+    return values
+
+
+def drop_alternatives(older: Values, newer: Values) -> None:
+    """Take out of `older` what `newer` says by another key: the number of clients or their share, epochs or steps."""
+    for pair in ALTERNATIVES:
+        if any(key in newer for key in pair):
+            for key in pair:
+                older.pop(key, None)
+
+
+def filled(values: Mapping[str, Any]) -> Values:
+    """Nested tables over those of the preset that they name, if they name one."""
+    if values.get("preset") is None:
+        return dict(values)
+    own = flatten({key: _plain(value) for key, value in values.items()}, "Config")
+    table = preset_values(str(values["preset"]), own)
+    drop_alternatives(table, own)
+    together = without_foreign_options({**table, **own}, dict.fromkeys(own, "Config"), tables_by_name())
+    return nested(together, "Config")
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def values_for_digits(table: Values) -> list[tuple[str, str, str]]:
+    """(key, the preset's value, the one used) wherever a complete configuration has its preset's value for the digits.
+
+    Parameters
+    ----------
+    table : dict
+        {"part.key": value}, as `flat_table` gives it.
+    """
+    if table.get("preset") is None or not is_digits(table.get("data.shards", DIGITS)):
+        return []
+    preset = preset_named(table["preset"])
+    general, found = flatten(preset.table, "preset"), []
+    for key, value in flatten(preset.digits, "preset").items():
+        if table.get(key) == value:
+            pair = next((pair for pair in ALTERNATIVES if key in pair), (key,))
+            before = [
+                f"{k.partition('.')[2]} = {general[k]}" if k != key else str(general[k]) for k in pair if k in general
+            ]
+            found.append((key, before[0] if before else "unset", str(value)))
+    return found
+
+
+def words_about_digits(table: Values) -> str:
+    """`values_for_digits` as half a sentence; "" where there are none."""
+    found = values_for_digits(table)
+    told = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
+    return f"preset {table['preset']} on the embedded digits: {told}" if found else ""
+
+
+def refuse_values_of_digits(base: Values, user: Values) -> None:
+    """Refuse to take what a complete configuration holds for the embedded digits to other data."""
+    if is_digits(user.get("data.shards", DIGITS)):
+        return
+    kept = [(key, here) for key, _, here in values_for_digits(base) if key not in user]
+    if kept:
+        key, here = kept[0]
+        raise UserError(
+            f"data.shards = {written(user['data.shards'])!r}: this complete Config has the values of preset "
+            f"{base['preset']} for the embedded digits, such as {key} = {here}: start from the preset and override that"
+        )
