@@ -1,15 +1,18 @@
-"""Does memory grow with the rounds? Resident memory of every rank while a small federation trains on and on.
+"""Do memory and time grow with the rounds? Every rank while a small federation trains on and on.
 
     mpiexec -n 3 python -m benchmarks.soak --rounds 2000
 
 Prints, for every rank, the resident set after the first tenth of the rounds (imports, caches and buffers are in place
-by then) and at the end, and exits with 1 if it grew by more than --margin megabytes.
+by then) and at the end, and exits with 1 if it grew by more than --margin megabytes. Of each fifth of the rounds it
+prints the median milliseconds that a round took by the clock, and those that rank 0's processor spent on it, which
+other programs on the machine disturb less (ranks that wait for others keep it busy, so: of a single process).
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,18 +25,22 @@ from fedmpi.config import Config, load_config
 from fedmpi.process.guard import run_guarded
 
 SAMPLES = 20
+PARTS = 5
+"""Of the rounds, whose medians are compared."""
 
 
 class Watch:
-    """Notes this process's resident memory now and then; asked once a round, and never for a stop."""
+    """Notes the time, and this process's resident memory now and then; asked once a round, and never for a stop."""
 
     def __init__(self, rounds: int):
         self.every = max(1, rounds // SAMPLES)
         self.process = psutil.Process()
         self.asked = 0
         self.resident: list[int] = []
+        self.clocks = np.zeros((rounds, 2))
 
     def __call__(self) -> bool:
+        self.clocks[self.asked] = time.perf_counter(), time.process_time()
         self.asked += 1
         if self.asked % self.every == 0:
             self.resident.append(self.process.memory_info().rss)
@@ -45,6 +52,21 @@ def growth(resident: np.ndarray) -> float:
     return float(resident[-1] - resident[SAMPLES // 10]) / 1e6
 
 
+def medians(clocks: np.ndarray) -> np.ndarray:
+    """Median milliseconds a round in each fifth of the rounds, by both clocks.
+
+    Parameters
+    ----------
+    clocks : float64 (T, 2)
+        Seconds of both clocks, once a round.
+
+    Returns
+    -------
+    float64 (5, 2)
+    """
+    return np.array([np.median(part, axis=0) for part in np.array_split(1e3 * np.diff(clocks, axis=0), PARTS)])
+
+
 def soak(config: Config, folder: Path, report: Callable[[str], None] = print) -> float:
     """Run; the largest growth of all ranks in megabytes, on all ranks. Rank 0 reports what every rank holds."""
     watch = Watch(config.rounds)
@@ -53,6 +75,11 @@ def soak(config: Config, folder: Path, report: Callable[[str], None] = print) ->
     for rank, held in enumerate(cluster.gather(np.array(watch.resident, np.int64)) or []):
         settled, end = held[SAMPLES // 10] / 1e6, held[-1] / 1e6
         report(f"rank {rank}: {settled:.1f} MB after a tenth of the rounds, {end:.1f} MB at the end")
+    if cluster.is_server:
+        for name, fifths in zip(("by the clock", "of rank 0's processor"), medians(watch.clocks).T, strict=True):
+            change = 100 * (fifths[-1] / fifths[1:-1].mean() - 1)
+            told = ", ".join(f"{fifth:.2f}" for fifth in fifths)
+            report(f"milliseconds a round {name}, by fifths: {told} (the last to those between: {change:+.1f} %)")
     worst = cluster.maximum(int(1e6 * growth(np.array(watch.resident)))) / 1e6
     cluster.close()
     return worst

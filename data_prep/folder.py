@@ -10,45 +10,85 @@ from data_prep.room import require_room
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import sync_folder
 from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY
+from fedmpi.records.hold import FOLDER, Hold
 
 _SINGLE = (TEST, VALIDATION, EXTRAS, VOCABULARY, VECTORS, MANIFEST)
 _OWN = re.compile(rf"(train-\d{{5,}}\.h5|{'|'.join(map(re.escape, _SINGLE))})")
 
 
-def claim(folder: Path, overwrite: bool, needed: int = 0) -> None:
+def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
     """Make `folder` ready to be written, or refuse.
 
     An empty or missing folder is taken; one whose preparation was interrupted is cleared of its files; a prepared one
     only with `overwrite`. Files that a preparation does not write are never touched.
 
+    Returns
+    -------
+    Hold
+        For `let_go`, however the preparation ends: meanwhile no other one can have the folder.
+
     Raises
     ------
     UserError
-        The folder holds something else, is prepared already, cannot be written, or its disk has no room for the
-        `needed` bytes; nothing is deleted then.
+        Another preparation is at work there; the folder holds something else, is prepared already, cannot be written,
+        or its disk has no room for the `needed` bytes; nothing is deleted then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        present = {path.name for path in folder.iterdir()}
+        _refuse(folder, overwrite)
     except OSError as error:
         raise UserError(f"the output folder {folder} cannot be made ({error.strerror}): choose another --out") from None
+    try:
+        hold = Hold(folder)
+    except OSError as error:
+        _forget(folder)
+        raise _unwritable(folder, error) from None
+    try:
+        _refuse(folder, overwrite)  # others may have written before they let go of it
+        _clear(folder, needed)
+    except OSError as error:
+        let_go(hold)
+        raise _unwritable(folder, error) from None
+    except BaseException:
+        let_go(hold)
+        raise
+    return hold
+
+
+def _refuse(folder: Path, overwrite: bool) -> None:
+    present = {path.name for path in folder.iterdir()} - {FOLDER}
     if MANIFEST in present and not overwrite and PREPARING not in present:
         raise UserError(f"{folder} holds a prepared data set already: choose another --out, or add --overwrite")
     if present and MANIFEST not in present and PREPARING not in present:
         other = sorted(present)[0]
         raise UserError(f"{folder} holds something else ({other}): choose an empty or new folder with --out")
+
+
+def _clear(folder: Path, needed: int) -> None:
+    """Mark the folder as one at work, and remove what earlier preparations have left there."""
     ours = own_files(folder)
     require_room(folder, needed, sum(path.stat().st_size for path in ours))
-    try:
-        (folder / PREPARING).touch()
-        sync_folder(folder)
-        # The manifest goes first: at no moment does it describe files that are gone.
-        for path in ours:
-            path.unlink()
-    except OSError as error:
-        raise UserError(
-            f"the output folder {folder} cannot be written ({error.strerror}): choose another --out"
-        ) from None
+    (folder / PREPARING).touch()
+    sync_folder(folder)
+    # The manifest goes first: at no moment does it describe files that are gone.
+    for path in ours:
+        path.unlink()
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"the output folder {folder} cannot be written ({error.strerror}): choose another --out")
+
+
+def let_go(hold: Hold) -> None:
+    """Let others have the folder, without a trace of who had it."""
+    hold.release()
+    hold.path.unlink(missing_ok=True)
+    _forget(hold.run)
+
+
+def _forget(folder: Path) -> None:
+    with suppress(OSError):  # another has it already, or it is gone
+        (folder / FOLDER).rmdir()
 
 
 def own_files(folder: Path) -> list[Path]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.files import complete, entry, growing_h5, reserve, store, whole_file, write_text
-from data_prep.folder import abandon, claim, release
+from data_prep.folder import abandon, claim, let_go, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
@@ -104,25 +105,29 @@ def write_shards(
     team = cluster or alone()
     folder = Path(out)
     needed = _bytes_needed(raw, len(partition.rows))
-    on_server(team, lambda: claim(folder, overwrite, needed))
-    generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
-    rows, offsets, *held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
-    if len(held[0]) and raw.refit is not None:
-        raw = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held[0]))
-    raw = replace(raw, notes=raw.notes + _shortfall(len(held[0]), len(partition.rows), val_fraction))
-    plan = make_plan(raw, partition, rows, offsets, shards)
-    try:
-        train, val = _write_samples(plan, held[0], held[1], folder, progress, team)
-        if team.is_server:
-            _write_rest(plan, partition, test, train, val, folder, seed, command)
-            release(folder)
-    except OSError as error:
-        if team.size == 1:
-            abandon(folder)  # among several the others may still be writing: the folder stays marked as interrupted
-        raise UserError(
-            f"writing to {folder} failed ({error.strerror or error}): about {megabytes(needed + SPARE)} are needed "
-            "there; make room or choose another --out, then repeat"
-        ) from error
+    hold = on_server(team, lambda: claim(folder, overwrite, needed))
+    with ExitStack() as after:
+        if hold is not None:
+            after.callback(let_go, hold)
+        generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
+        rows, offsets, *held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
+        if len(held[0]) and raw.refit is not None:
+            raw = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held[0]))
+        raw = replace(raw, notes=raw.notes + _shortfall(len(held[0]), len(partition.rows), val_fraction))
+        plan = make_plan(raw, partition, rows, offsets, shards)
+        try:
+            train, val = _write_samples(plan, held[0], held[1], folder, progress, team)
+            if hold is not None:
+                hold.check()
+                _write_rest(plan, partition, test, train, val, folder, seed, command)
+                release(folder)
+        except OSError as error:
+            if team.size == 1:
+                abandon(folder)  # among several the others may still be writing: the folder stays marked as interrupted
+            raise UserError(
+                f"writing to {folder} failed ({error.strerror or error}): about {megabytes(needed + SPARE)} are needed "
+                "there; make room or choose another --out, then repeat"
+            ) from error
     team.barrier()
     return read_manifest(folder)
 

@@ -7,15 +7,18 @@ process, as it would any program. What is loaded before the first line is printe
 import sys
 from functools import partial
 
+from fedmpi.process.output import open_descriptors
 from fedmpi.process.signals import Interrupt
 
 
 def main() -> None:
     """Entry point of the console script: run a command; any failure ends all ranks of the job."""
-    interrupt = Interrupt() if sys.argv[1:2] in (["train"], ["sweep"]) else None
+    open_descriptors()
+    saves = sys.argv[1:2] in (["train"], ["sweep"])
+    interrupt = Interrupt() if saves else None
     from fedmpi.process.guard import run_guarded
 
-    run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"])
+    run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"], outlives=saves)
 
 
 def _run(interrupt: Interrupt | None) -> int:

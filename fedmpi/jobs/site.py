@@ -90,10 +90,16 @@ class Site(BaseModel):
 
 
 def site_file(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the site's settings stand: `fedmpi/site.toml` in $XDG_CONFIG_HOME, else in ~/.config."""
+    """Where the site's settings stand: `fedmpi/site.toml` in $XDG_CONFIG_HOME, else in ~/.config.
+
+    A user without a home, as in containers with a number of their own, has "/", which container engines name then.
+    """
     environ = os.environ if environ is None else environ
     folder = environ.get("XDG_CONFIG_HOME", "")
-    home = Path(environ.get("HOME") or Path.home())
+    try:
+        home = Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        home = Path("/")
     return (Path(folder) if Path(folder).is_absolute() else home / ".config") / "fedmpi" / "site.toml"
 
 

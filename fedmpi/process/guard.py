@@ -1,12 +1,11 @@
 """The top of every command: no error on any rank may leave the other ranks waiting.
 
 Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after saving, 76 MPI did not start (which
-`fedmpi.cluster.starting` sees to), 1 anything else.
+`fedmpi.cluster.starting` sees to), 141 nobody reads the output, 1 anything else.
 """
 
 from __future__ import annotations
 
-import io
 import socket
 import sys
 import time
@@ -28,15 +27,16 @@ from fedmpi.cluster import (
     world_rank,
 )
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError
+from fedmpi.process.output import OutputLost, prepare_streams
 
-DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
+DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 ENDS_ALONE = "ends alone with exit code {}"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def run_guarded(main: Callable[[], int | None], joins: bool = True) -> NoReturn:
+def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bool = False) -> NoReturn:
     """Run a command's main function so that an error on one rank ends the whole job.
 
     Parameters
@@ -46,6 +46,8 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True) -> NoReturn:
         return, `SystemExit` or exception is a failure.
     joins : bool
         Whether to join the other ranks first; else `main` does, and says itself what is wrong when it cannot.
+    outlives : bool
+        Whether the command goes on where nobody reads, or can store, what it prints.
 
     Raises
     ------
@@ -54,14 +56,13 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True) -> NoReturn:
         `RanksDisagree` that all ranks raise alike is printed once. When the ranks differ, or one failed, the job is
         aborted instead.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    prepare_streams(outlives)
     try:
         launch = read_launch()
         if joins and launch is not None and launch.size > 1:
             start_mpi()  # before anything can fail: only a rank that has joined can end the others
         code, why = main() or DONE, ""
+        sys.stdout.flush()
     except LauncherMismatch as error:
         sys.exit(_mismatch(error))
     except BaseException as error:
@@ -99,6 +100,8 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
     """Exit code, the words about it, and whether it may be one that all ranks raise alike."""
     if isinstance(error, SystemExit):
         return *_exit_code(error), True
+    if isinstance(error, OutputLost):
+        return (UNREAD, "", True) if error.unread else (OUR_FAULT, f"error: {error}", True)
     if isinstance(error, RunFailure):
         return OUR_FAULT, f"error: {error}", True
     if isinstance(error, UserError):

@@ -1,4 +1,5 @@
-"""Signals that ask a run to save and stop: SIGTERM, SIGUSR1 (batch systems) and SIGINT; a second one ends it at once.
+"""Signals that ask a run to save and stop: SIGTERM, SIGUSR1 (batch systems), SIGINT, and SIGHUP of a terminal that is
+gone; a second SIGTERM or SIGINT ends it at once.
 
 Nothing slow is imported here: the commands install the handlers before anything else is loaded.
 """
@@ -15,9 +16,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOPPED_AFTER_SAVING = 75
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FORCING = (signal.SIGTERM, signal.SIGINT)
-"""Of which a second one ends the job without saving; SIGUSR1 is a warning however often it comes."""
+"""Of which a second one ends the job without saving; the others are warnings however often they come."""
 SECONDS_OF_COPIES = 2.0
 """Launchers and batch systems send the same signal by several ways: those so close to the first are copies of it."""
 SECONDS_FOR_RANK_0 = 1.0
@@ -37,7 +38,9 @@ class Interrupt:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reading,), name="fedmpi-signals", daemon=True).start()
-        self._previous = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        without_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup starts it
+        heeded = SIGNALS[:-1] if without_terminal else SIGNALS
+        self._previous = {number: signal.signal(number, self._remember) for number in heeded}
 
     def asked(self) -> bool:
         """Whether a signal has arrived: the `stop` of a run."""

@@ -2,8 +2,8 @@
 
 A thread of each rank wakes once a second, looks at what its rank is doing and exchanges that with rank 0, which judges
 all ranks; rank 0 itself is judged by the others. A round is late after `LATE_TIMES` the longest round so far plus the
-patience of the configuration. Time counts only while the judge itself runs: a job that is suspended as a whole, as
-batch systems do, is not late for it.
+patience of the configuration. A rank that holds up the others tells itself in which line of code it is. Time counts
+only while the judge itself runs: a job that is suspended as a whole, as batch systems do, is not late for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.common.activity import PHASES, Activity, activity
+from fedmpi.common.frames import place_of
 from fedmpi.common.processes import Process
 from fedmpi.config import Config
 from fedmpi.process.signals import end_now
@@ -34,12 +35,16 @@ LONGEST_LOOK = 3.0
 LATE_TIMES = 10
 UNLEARNED_TIMES = 30
 """Times the patience after which a job ends that has not finished a round."""
+ALONE_TIMES = 5
+"""Times the patience after which a single process that has not finished a round says so: nobody waits for it."""
 SECONDS_OF_SILENCE = (LONGEST_LOOK, 10.0)
 """Without a sign of life, after which a rank may be the one that holds up the others: the patience, within these."""
 SECONDS_PER_DEPUTY = 10.0
 """Rank 1 speaks where rank 0 is silent, and rank 2 so much later where rank 1 is, too."""
 SECONDS_GONE = 3.0
 """That the launcher has to end the job by itself when a process of it is gone."""
+SECONDS_TO_TELL = 2.0
+"""That a rank has to tell where it is before the job is ended."""
 OUR_FAULT = 1
 
 
@@ -96,7 +101,7 @@ class Judge:
         others = range(1, size) if rank == 0 else [0]
         self._silence = dict.fromkeys(others, 0.0)
         self._states: dict[int, State] = {}
-        self._round, self._elapsed, self._told, self._over = -1, 0.0, 0.0, False
+        self._round, self._elapsed, self._told, self._over, self._pointed = -1, 0.0, 0.0, False, False
 
     @property
     def limit(self) -> float:
@@ -126,7 +131,7 @@ class Judge:
         if own.round != self._round:
             if own.round > own.first:  # some have been finished, perhaps all of them since the last look
                 self.longest = max(self.longest or 0.0, self._elapsed if self._round >= 0 else seconds)
-            self._round, self._elapsed, self._told, self._over = own.round, 0.0, 0.0, False
+            self._round, self._elapsed, self._told, self._over, self._pointed = own.round, 0.0, 0.0, False, False
         self._elapsed += seconds
         deputy = SECONDS_PER_DEPUTY * max(0, self.rank - 1)
         if self._elapsed < self.limit + deputy:
@@ -135,11 +140,18 @@ class Judge:
         if not (late or stuck):
             return None
         over = self._elapsed >= self._end + deputy
-        due = self._elapsed >= 2 * self._told and (self.longest is not None or self._somebody_waits(own))
+        due = self._elapsed >= 2 * self._told and self._matters(own)
         if not due and (self._over or not over):
             return None
         self._told, self._over = self._elapsed, over
         return Finding(self._elapsed, late, over)
+
+    def points(self, own: State) -> bool:
+        """Whether this rank itself holds up the job, as far as it knows, and is to tell where it is: once a round."""
+        if self._pointed or own.waiting or min(self._elapsed - self.limit, own.idle_seconds - self.patience) < 0:
+            return False
+        self._pointed = self._matters(own)
+        return self._pointed
 
     @property
     def _end(self) -> float:
@@ -159,8 +171,12 @@ class Judge:
         late = {rank: (state, 0.0) for rank, state in idle.items() if not state.waiting}
         return late, not late and len(idle) == self.size > 1
 
-    def _somebody_waits(self, own: State) -> bool:
-        return self.size > 1 and (bool(own.waiting) or any(state.waiting for state in self._states.values()))
+    def _matters(self, own: State) -> bool:
+        """Whether a late round is worth a word: the first ones, which load and try, only where somebody waits."""
+        if self.size == 1:
+            return self.longest is not None or self._elapsed >= ALONE_TIMES * self.patience
+        waiting = bool(own.waiting) or any(state.waiting for state in self._states.values())
+        return self.longest is not None or waiting
 
 
 class Own:
@@ -212,6 +228,7 @@ class Watchdog:
         self._heartbeat: Heartbeat | None = cluster.heartbeat(len(State._fields))
         self._judges = self.size == 1 or self._heartbeat is not None
         self._gone = 0.0
+        self._watched = threading.get_ident()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fedmpi-watchdog", daemon=True)
         self._thread.start()
@@ -239,12 +256,19 @@ class Watchdog:
             return
         states = {rank: State(*state.tolist()) for rank, state in heard.items()}
         found = self._judge.look(seconds, own, states)
+        if self._judge.points(own):  # in a thread of its own: looking for files may hang as the rank does
+            threading.Thread(target=self._point, args=(own,), name="fedmpi-pointing", daemon=True).start()
         if found is None:
             return
         said = self.words(found, own)
         if found.over and self.ends:
+            time.sleep(SECONDS_TO_TELL)
             end_now(OUR_FAULT, f"{said}: the job is ended, --resume goes on from the last checkpoint")
         log.warning("%s", said)
+
+    def _point(self, own: State) -> None:
+        place = place_of(self._watched)
+        log.warning("rank %d on %s is at %s (%s)", self.rank, self.processes[self.rank].host, place, doing_of(own))
 
     def _mind_the_neighbour(self, seconds: float, own: State) -> None:
         """End the job where the process of the next rank on this host has gone, and the launcher does not."""

@@ -24,9 +24,12 @@ def versions(mpi: str) -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that fedmpi runs from, or None for an installed copy."""
+    """The commit of the checkout that fedmpi runs from; None for an installed copy, and where there is no git."""
     folder = Path(fedmpi.__file__).resolve().parent.parent
     if not (folder / ".git").exists():
         return None
-    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return result.stdout.strip() or None

@@ -10,7 +10,7 @@ import pytest
 
 import fedmpi
 from benchmarks.scale import vectors
-from benchmarks.soak import SAMPLES, growth
+from benchmarks.soak import SAMPLES, growth, medians
 from data_prep.partitions.common import Partition
 from data_prep.writer import write_shards
 from fedmpi.config import load_config
@@ -54,6 +54,14 @@ def test_what_python_and_numpy_hold_does_not_grow(tmp_path: Path):
 def test_growth_is_counted_from_the_first_tenth_on(leak: int):
     resident = 10**8 + leak * np.arange(SAMPLES) + np.where(np.arange(SAMPLES) < SAMPLES // 10, 0, 5 * 10**6)
     assert growth(resident) == pytest.approx(leak * (SAMPLES - 1 - SAMPLES // 10) / 1e6)
+
+
+def test_the_time_of_a_round_is_the_median_of_each_fifth():
+    seconds = np.repeat([1.0, 2.0, 3.0, 4.0, 5.0], 20)
+    seconds[::20] = 100.0  # a pause, which a mean would show
+    clocks = np.concatenate([[0.0], np.cumsum(seconds)])
+    found = medians(np.stack([clocks, 2 * clocks], 1)).T
+    assert found == pytest.approx(np.outer([1e3, 2e3], [1, 2, 3, 4, 5]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
+from fedmpi.records.hold import FOLDER
+from tests.mpi.launch import REPOSITORY
 
 ROWS, CLASSES = 500, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 1, 4, 4), dtype=np.uint8)
@@ -307,6 +312,46 @@ def test_a_prepared_folder_is_kept_unless_overwriting_is_asked_for(tmp_path: Pat
     write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
     assert len(open_store(out, verify=True).shard_starts) == 3 and (out / "my notes.txt").exists()
     assert not (out / "train-00004.h5").exists()
+
+
+def test_two_preparations_never_write_to_one_folder_at_once(tmp_path: Path) -> None:
+    out, refused = tmp_path / "out", []
+
+    def meanwhile(rows: np.ndarray) -> np.ndarray:
+        for overwrite in (False, True):
+            with pytest.raises(UserError, match=rf"in use by process {os.getpid()} ") as error:
+                write_shards(RAW, drawn(), out, 4, 1, "another", overwrite=overwrite)
+            refused.append(error)
+        return IMAGES[rows]
+
+    write_shards(replace(RAW, read=meanwhile), drawn(), out, 2, 0, "c")
+    assert refused and open_store(out, verify=True).manifest.command == "c"
+    assert not (out / FOLDER).exists()
+    write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
+
+
+def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    program = "import os, sys; from data_prep.folder import claim; claim(Path(sys.argv[1]), False); os._exit(9)"
+    words = [sys.executable, "-c", f"from pathlib import Path; {program}", str(out)]
+    assert subprocess.run(words, cwd=REPOSITORY).returncode == 9
+    assert {path.name for path in out.iterdir()} == {FOLDER, PREPARING}
+    write_shards(RAW, drawn(), out, 2, 0, "c")
+    assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
+
+
+def test_a_preparation_that_lost_its_folder_writes_no_manifest(tmp_path: Path) -> None:
+    """As when it was stopped for more than a minute, and another took over."""
+    out = tmp_path / "out"
+
+    def losing(rows: np.ndarray) -> np.ndarray:
+        for path in (out / FOLDER).glob("*.json"):
+            path.rename(path.with_name("000009.json"))
+        return IMAGES[rows]
+
+    with pytest.raises(UserError, match="was taken over by"):
+        write_shards(replace(RAW, read=losing), drawn(), out, 2, 0, "c")
+    assert not (out / MANIFEST).exists()
 
 
 def test_a_folder_that_holds_something_else_is_never_touched(tmp_path: Path) -> None:

@@ -236,6 +236,15 @@ def test_the_site_file_lies_where_xdg_says() -> None:
     assert load_site(Path("/nowhere/site.toml")) == Site()
 
 
+def test_a_user_without_a_home_has_no_settings_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert site_file({}) == Path("/.config/fedmpi/site.toml")
+    assert site_file({"XDG_CONFIG_HOME": "/x"}) == Path("/x/fedmpi/site.toml")
+
+
 def rank_that_saves(folder: Path) -> Path:
     """A program in the place of the launcher and its ranks: saves when told to, and ends with the code in CODE.
 

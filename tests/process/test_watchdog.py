@@ -14,8 +14,10 @@ import pytest
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.activity import PHASES, Activity
+from fedmpi.common.frames import place_of
 from fedmpi.config import Config
 from fedmpi.process.watchdog import (
+    ALONE_TIMES,
     LATE_TIMES,
     SECONDS_OF_SILENCE,
     SECONDS_PER_DEPUTY,
@@ -134,6 +136,53 @@ def test_before_any_round_is_finished_it_warns_where_somebody_waits_and_ends_muc
 def test_a_single_process_that_does_nothing_is_found() -> None:
     ((_, finding),) = found_in(experienced(size=1), int(LATE), lambda s: (at(1, idle=s), {}))
     assert list(finding.late) == [0]
+
+
+def test_a_single_process_whose_first_round_never_ends_says_so_after_a_while() -> None:
+    judge = Judge(0, 1, PATIENCE)
+    found = found_in(judge, 1000, lambda s: (at(0, idle=s, client=3), {}))
+    assert [second for second, _ in found] == [ALONE_TIMES * PATIENCE, 2 * ALONE_TIMES * PATIENCE]
+    assert not any(finding.over for _, finding in found)
+
+
+def pointing(judge: Judge, seconds: int, job: Job) -> list[int]:
+    """The seconds at which the rank itself tells where it is."""
+    told = []
+    for second in range(1, seconds + 1):
+        own, heard = job(second)
+        judge.look(1.0, own, heard)
+        told += [second] * judge.points(own)
+    return told
+
+
+def test_a_rank_that_holds_up_the_others_tells_once_a_round_where_it_is() -> None:
+    waited_for, waiting = at(1, "sum", True), at(1, "work", idle=1e4, client=17)
+    for rank in (0, 1):
+        judge = experienced(rank)
+        assert pointing(judge, 1000, lambda s: (waiting, {0: waited_for})) == [LATE]
+        later = LATE_TIMES * 1000 + PATIENCE
+        assert pointing(judge, 11_000, lambda s: (waiting._replace(round=2), {0: waited_for})) == [later]
+    assert not pointing(experienced(1), 1000, lambda s: (at(1, "sum", True, s), {0: at(1, "sum", True, s)}))
+    assert not pointing(experienced(1), 1000, lambda s: (at(1, idle=s % (PATIENCE - 1)), {0: waited_for}))
+    first = at(-1, "start", idle=1e4)
+    assert pointing(Judge(1, 2, PATIENCE), 99, lambda s: (first, {0: at(-1, "start", waiting=True)})) == [PATIENCE]
+    assert not pointing(Judge(1, 2, PATIENCE), 99, lambda s: (first, {0: at(-1, "start")}))
+    assert pointing(Judge(0, 1, PATIENCE), 1000, lambda s: (first, {})) == [ALONE_TIMES * PATIENCE]
+
+
+def test_the_place_of_a_thread_is_the_innermost_line_of_the_users_own() -> None:
+    def stay() -> None:
+        threading.Event.wait(over)
+
+    over = threading.Event()
+    thread = threading.Thread(target=stay)
+    thread.start()
+    line = stay.__code__.co_firstlineno + 1
+    while place_of(thread.ident or 0) != f"{__file__}:{line}":
+        time.sleep(0.001)
+    over.set()
+    thread.join()
+    assert place_of(thread.ident or 0) == "its end"
 
 
 def test_rounds_shorter_than_a_look_are_learned_too() -> None:

@@ -30,6 +30,7 @@ from fedmpi.process.guard import _ending_of
 from fedmpi.records import hold
 from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.model_file import model_file
+from fedmpi.records.provenance import git_commit
 from fedmpi.records.recorder import OF_A_RUN, Recorder
 from tests.data_prep.command import main
 from tests.end_to_end.in_process import QUIET, run_into
@@ -567,3 +568,8 @@ def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: 
     found = newest_checkpoint(tmp_path / "checkpoints")
     assert found is not None and found.next_round == 1
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_without_git_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert git_commit() is None

@@ -1,0 +1,52 @@
+"""Which signals ask a run to save and stop, in processes that load nothing else of fedmpi's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.mpi.launch import REPOSITORY
+
+PROGRAM = """
+import os, signal, sys, time
+number = signal.Signals[sys.argv[1]]
+if sys.argv[2] == "ignored":
+    signal.signal(number, signal.SIG_IGN)
+from fedmpi.process import signals
+signals.SECONDS_OF_COPIES = 0.2
+interrupt = signals.Interrupt()
+os.kill(os.getpid(), number)
+asked = interrupt.asked()
+time.sleep(0.4)
+if sys.argv[2] == "twice":
+    os.kill(os.getpid(), number)
+    time.sleep(0.4)
+interrupt.restore()
+handler = signal.getsignal(number)
+print(asked, getattr(handler, "name", None) or handler.__name__)
+"""
+
+
+def sent(number: str, how: str) -> subprocess.CompletedProcess[str]:
+    """What a process says and ends with to which a signal is sent."""
+    words = [sys.executable, "-c", PROGRAM, number, how]
+    return subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
+def test_a_signal_asks_the_run_to_stop_and_its_handler_is_put_back(number: str) -> None:
+    done = sent(number, "once")
+    assert done.stdout.split() == ["True", "default_int_handler" if number == "SIGINT" else "SIG_DFL"], done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 0), ("SIGHUP", 0)])
+def test_the_second_one_ends_it_at_once_unless_it_is_a_warning(number: str, code: int) -> None:
+    done = sent(number, "twice")
+    assert done.returncode == code
+    assert (f"error: ended by a second {number}" in done.stderr) == bool(code)
+
+
+def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:
+    assert sent("SIGHUP", "ignored").stdout.split() == ["False", "SIG_IGN"]
