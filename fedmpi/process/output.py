@@ -88,7 +88,7 @@ class Stream(io.RawIOBase):
 
 
 def open_descriptors() -> None:
-    """Open those of 0 to 2 that the parent has closed on /dev/null, before a pipe or file of the run gets the number."""
+    """Open those of 0 to 2 that the parent has closed, on /dev/null: no pipe or file of the run may get the number."""
     for descriptor in range(ERROR + 1):
         try:
             os.fstat(descriptor)
