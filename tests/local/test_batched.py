@@ -11,10 +11,9 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.engine import BatchedEngine, chunk_size, why_not_batched
+from fedmpi.local.batched.engine import BatchedEngine, chunk_size
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
-from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from tests.local.stacks import (
     CLASSES,
@@ -228,17 +227,6 @@ def test_frozen_word_vectors_are_supported(tmp_path):
     expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
     result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
     assert relative_difference(result, expected) < 1e-12
-
-
-def test_models_without_a_stacked_form_are_refused_with_the_reason():
-    reasons = {
-        name: why_not_batched(build(name, {}, description, 0), description)
-        for name, description in (("resnet18", COLOURED), ("transformer", TEXTS), ("lstm", TEXTS), ("mlp", IMAGES))
-    }
-    assert reasons["mlp"] is None
-    assert "GroupNorm" in str(reasons["resnet18"])
-    assert "SelfAttention" in str(reasons["transformer"])
-    assert "LSTMClassifier" in str(reasons["lstm"])
 
 
 def test_a_chunk_fills_the_cache_and_has_two_clients_at_least():

@@ -64,23 +64,67 @@ def hooked() -> nn.Module:
     return module
 
 
-class Own(nn.Linear):
-    """A layer of the user's: its forward pass may be anything."""
+class Undecided(nn.Linear):
+    """Asks for the values of the samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+class Counting(nn.Linear):
+    """Asks how many samples there are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / (1 if x.shape[0] > 2 else 2)
+
+
+class Averaging(nn.Linear):
+    """Lets the samples of a batch see one another."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Mixing(nn.Linear):
+    """Lets them see one another in what vmap computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.logsumexp(x @ self.weight.T, 0)
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class Remembering(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+class Transposing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).T
+
+
+def own(kind: type[nn.Module], *options: object) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), kind(128, 3, *options))
 
 
 REFUSED = {
     "batch norm": (flat_linear(nn.BatchNorm2d(2)), "BatchNorm2d"),
-    "groups": (flat_linear(nn.Conv2d(2, 2, 3, groups=2), inputs=72), "groups"),
-    "reflecting padding": (flat_linear(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")), "padding"),
-    "a subclass": (nn.Sequential(nn.Flatten(), Own(128, 3)), "Own"),
-    "tied weights": (tied(), "shared"),
-    "frozen parameters": (frozen(), "frozen"),
+    "batch norm without statistics": (flat_linear(nn.BatchNorm2d(2, track_running_stats=False)), "see one another"),
+    "reflecting padding": (flat_linear(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")), "padding_mode"),
+    "the samples' values": (own(Undecided), "values or on how many"),
+    "the number of samples": (own(Counting), "values or on how many"),
+    "a mean over the samples": (own(Averaging), "see one another"),
+    "a sum over the samples of what has parameters": (own(Mixing), "see one another"),
+    "torch's generator": (own(Noisy), "dropout draws from torch's own generator"),
+    "a memory": (own(Remembering), "Remembering keeps something"),
+    "outputs turned around": (own(Transposing), "one row of outputs a sample"),
     "hooks": (hooked(), "hooks"),
-    "no flatten": (nn.Sequential(nn.Linear(8, 3)), "Linear"),
-    "ends without logits": (flat_linear_then(nn.ReLU(), nn.Flatten(), nn.ReLU()), "last layer"),
-    "wrong number of logits": (nn.Sequential(nn.Flatten(), nn.Linear(128, 4)), "last layer"),
-    "channel dropout": (flat_linear(nn.Dropout2d(0.5)), "Dropout2d"),
-    "a module of one's own": (nn.Bilinear(2, 2, 2), "Bilinear"),
+    "what cannot read the data": (nn.Sequential(nn.Linear(7, 3)), "cannot be followed"),
 }
 
 
@@ -91,7 +135,38 @@ def test_what_has_no_stacked_form_is_refused_with_the_reason(case: str):
     assert word in str(why_not_stackable(module, IMAGES))
 
 
-def test_texts_need_an_embedding_first():
-    assert why_not_stackable(nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), TEXTS) is not None
+def test_what_cannot_be_followed_is_named_with_its_line():
+    reason = str(why_not_stackable(own(Undecided), IMAGES))
+    assert "test_layers.py, line" in reason
+
+
+def test_the_trial_of_a_stacked_form_leaves_the_module_and_the_generator_as_they_were():
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(3, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(108, 3))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    module.eval()
+    state = torch.get_rng_state()
+    assert stacked(module, IMAGES) is not None
+    assert not module.training and module[2].p == 0.5
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert vars(module).keys() == vars(nn.Sequential()).keys()
+
+
+def test_layers_one_after_another_have_the_forms_written_by_hand_however_they_are_called():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(2, 3, 3), nn.Linear(27, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.max_pool2d(nn.functional.relu(self.conv(x)), 2)
+            return self.fc(torch.flatten(x, 1))
+
+    modules = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
+    assert stacked(Functional(), IMAGES).layers == stacked(modules, IMAGES).layers
+
+
+def test_texts_may_have_any_layers_before_and_after_their_words():
     padded = nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(24, 3))
-    assert "padding_idx" in str(why_not_stackable(padded, TEXTS))
+    net = stacked(padded, TEXTS)
+    assert net.embedding.padding == 0 and len(net.slots) == 2

@@ -123,7 +123,7 @@ class Feed:
             for into, samples, local in zip(net.clients_x, self._features, self._local, strict=False):
                 index = local[step]
                 if len(index) < net.rows:
-                    into[len(index) :].zero_()
+                    into[len(index) :] = samples[0] if net.own_padding else 0
                     into = into[: len(index)]
                 torch.index_select(samples, 0, index, out=into)
 

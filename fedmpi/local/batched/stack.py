@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpi.local.batched.update import Block, StackOptimizer
 from fedmpi.local.failures import check_update
 from fedmpi.models.stacked.base import Op, Place, Slot, Step, Workspace
-from fedmpi.models.stacked.dense import DropoutOp
+from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
 from fedmpi.models.stacked.text import EmbeddingOp, Tables
@@ -70,7 +70,7 @@ class Stack:
     def begin(self, start: Tensor) -> None:
         """Take over the server's values (d,) of this round."""
         for slot in self.net.slots:
-            slot.of_stack(self.start, _arranged(slot))[0].copy_(slot.from_flat(start))
+            slot.of_stack(self.start, slot.arranged)[0].copy_(slot.from_flat(start))
 
     def open(
         self,
@@ -103,10 +103,9 @@ class Stack:
             self._block.reset()
         self._correct(corrections, optimizer)
         embedding = self.net.embedding
-        if embedding is None:
-            return [x.reshape(len(x), -1).to(self.dtype) for x in features]
-        if embedding.weight is None:
-            return [x.long() for x in features]
+        if embedding is None or embedding.weight is None:
+            dtype = torch.int64 if self.net.reads_words else self.dtype
+            return [x.reshape(len(x), -1).to(dtype) for x in features]
         self.tables = Tables(features, embedding.weight.from_flat(start))
         gradient = self.tables.values if self.fused else self.tables.gradient
         corrected = self._of_words(corrections)
@@ -128,7 +127,7 @@ class Stack:
                 row.zero_()
                 continue
             for slot in self.net.slots:
-                slot.of_stack(row, _arranged(slot))[0].copy_(slot.from_flat(correction))
+                slot.of_stack(row, slot.arranged)[0].copy_(slot.from_flat(correction))
         self._block = replace(self._block, correction=self._corrections)
         optimizer.prepare(self._block.prefix(self.clients))
 
@@ -177,7 +176,7 @@ class Stack:
         change = torch.mv(self.values[: self.clients].t(), coefficients)
         change.sub_(self.start[0] * coefficients.sum())
         for slot in self.net.slots:
-            slot.from_flat(total).add_(slot.of_stack(change.unsqueeze(0), _arranged(slot))[0])
+            slot.from_flat(total).add_(slot.of_stack(change.unsqueeze(0), slot.arranged)[0])
         length = change.dot(change)
         if self.tables is not None:
             repeats = torch.tensor(self.tables.bounds, device=self.device).diff()
@@ -208,7 +207,7 @@ class Stack:
             self._table(delta).copy_(self._table(drift))
         change = self.values[client : client + 1] - self.start
         for slot in self.net.slots:
-            slot.from_flat(delta).copy_(slot.of_stack(change, _arranged(slot))[0])
+            slot.from_flat(delta).copy_(slot.of_stack(change, slot.arranged)[0])
         if self.tables is not None:
             own = slice(self.tables.bounds[client], self.tables.bounds[client + 1])
             self._table(delta)[self.tables.rows[own]] = self.tables.values[own] - self.tables.start[own]
@@ -218,11 +217,6 @@ class Stack:
         embedding = self.net.embedding
         assert embedding is not None and embedding.weight is not None
         return embedding.weight.from_flat(flat)
-
-
-def _arranged(slot: Slot) -> tuple[int, ...]:
-    """The parameter's shape in the order of the stack."""
-    return slot.shape if slot.axes is None else tuple(slot.shape[axis] for axis in slot.axes)
 
 
 class _Parameters:
@@ -248,12 +242,15 @@ class BoundNet:
         The batches; int64 rows of the stacked table for texts. `flat_x` and `clients_x` are views of it.
     dropouts : list of DropoutOp
         In the order in which a client's stream serves them.
+    own_padding : bool
+        Whether a client's padding is to be a sample of its own: of zeros, a model of the user's may make what is no
+        number, which no weight of zero takes away again.
     """
 
     def __init__(self, stack: Stack, clients: int, rows: int):
         net, take = stack.net, stack.workspace.take
         self.clients, self.rows = clients, rows
-        dtype = torch.int64 if net.embedding is not None else stack.dtype
+        dtype = torch.int64 if net.reads_words else stack.dtype
         self.x = take("x", clients, rows, math.prod(net.feature_shape), dtype=dtype)
         parameters = _Parameters(stack, clients)
         self.ops: list[Op] = []
@@ -263,7 +260,8 @@ class BoundNet:
             op = layer.bind(Place(clients, rows, stack.workspace, parameters, number, first), current)
             self.ops.append(op)
             current = op.output
-        self.dropouts = [op for op in self.ops if isinstance(op, DropoutOp)]
+        self.dropouts = [dropout for op in self.ops for dropout in dropouts_of(op)]
+        self.own_padding = any(isinstance(op, GraphOp) for op in self.ops)
         place = Place(clients, rows, stack.workspace, parameters, len(self.ops))
         self.loss = stacked_loss(stack.loss, place, current)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
@@ -276,8 +274,10 @@ class BoundNet:
         op = self.ops[0]
         if isinstance(op, EmbeddingOp) and tables is not None:
             count = tables.bounds[self.clients]
-            op.table = tables.values[:count]
+            op.table, op.words = tables.values[:count], tables.rows
             op.target = op.table if fused else tables.gradient[:count]
+            if isinstance(self.ops[1], GraphOp):
+                self.ops[1].tokens = self.x, tables.rows
 
     def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
         """Forward, loss, backward, with the layers' part of the update."""

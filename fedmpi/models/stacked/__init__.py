@@ -1,1 +1,5 @@
-"""Layers that train several clients' weights side by side."""
+"""Stacked forms of models: many clients' copies of the weights, trained side by side in one launch."""
+
+from fedmpi.models.stacked.forms import register_layer
+
+__all__ = ["register_layer"]

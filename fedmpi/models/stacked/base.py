@@ -20,6 +20,10 @@ ALIGNMENT = 16
 """Values: parameters and buffers start at multiples of 64 bytes (float32); matrix products lose 10 % elsewhere."""
 
 
+class NotStackable(Exception):
+    """Says which part of a model has no stacked form."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where one parameter lies in the flat vector and in a client's row of the stack.
@@ -44,6 +48,11 @@ class Slot:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def arranged(self) -> tuple[int, ...]:
+        """The parameter's shape in the order of the stack."""
+        return self.shape if self.axes is None else tuple(self.shape[axis] for axis in self.axes)
 
     def from_flat(self, flat: Tensor) -> Tensor:
         """The parameter's values in the order of the stack: a view of flat (d,)."""
@@ -122,7 +131,7 @@ class Place:
     workspace : Workspace
     parameters : Parameters
         The values of the k clients.
-    number : int
+    number : hashable
         Of the layer: names its buffers.
     first : bool
         Whether nothing before it has parameters: no gradient of the input is needed.
@@ -132,7 +141,7 @@ class Place:
     rows: int
     workspace: Workspace
     parameters: Parameters
-    number: int = 0
+    number: Hashable = 0
     first: bool = False
 
     def take(self, name: str, *shape: int, guard: int = 0, dtype: torch.dtype | None = None) -> Tensor:

@@ -133,9 +133,13 @@ class DropoutOp:
             same = self.drawn.device == x.device and self.drawn.dtype == x.dtype
             self.mask = self._arranged = self.drawn if same else place.take("mask", *shape)
 
-    def forward(self) -> None:
+    def arrange(self) -> None:
+        """Bring what was drawn into `mask`."""
         if self.mask is not self.drawn:
             self._arranged.copy_(self.drawn)
+
+    def forward(self) -> None:
+        self.arrange()
         self.output.mul_(self.mask)
 
     def backward(self, gradient: Tensor) -> Tensor:

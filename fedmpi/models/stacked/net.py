@@ -1,65 +1,29 @@
-"""From a module to its stacked form: any nn.Sequential of layers that have one, the built-in models among them."""
+"""From a module to its stacked form: layers one after another by hand, any other forward pass as a graph."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+import operator
+from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import fx, nn
 
+import fedmpi.models.stacked.attention
+import fedmpi.models.stacked.convolution
+import fedmpi.models.stacked.recurrent  # noqa: F401
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.dropout import Dropout as ClientDropout
-from fedmpi.models.stacked.base import ALIGNMENT, Layer, Slot
-from fedmpi.models.stacked.dense import Dropout, Flatten, Linear, ReLU
-from fedmpi.models.stacked.image import Columns, Convolution, Geometry, MaxPool
-from fedmpi.models.stacked.text import Embedding, MaxOverTime
-from fedmpi.models.text_layers import FrozenEmbedding
-from fedmpi.models.text_layers import MaxOverTime as MaxOverTimeModule
+from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
+from fedmpi.models.stacked.chain import chain
+from fedmpi.models.stacked.forms import ARRANGED, LAYERS
+from fedmpi.models.stacked.graph import Writer
+from fedmpi.models.stacked.sequence import StackedNet, parts_of, sequence
+from fedmpi.models.stacked.text import Embedding
+from fedmpi.models.stacked.trace import Traced, trace
+from fedmpi.models.stacked.trial import check
 
-ROWS, COLUMNS, WORDS = "rows", "columns", "words"
+__all__ = ["NotStackable", "StackedNet", "stacked", "translate", "why_not_stackable"]
 
-
-class NotStackable(Exception):
-    """Says which part of a model has no stacked form."""
-
-
-@dataclass(frozen=True)
-class StackedNet:
-    """A model as a list of stacked layers.
-
-    Parameters
-    ----------
-    layers : tuple of Layer
-    slots : tuple of Slot
-        Of all parameters that lie in the stack: all but the word vectors.
-    size, stack_size : int
-        Values of the flat vector; of a client's row in the stack, alignment included.
-    feature_shape : tuple of int
-        Of one sample.
-    """
-
-    layers: tuple[Layer, ...]
-    slots: tuple[Slot, ...]
-    size: int
-    stack_size: int
-    feature_shape: tuple[int, ...]
-
-    @property
-    def embedding(self) -> Embedding | None:
-        """The look-up of words, always the first layer."""
-        return self.layers[0] if isinstance(self.layers[0], Embedding) else None
-
-    @property
-    def first_trained(self) -> int:
-        """Index of the first layer with parameters: the gradient goes back as far as that."""
-        return next(i for i, layer in enumerate(self.layers) if layer.trained)
-
-    @property
-    def values_per_row(self) -> int:
-        """Floats that one sample needs in buffers."""
-        return math.prod(self.feature_shape) + sum(layer.values for layer in self.layers)
+CASTS = {"long", "int", "to", "type", "contiguous"}
+_known: WeakKeyDictionary[nn.Module, dict[DataDescription, StackedNet | str]] = WeakKeyDictionary()
 
 
 def stacked(module: nn.Module, description: DataDescription) -> StackedNet | None:
@@ -80,205 +44,113 @@ def why_not_stackable(module: nn.Module, description: DataDescription) -> str | 
 
 
 def translate(module: nn.Module, description: DataDescription) -> StackedNet:
-    """The stacked form of a model.
+    """The stacked form of a model; a graph is made, and tried against the module itself, once.
 
     Parameters
     ----------
     module : nn.Module
-        A nn.Sequential (nested ones are opened) of Linear, ReLU, Dropout, Flatten, Conv2d, MaxPool2d, Embedding, the
-        convolutions with max over time of `text_layers`.
+        Any whose forward pass can be followed (`trace`) and whose samples do not see one another.
     description : DataDescription
         Shape and type of a sample.
 
     Raises
     ------
     NotStackable
-        Naming the layer that has no stacked form.
+        Naming what has no stacked form.
     """
-    translation = _Translation(module, description)
-    for part in _parts(module):
-        translation.add(part)
-    return translation.finish()
+    try:
+        return sequence(module, description, parts_of(module))
+    except NotStackable:
+        pass
+    known = _known.setdefault(module, {})
+    if description not in known:
+        try:
+            known[description] = _followed(module, description)
+        except NotStackable as reason:
+            known[description] = str(reason)
+    found = known[description]
+    if isinstance(found, str):
+        raise NotStackable(found)
+    return found
 
 
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        raise NotStackable(f"{type(module).__name__} has hooks")
-    if type(module) is nn.Sequential:
-        for child in module:
-            yield from _parts(child)
-    else:
-        yield module
+def _followed(module: nn.Module, description: DataDescription) -> StackedNet:
+    """The stacked form of what the module's forward pass does."""
+    for part in module.modules():
+        kept = part._buffers.items()
+        if any(b is not None and b.is_floating_point() and n not in part._non_persistent_buffers_set for n, b in kept):
+            raise NotStackable(f"{type(part).__name__} keeps statistics or other values beside its parameters")
+    traced = trace(module, description, LAYERS)
+    parts = chain(traced)
+    if parts is not None:
+        try:
+            return sequence(module, description, parts)
+        except NotStackable:
+            pass
+    net = _graph_net(traced, description)
+    check(net, module, description)
+    return net
 
 
-@dataclass
-class _Translation:
-    module: nn.Module
-    description: DataDescription
-    layers: list[Layer] = field(default_factory=list)
-    slots: list[Slot] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.shape = tuple(self.description.feature_shape)
-        self.form = WORDS if self.description.task == "text" else ROWS
-        self.start = 0
-        self.offsets: dict[int, int] = {}
-        self.size = 0
-        for parameter in self.module.parameters():
-            if not parameter.requires_grad:
-                raise NotStackable("some parameters are frozen")
-            self.offsets[id(parameter)] = self.size
-            self.size += parameter.numel()
-
-    @property
-    def units(self) -> int:
-        return math.prod(self.shape)
-
-    def add(self, part: nn.Module) -> None:
-        kind = type(part)
-        handler = _HANDLERS.get(kind)
-        if handler is None:
-            raise NotStackable(f"{kind.__name__} has no stacked form")
-        handler(self, part)
-
-    def finish(self) -> StackedNet:
-        if self.offsets:
-            raise NotStackable("some parameters belong to no layer")
-        if not self.layers or not isinstance(self.layers[-1], Linear) or self.shape != (self.description.classes,):
-            raise NotStackable("the last layer is not a Linear of one logit a class")
-        return StackedNet(
-            tuple(self.layers), tuple(self.slots), self.size, self.start, tuple(self.description.feature_shape)
-        )
-
-    def slot(self, parameter: Tensor | None, axes: tuple[int, ...] | None = None, stack: bool = True) -> Slot:
-        """Reserve a place for a parameter; every parameter has one."""
-        offset = self.offsets.pop(id(parameter), None)
-        if parameter is None or offset is None:
-            raise NotStackable("a parameter is shared by two layers")
-        slot = Slot(offset, tuple(parameter.shape), self.start if stack else 0, axes)
-        if stack:
-            self.slots.append(slot)
-            self.start += -(-slot.size // ALIGNMENT) * ALIGNMENT
-        return slot
-
-    def optional(self, parameter: Tensor | None) -> Slot | None:
-        return None if parameter is None else self.slot(parameter)
-
-    def need(self, form: str, dimensions: int, part: nn.Module) -> None:
-        if self.form != form or len(self.shape) != dimensions:
-            raise NotStackable(f"{type(part).__name__} on an input of shape {self.shape}")
-
-    def need_columns(self, part: nn.Module) -> None:
-        if self.form == ROWS and len(self.shape) == 3:
-            self.layers.append(Columns(self.units))
-            self.form = COLUMNS
-        self.need(COLUMNS, 3, part)
-
-    def linear(self, part: nn.Linear) -> None:
-        self.need(ROWS, 1, part)
-        if self.shape != (part.in_features,):
-            raise NotStackable(f"Linear of {part.in_features} inputs on {self.units} values")
-        weight, bias = self.slot(part.weight), self.optional(part.bias)
-        self.layers.append(Linear(part.in_features, part.out_features, weight, bias))
-        self.shape = (part.out_features,)
-
-    def relu(self, part: nn.Module) -> None:
-        if self.form == WORDS:
-            raise NotStackable("ReLU on words")
-        self.layers.append(ReLU())
-
-    def dropout(self, part: ClientDropout | nn.Dropout) -> None:
-        if part.p == 0:
-            return
-        if self.form == WORDS or part.p == 1 or getattr(part, "channels", False):
-            raise NotStackable("Dropout of words, of whole channels, or of everything")
-        self.layers.append(Dropout(self.units, part.p, self.form == COLUMNS))
-
-    def flatten(self, part: nn.Flatten) -> None:
-        if part.start_dim != 1 or part.end_dim not in (-1, len(self.shape)) or self.form == WORDS:
-            raise NotStackable("Flatten of only some of the axes")
-        if self.form == COLUMNS:
-            self.layers.append(Flatten(self.units))
-        self.shape, self.form = (self.units,), ROWS
-
-    def convolution(self, part: nn.Conv2d) -> None:
-        self.need_columns(part)
-        if part.groups != 1 or set(part.dilation) != {1} or part.padding_mode != "zeros":
-            raise NotStackable("Conv2d with groups, dilation, or padding other than zeros")
-        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), self._padding(part))
-        if part.in_channels != self.shape[0] or min(geometry.output) < 1:
-            raise NotStackable(f"Conv2d of {part.in_channels} channels on an input of shape {self.shape}")
-        weight, bias = self.slot(part.weight), self.optional(part.bias)
-        self.layers.append(Convolution(geometry, part.out_channels, weight, bias))
-        self.shape = (part.out_channels, *geometry.output)
-
-    def pool(self, part: nn.MaxPool2d) -> None:
-        self.need_columns(part)
-        if part.ceil_mode or part.return_indices or _pair(part.dilation) != (1, 1):
-            raise NotStackable("MaxPool2d with ceil_mode, indices or dilation")
-        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
-        window = geometry.kernel, geometry.stride, geometry.padding
-        self.layers.append(MaxPool(geometry.image, geometry.output, *window))
-        self.shape = (self.shape[0], *geometry.output)
-
-    def embedding(self, part: nn.Embedding) -> None:
-        if self.layers or self.form != WORDS or part.max_norm is not None or part.scale_grad_by_freq:
-            raise NotStackable("Embedding with max_norm or scale_grad_by_freq, or not of the sample's tokens")
-        if part.padding_idx is not None:
-            raise NotStackable("Embedding with padding_idx")
-        slot = self.slot(part.weight, stack=False)
-        self._words(Embedding(self.units, part.embedding_dim, slot))
-
-    def frozen_embedding(self, part: FrozenEmbedding) -> None:
-        if self.layers or self.form != WORDS:
-            raise NotStackable("an embedding that does not look up the sample's tokens")
-        self._words(Embedding(self.units, part.vectors.shape[1], None, part.vectors))
-
-    def _words(self, layer: Embedding) -> None:
-        self.layers.append(layer)
-        self.shape = (layer.length, layer.dimension)
-
-    def max_over_time(self, part: MaxOverTimeModule) -> None:
-        self.need(WORDS, 2, part)
-        length, dimension = self.shape
-        banks = [bank for bank in part.convolutions if isinstance(bank, nn.Conv1d)]
-        widths = tuple(bank.kernel_size[0] for bank in banks)
-        filters = banks[0].out_channels
-        weights = tuple(self.slot(bank.weight, axes=(0, 2, 1)) for bank in banks)
-        biases = tuple(self.slot(bank.bias) for bank in banks)
-        self.layers.append(MaxOverTime(length, dimension, filters, widths, weights, biases))
-        self.shape, self.form = (filters * len(widths),), ROWS
-
-    def _image(self) -> tuple[int, int, int]:
-        return self.shape[0], self.shape[1], self.shape[2]
-
-    def _padding(self, part: nn.Conv2d) -> tuple[int, int]:
-        if part.padding == "valid":
-            return 0, 0
-        if part.padding == "same":
-            if any(size % 2 == 0 for size in part.kernel_size):
-                raise NotStackable("Conv2d with padding 'same' and an even kernel")
-            return part.kernel_size[0] // 2, part.kernel_size[1] // 2
-        return _pair(part.padding)
+def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:
+    """The graph as one layer, after the look-up of words where there is one."""
+    words = _look_up(traced, tuple(description.feature_shape))
+    table = traced.module.get_submodule(str(words.target)) if words is not None else None
+    layers: list[Layer] = []
+    slots: dict[int, Slot] = {}
+    offset = start = 0
+    axes = _axes(traced)
+    for parameter in traced.module.parameters():
+        if not parameter.requires_grad:
+            continue
+        shape = tuple(parameter.shape)
+        if isinstance(table, nn.Embedding) and parameter is table.weight:
+            slot, padding = Slot(offset, shape, 0), table.padding_idx
+            layers.append(Embedding(description.feature_shape[0], table.embedding_dim, slot, padding=padding))
+        else:
+            slots[id(parameter)] = slot = Slot(offset, shape, start, axes.get(id(parameter)))
+            start += -(-slot.size // ALIGNMENT) * ALIGNMENT
+        offset += slot.size
+    feature_shape, text = tuple(description.feature_shape), description.task == "text"
+    layers.append(Writer(traced, slots, words).layer(description.classes, feature_shape, text))
+    return StackedNet(tuple(layers), tuple(slots.values()), offset, start, feature_shape, text)
 
 
-def _pair(value: object) -> tuple[int, int]:
-    if isinstance(value, tuple):
-        return int(value[0]), int(value[1])
-    assert isinstance(value, int)
-    return value, value
+def _axes(traced: Traced) -> dict[int, tuple[int, ...]]:
+    """Parameter (by id) -> the order of its axes in the stack, where its layer wants another one."""
+    found = {}
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            part = traced.module.get_submodule(str(node.target))
+            for name, axes in ARRANGED.get(type(part), {}).items():
+                found[id(getattr(part, name))] = axes
+    return found
 
 
-_HANDLERS: dict[type[nn.Module], Callable[[_Translation, Any], None]] = {
-    nn.Linear: _Translation.linear,
-    nn.ReLU: _Translation.relu,
-    nn.Dropout: _Translation.dropout,
-    ClientDropout: _Translation.dropout,
-    nn.Flatten: _Translation.flatten,
-    nn.Conv2d: _Translation.convolution,
-    nn.MaxPool2d: _Translation.pool,
-    nn.Embedding: _Translation.embedding,
-    FrozenEmbedding: _Translation.frozen_embedding,
-    MaxOverTimeModule: _Translation.max_over_time,
-    nn.Identity: lambda translation, part: None,
-}
+def _look_up(traced: Traced, feature_shape: tuple[int, ...]) -> fx.Node | None:
+    """The node that looks up the vectors of the sample's tokens, where one alone does and the vectors are trained."""
+    found = []
+    for node in traced.graph.nodes:
+        part = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if type(part) is not nn.Embedding or part.max_norm is not None or part.scale_grad_by_freq:
+            continue
+        if part.weight.requires_grad and len(node.args) == 1 and _of_tokens(node.args[0]):
+            found.append(node)
+    if len(found) != 1 or len(feature_shape) != 1:
+        return None
+    (node,) = found
+    weight = operator.attrgetter(str(node.target))(traced.module).weight
+    calls = [other for other in traced.graph.nodes if other.op == "call_module" and other is not node]
+    shared = any(one is weight for call in calls for one in _parameters(traced, call))
+    read = any(other.op == "get_attr" and traced.examples[other][0] is weight for other in traced.graph.nodes)
+    return None if shared or read else node
+
+
+def _of_tokens(node: object) -> bool:
+    while isinstance(node, fx.Node) and node.op == "call_method" and node.target in CASTS:
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.op == "placeholder"
+
+
+def _parameters(traced: Traced, node: fx.Node) -> list[nn.Parameter]:
+    return list(traced.module.get_submodule(str(node.target)).parameters())

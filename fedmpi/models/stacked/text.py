@@ -55,12 +55,15 @@ class Embedding:
         Of the table in the flat vector; None = the vectors never change.
     vectors : Tensor (V, E) or None
         The constant vectors.
+    padding : int or None
+        The word whose vector is never trained (padding_idx of nn.Embedding).
     """
 
     length: int
     dimension: int
     weight: Slot | None
     vectors: Tensor | None = None
+    padding: int | None = None
 
     @property
     def trained(self) -> bool:
@@ -75,12 +78,14 @@ class Embedding:
 
 
 class EmbeddingOp:
-    """The look-up bound to k clients; `table` is set when a chunk begins, its gradient goes to `target`."""
+    """The look-up bound to k clients; `table` is set when a chunk begins, its gradient goes to `target`; `words` are
+    the words of its rows."""
 
     def __init__(self, layer: Embedding, place: Place, x: Tensor):
         self.ids = x.view(-1)
         self.step = place.parameters.step
-        self.trained = layer.trained
+        self.trained, self.padding = layer.trained, layer.padding
+        self.words: Tensor | None = None
         self.output = place.take("output", place.clients, place.rows, layer.length, layer.dimension)
         self._rows = self.output.view(-1, layer.dimension)
         self.table = self.target = layer.vectors if layer.vectors is not None else self._rows
@@ -92,6 +97,8 @@ class EmbeddingOp:
         if self.trained:
             if self.step.keep != 1:
                 self.target.mul_(self.step.keep)
+            if self.padding is not None and self.words is not None:
+                gradient.view(self._rows.shape)[self.words[self.ids] == self.padding] = 0
             self.target.index_add_(0, self.ids, gradient.view(self._rows.shape), alpha=self.step.rate)
         return gradient
 

@@ -1,0 +1,89 @@
+"""A graph that is one layer after another, as those layers: functional calls become the modules they stand for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from fedmpi.models.stacked.trace import Along, Traced
+
+SAMPLES_FIRST = Along(0, 1)
+
+
+def chain(traced: Traced) -> list[nn.Module] | None:
+    """The layers of a graph from the samples to the outputs, or None where it is no chain of layers."""
+    parts: list[nn.Module] = []
+    current: fx.Node | None = None
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            return parts if node.args[0] is current else None
+        if node.op == "placeholder":
+            current = node
+        elif traced.tensor(node) is not None:
+            read = [given for given in node.all_input_nodes if traced.tensor(given) is not None]
+            part = _part(traced, node) if read == [current] and traced.along(node) == SAMPLES_FIRST else None
+            if part is None:
+                return None
+            parts.append(part)
+            current = node
+        elif not isinstance(traced.examples[node][0], int):
+            return None
+    return None
+
+
+def _part(traced: Traced, node: fx.Node) -> nn.Module | None:
+    """The layer that a node is, or None."""
+    if node.op == "call_module":
+        return traced.module.get_submodule(str(node.target))
+    make = _PARTS.get(node.target) if node.op in ("call_function", "call_method") else None
+    return None if make is None else make(traced, node)
+
+
+def _relu(traced: Traced, node: fx.Node) -> nn.Module | None:
+    return nn.ReLU()
+
+
+def _reshaped(traced: Traced, node: fx.Node) -> nn.Module | None:
+    """A change of shape that joins all values of a sample, or none."""
+    before, after = (traced.tensor(one) for one in (node.args[0], node))  # type: ignore[arg-type]
+    assert before is not None and after is not None
+    if traced.along(node.args[0]) != SAMPLES_FIRST:  # type: ignore[arg-type]
+        return None
+    if before.shape == after.shape:
+        return nn.Identity()
+    return nn.Flatten() if after.shape[1:] == (math.prod(before.shape[1:]),) else None
+
+
+def _max_pool(traced: Traced, node: fx.Node) -> nn.Module | None:
+    names = "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"
+    given: dict[str, Any] = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+    given.pop("input", None)
+    if any(isinstance(value, fx.Node) for value in given.values()) or not given.get("stride", True):
+        given.pop("stride", None)
+    plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    return nn.MaxPool2d(**plain)
+
+
+_PARTS: dict[Any, Callable[[Traced, fx.Node], nn.Module | None]] = {
+    functional.relu: _relu,
+    functional.relu_: _relu,
+    torch.relu: _relu,
+    torch.relu_: _relu,
+    "relu": _relu,
+    "relu_": _relu,
+    functional.max_pool2d: _max_pool,
+    torch.max_pool2d: _max_pool,
+    torch.flatten: _reshaped,
+    torch.reshape: _reshaped,
+    Tensor.view: _reshaped,
+    "flatten": _reshaped,
+    "reshape": _reshaped,
+    "view": _reshaped,
+    "contiguous": _reshaped,
+    "squeeze": _reshaped,
+}

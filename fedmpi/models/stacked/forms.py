@@ -1,0 +1,196 @@
+"""Layers and functions with parameters, for many clients side by side: the client is the first axis of everything.
+
+A form is called as form(layer, weights, *inputs): `weights` maps the layer's parameters to `Weight`s (k, …), inputs and
+outputs are (k, …) with what one client alone would see behind. Autograd differentiates it. What has no form of its own
+goes through `torch.vmap`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree
+
+from fedmpi.models.stacked.base import NotStackable
+from fedmpi.models.stacked.weights import Weight
+
+Form = Callable[..., Any]
+LAYERS: dict[type[nn.Module], Form] = {}
+"""Kind of layer -> form."""
+ARRANGED: dict[type[nn.Module], dict[str, tuple[int, ...]]] = {}
+"""Kind of layer -> the order in which the axes of its parameters lie in the stack, where it is not their own."""
+
+
+def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: the function below it computes layers of this class for many clients at once.
+
+    Parameters
+    ----------
+    kind : type
+        A class of layers, exactly: classes derived from it are others.
+
+    Returns
+    -------
+    decorator
+        Of function(layer, values, *inputs): `layer` is the module, `values` maps the names of its parameters to tensors
+        (k, …), one client's values after another's; inputs and result are (k, b, …) where the layer's own forward has
+        (b, …). It is written in operations that autograd differentiates.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def form(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
+            return function(layer, {name: weight.natural.value for name, weight in weights.items()}, *inputs, **named)
+
+        LAYERS[kind] = form
+        return function
+
+    return decorate
+
+
+def built_in(*kinds: type[nn.Module]) -> Callable[[Form], Form]:
+    """A decorator: the form below it is that of these kinds of layers."""
+
+    def decorate(form: Form) -> Form:
+        LAYERS.update(dict.fromkeys(kinds, form))
+        return form
+
+    return decorate
+
+
+class Product(torch.autograd.Function):
+    """y = x Wᵀ + c of every client, (k, r, ·): the update is part of the backward pass where the weights allow it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, value: Tensor, bias: Tensor | None, weight: Weight, bias_weight: Weight | None
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.value, ctx.weight, ctx.bias_weight = value.detach(), weight, bias_weight
+        transposed = value.transpose(1, 2)
+        return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        before = torch.bmm(gradient, ctx.value) if ctx.needs_input_grad[0] else None
+        of_weight = ctx.weight.product(gradient.transpose(1, 2), x)
+        of_bias = None if ctx.bias_weight is None else ctx.bias_weight.plain(gradient.sum(1))
+        return before, of_weight, of_bias, None, None
+
+
+def product(x: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
+    """x (k, …, inputs) through a dense layer."""
+    value = weight.value
+    rows = x.reshape(x.shape[0], -1, x.shape[-1])
+    y: Tensor = Product.apply(rows, value, None if bias is None else bias.value, weight, bias)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], value.shape[1])
+
+
+@built_in(nn.Linear)
+def linear(layer: nn.Linear, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    return product(x, weights["weight"], weights.get("bias"))
+
+
+def _scaled(x: Tensor, weights: Mapping[str, Weight], shape: tuple[int, ...]) -> Tensor:
+    """x · weight + bias, with the parameters as `shape`."""
+    weight, bias = weights.get("weight"), weights.get("bias")
+    if weight is not None and bias is not None:
+        return torch.addcmul(bias.value.view(shape), x, weight.value.view(shape))
+    return x if weight is None else x * weight.value.view(shape)
+
+
+def _by_channel(x: Tensor) -> tuple[int, ...]:
+    return x.shape[0], 1, x.shape[2], *[1] * (x.dim() - 3)
+
+
+@built_in(nn.GroupNorm)
+def group_norm(layer: nn.GroupNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    normed = functional.group_norm(x.flatten(0, 1), layer.num_groups, None, None, layer.eps)
+    return _scaled(torch.unflatten(normed, 0, x.shape[:2]), weights, _by_channel(x))
+
+
+@built_in(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+def instance_norm(layer: nn.InstanceNorm2d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    normed = functional.instance_norm(x.flatten(0, 1), eps=layer.eps)
+    return _scaled(torch.unflatten(normed, 0, x.shape[:2]), weights, _by_channel(x))
+
+
+def _of_last(layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> tuple[int, ...]:
+    between = x.dim() - 1 - len(layer.normalized_shape)
+    return x.shape[0], *[1] * between, *layer.normalized_shape
+
+
+@built_in(nn.LayerNorm)
+def layer_norm(layer: nn.LayerNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    normed = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    return _scaled(normed, weights, _of_last(layer, x))
+
+
+@built_in(nn.RMSNorm)
+def rms_norm(layer: nn.RMSNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    normed = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
+    return _scaled(normed, weights, _of_last(layer, x))
+
+
+@built_in(nn.Embedding)
+def embedding(layer: nn.Embedding, weights: Mapping[str, Weight], ids: Tensor) -> Tensor:
+    if layer.max_norm is not None or layer.scale_grad_by_freq:
+        raise NotStackable("Embedding with max_norm or scale_grad_by_freq")
+    client = torch.arange(len(ids), device=ids.device).view(-1, *[1] * (ids.dim() - 1))
+    found = weights["weight"].value[client, ids.long()]
+    if layer.padding_idx is None:
+        return found
+    return torch.where((ids == layer.padding_idx).unsqueeze(-1), found.detach(), found)
+
+
+def mapped_layer(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
+    """The form of a layer that has none: its own forward pass under `torch.vmap`."""
+    values = {name: weight.natural.value for name, weight in weights.items()}
+
+    def one(own: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(layer, own, args, kwargs)
+
+    return mapped(one, values, *inputs, **named)
+
+
+def mapped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs) of every client; all tensors are (k, …)."""
+    leaves, spec = _pytree.tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    returned: list[Any] = []
+
+    def one(*tensors: Tensor) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        own_args, own_kwargs = _pytree.tree_unflatten(filled, spec)
+        returned[:] = _pytree.tree_flatten(function(*own_args, **own_kwargs))
+        return tuple(leaf for leaf in returned[0] if isinstance(leaf, Tensor))
+
+    tensors = iter(torch.vmap(one)(*(leaves[place] for place in places)))
+    result = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in returned[0]]
+    return _pytree.tree_unflatten(result, returned[1])
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """functional.linear of every client."""
+    rows = torch.bmm(x.reshape(x.shape[0], -1, x.shape[-1]), weight.transpose(1, 2))
+    y = rows if bias is None else rows + bias.unsqueeze(1)
+    return y.view(*x.shape[:-1], weight.shape[1])
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {functional.linear: dense}
+"""Functions of parameters that have a form: the same, with (k, …) everywhere."""
+
+ELEMENT_BY_ELEMENT: dict[Any, Callable[..., Any]] = {
+    operator.add: torch.add, torch.add: torch.add, "add": torch.add,
+    operator.mul: torch.mul, torch.mul: torch.mul, "mul": torch.mul,
+    operator.sub: torch.sub, torch.sub: torch.sub, "sub": torch.sub,
+    operator.truediv: torch.div, torch.div: torch.div, "div": torch.div,
+}  # fmt: skip
+"""Functions that broadcast their operands."""

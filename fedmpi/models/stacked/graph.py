@@ -1,0 +1,428 @@
+"""A traced model for many clients side by side: their samples are one batch (k · b, …) for all that has no parameters.
+
+What has parameters sees (k, b, …), see `forms`. The graph becomes one Python function, which autograd differentiates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
+from fedmpi.models.stacked.dense import Dropout, DropoutOp
+from fedmpi.models.stacked.forms import ELEMENT_BY_ELEMENT, FUNCTIONS, LAYERS, Form, mapped, mapped_layer
+from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, named
+from fedmpi.models.stacked.weights import Weight, finish
+
+SAMPLES, CLIENT, SHARED, NUMBER = "samples", "client", "shared", "number"
+"""What a value is: one batch of all clients; one value (k, …) a client; the same for all; a number made of b."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphLayer:
+    """A whole model, or what follows its look-up of words.
+
+    Parameters
+    ----------
+    run : callable
+        run(bound, samples, words) -> outputs (k · b, C).
+    slots : dict
+        Parameter (by id) -> where it lies.
+    alone : set of int
+        Parameters (by id) that one layer alone reads.
+    dropouts : tuple of (units, p)
+        In the order in which they are met.
+    values : int
+        Floats that one row needs.
+    classes : int
+    token_dtype : torch.dtype or None
+        Where the samples are token ids.
+    feature_shape : tuple of int
+    words : bool
+        Whether the input is the vectors of the words.
+    reads_tokens : bool
+        Whether the token ids are read beside them.
+    """
+
+    trained: ClassVar[bool] = True
+
+    run: Callable[..., Tensor]
+    slots: dict[int, Slot]
+    alone: frozenset[int]
+    dropouts: tuple[tuple[int, float], ...]
+    values: int
+    classes: int
+    token_dtype: torch.dtype | None
+    feature_shape: tuple[int, ...]
+    words: bool
+    reads_tokens: bool
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return GraphOp(self, place, x)
+
+
+class GraphOp:
+    """The graph bound to k clients of b rows.
+
+    Attributes
+    ----------
+    weights : dict
+        Parameter (by id) -> `Weight`.
+    dropouts : list of DropoutOp
+    """
+
+    def __init__(self, layer: GraphLayer, place: Place, x: Tensor):
+        self.layer, self.clients, self.rows = layer, place.clients, place.rows
+        self.output = place.take("output", place.clients, place.rows, layer.classes)
+        self.weights = {key: Weight.of(slot, place.parameters, key in layer.alone) for key, slot in layer.slots.items()}
+        self.dropouts = [
+            Dropout(units, p, columns=False).bind(replace(place, number=(place.number, number)), self.output)
+            for number, (units, p) in enumerate(layer.dropouts)
+        ]
+        self.x = x.view(place.clients * place.rows, *x.shape[2:] if layer.words else layer.feature_shape)
+        self.input = self.x.data.requires_grad_() if not place.first and layer.words else None
+        self.tokens: tuple[Tensor, Tensor] | None = None
+        self._result: Tensor | None = None
+        self._ordered = list(self.weights.values())
+        self._leaves = [weight.value for weight in self._ordered] + ([] if self.input is None else [self.input])
+
+    def forward(self) -> None:
+        samples, words = self.x, self.x if self.input is None else self.input
+        if self.layer.words:
+            samples = self._tokens()
+        elif self.layer.token_dtype is not None:
+            samples = samples.to(self.layer.token_dtype)
+        for dropout in self.dropouts:
+            dropout.arrange()
+        with torch.enable_grad():
+            self._result = self.layer.run(self, samples, words)
+        self.output.copy_(self._result.detach().view(self.output.shape))
+
+    def _tokens(self) -> Tensor:
+        """The token ids of the words, where the graph reads them."""
+        if not self.layer.reads_tokens:
+            return self.x
+        assert self.tokens is not None and self.layer.token_dtype is not None
+        ids, words = self.tokens
+        return words[ids.flatten(0, 1)].to(self.layer.token_dtype)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        result, self._result = self._result, None
+        assert result is not None
+        gradients = torch.autograd.grad(result, self._leaves, gradient.reshape(result.shape), allow_unused=True)
+        finish(self._ordered, gradients[: len(self._ordered)])
+        if self.input is None:
+            return gradient
+        of_words = gradients[-1]
+        return torch.zeros_like(self.input) if of_words is None else of_words.contiguous()
+
+
+def dropouts_of(op: Op) -> list[DropoutOp]:
+    """The dropout of a bound layer, in the order in which a client's stream serves it."""
+    if isinstance(op, GraphOp):
+        return op.dropouts
+    return [op] if isinstance(op, DropoutOp) else []
+
+
+def to_clients(x: Tensor, along: Along, clients: int) -> Tensor:
+    """From one batch of all clients' samples to (k, …) with what one client alone would see."""
+    if along.axis == 0:
+        return torch.unflatten(x, 0, (clients, -1))
+    return torch.unflatten(x, along.axis, (clients, -1)).movedim(along.axis, 0)
+
+
+def from_clients(y: Any, along: Any) -> Any:
+    """The reverse of `to_clients`, of a tensor or a tuple of them; what does not depend on samples stays."""
+    if along is None:
+        return y
+    if isinstance(along, Along):
+        return y.flatten(0, 1) if along.axis == 0 else y.movedim(0, along.axis).flatten(along.axis, along.axis + 1)
+    return tuple(from_clients(part, one) for part, one in zip(y, along, strict=True))
+
+
+class Call:
+    """A node in which parameters take part.
+
+    Parameters
+    ----------
+    function : callable
+        function(bound, *args, **kwargs) on (k, …).
+    args, kwargs
+        Of the node.
+    kinds : list
+        Of the nodes among them: an `Along`, CLIENT, SHARED or NUMBER.
+    along
+        Where the samples lie in the result.
+    """
+
+    def __init__(self, function: Callable[..., Any], node: fx.Node, inputs: dict[fx.Node, Any], along: Any):
+        self.function, self.along = function, along
+        self.order, self.kinds = list(inputs), list(inputs.values())
+        self.args, self.kwargs = node.args, node.kwargs
+        self._direct = not node.kwargs and list(node.args) == self.order
+
+    def __call__(self, bound: GraphOp, *values: Any) -> Any:
+        given = []
+        for value, kind in zip(values, self.kinds, strict=True):
+            if isinstance(kind, Along):
+                value = to_clients(value, kind, bound.clients)
+            elif kind == SHARED and isinstance(value, Tensor):
+                value = value.expand(bound.clients, *value.shape)
+            given.append(value)
+        if self._direct:
+            return from_clients(self.function(bound, *given), self.along)
+        found = dict(zip(self.order, given, strict=True))
+
+        def filled(entry: Any) -> Any:
+            return found[entry] if isinstance(entry, fx.Node) else entry
+
+        args, kwargs = map_aggregate(self.args, filled), map_aggregate(self.kwargs, filled)
+        return from_clients(self.function(bound, *args, **kwargs), self.along)
+
+
+class _Broadcast:
+    """An operation on every element: the operands' axes are aligned from the last, as torch does."""
+
+    def __init__(self, function: Callable[..., Any], rank: int):
+        self.function, self.rank = function, rank
+
+    def __call__(self, bound: GraphOp, *operands: Any, **named: Any) -> Any:
+        aligned = [
+            one[(slice(None), *[None] * (self.rank + 1 - one.dim()))] if isinstance(one, Tensor) else one
+            for one in operands
+        ]
+        return self.function(*aligned, **named)
+
+
+@dataclass
+class Writer:
+    """Turns a traced graph into a `GraphLayer`.
+
+    Parameters
+    ----------
+    traced : Traced
+    slots : dict
+        Parameter (by id) -> where it lies.
+    words : fx.Node or None
+        The look-up that the layer before does.
+    """
+
+    traced: Traced
+    slots: dict[int, Slot]
+    words: fx.Node | None
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[fx.Node, Any] = field(default_factory=dict)
+    dropouts: list[tuple[int, float]] = field(default_factory=list)
+    uses: Counter[int] = field(default_factory=Counter)
+
+    def layer(self, classes: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
+        """The graph as a layer.
+
+        Raises
+        ------
+        NotStackable
+            Naming the node that has no stacked form, and its line.
+        """
+        self._count_uses()
+        for node in self.traced.graph.nodes:
+            self._write(node)
+        source = "def run(bound, samples, words):\n" + "".join(f"    {line}\n" for line in self.lines)
+        exec(compile(source, "<stacked graph>", "exec"), self.names)
+        placeholder = next(node for node in self.traced.graph.nodes if node.op == "placeholder")
+        return GraphLayer(
+            run=self.names["run"],
+            slots=self.slots,
+            alone=frozenset(key for key, count in self.uses.items() if count == 1),
+            dropouts=tuple(self.dropouts),
+            values=self._values(),
+            classes=classes,
+            token_dtype=torch.int32 if text else None,
+            feature_shape=feature_shape,
+            words=self.words is not None,
+            reads_tokens=self.words is not None and any(user is not self.words for user in placeholder.users),
+        )
+
+    def _count_uses(self) -> None:
+        for node in self.traced.graph.nodes:
+            if node.op == "call_module":
+                self.uses.update(id(one) for one in self._part(node).parameters())
+            elif node.op == "get_attr":
+                self.uses.update([id(self.traced.examples[node][0])] * 2)
+
+    def _values(self) -> int:
+        values = 0
+        for node in self.traced.graph.nodes:
+            if node.op == "output":
+                break
+            one, along = self.traced.tensor(node), self.traced.along(node)
+            if one is not None and isinstance(along, Along) and along.axis >= 0:
+                values += 2 * one.numel() * along.times // one.shape[along.axis]
+        return values
+
+    def _part(self, node: fx.Node) -> nn.Module:
+        return self.traced.module.get_submodule(str(node.target))
+
+    def refuse(self, node: fx.Node, why: str) -> NotStackable:
+        name = named(node.op, node.target, self.traced.module)
+        return NotStackable(f"{name} ({node.meta.get('line', '?')}) {why}")
+
+    def _write(self, node: fx.Node) -> None:
+        if node is self.words:
+            self._note(node, "words")
+        elif node.op == "placeholder":
+            self._note(node, "samples")
+        elif node.op == "get_attr":
+            self._get(node)
+        elif node.op == "output":
+            self._return(node)
+        elif node.op == "call_module" and isinstance(self._part(node), DROPOUTS):
+            self._drop(node)
+        elif node.op == "call_module":
+            self._module(node)
+        else:
+            self._function(node)
+
+    def _note(self, node: fx.Node, expression: str, kind: Any = None) -> None:
+        self.lines.append(f"{self._name(node)} = {expression}")
+        self.kinds[node] = self.traced.along(node) if kind is None else kind
+
+    def _name(self, node: fx.Node) -> str:
+        return "v_" + node.name
+
+    def _held(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _get(self, node: fx.Node) -> None:
+        value = self.traced.examples[node][0]
+        if isinstance(value, nn.Parameter) and value.requires_grad:
+            if id(value) not in self.slots:
+                raise self.refuse(node, "is read beside the look-up of words")
+            self._note(node, f"bound.weights[{id(value)}].natural.value", CLIENT)
+        else:
+            self._note(node, self._held(value.detach() if isinstance(value, Tensor) else value))
+
+    def _return(self, node: fx.Node) -> None:
+        (returned,) = node.args
+        if not isinstance(returned, fx.Node) or self.kinds[returned] != Along(0, 1):
+            raise NotStackable("the forward pass does not return one row of outputs a sample")
+        self.lines.append(f"return {self._name(returned)}")
+
+    def _written(self, entry: Any) -> str:
+        """An argument as source."""
+        if isinstance(entry, fx.Node):
+            return self._name(entry)
+        if isinstance(entry, list | tuple):
+            inner = "".join(f"{self._written(one)}, " for one in entry)
+            return f"[{inner}]" if isinstance(entry, list) else f"({inner})"
+        if isinstance(entry, slice):
+            return f"slice({self._written(entry.start)}, {self._written(entry.stop)}, {self._written(entry.step)})"
+        return repr(entry) if entry is None or type(entry) in (bool, int, str) else self._held(entry)
+
+    def _arguments(self, node: fx.Node, skip: int = 0) -> str:
+        named_ones = [f"{name}={self._written(value)}" for name, value in node.kwargs.items()]
+        return ", ".join([*(self._written(value) for value in node.args[skip:]), *named_ones])
+
+    def _plain(self, node: fx.Node, function: str, skip: int = 0) -> None:
+        self._note(node, f"{function}({self._arguments(node, skip)})")
+        self._single(node)
+
+    def _single(self, node: fx.Node) -> None:
+        """Of a number made of the number of samples: also what it is for one client alone."""
+        if isinstance(self.traced.examples[node][0], Tensor | tuple | list):
+            return
+        self.kinds[node] = NUMBER
+        if node.op == "call_method" and node.target in ("size", "numel"):
+            self.lines.append(f"o_{node.name} = {self._name(node)} // bound.clients")
+            return
+        if node.op != "call_function" or any(self.kinds[given] != NUMBER for given in node.all_input_nodes):
+            raise self.refuse(node, "makes a number of the samples' values")
+        line = self.lines[-1]
+        for given in [node, *node.all_input_nodes]:
+            line = line.replace(self._name(given), f"o_{given.name}")
+        self.lines.append(line)
+
+    def _drop(self, node: fx.Node) -> None:
+        part: Any = self._part(node)
+        (given,) = node.all_input_nodes
+        along, example = self.kinds[given], self.traced.tensor(given)
+        name = self._name(given)
+        if part.p in (0, 1):
+            self._note(node, name if part.p == 0 else f"{name} * 0")
+            return
+        channels = getattr(part, "channels", not isinstance(part, nn.Dropout))
+        if not isinstance(along, Along) or along.axis != 0 or (channels and along.times > 1) or example is None:
+            raise self.refuse(node, "on values whose first axis is not the samples")
+        count = example.numel() * along.times // len(example)
+        units = example.shape[1] if channels else count
+        shape = f"{name}.shape[:2] + (1,) * {example.dim() - 2}" if channels else f"{name}.shape"
+        self._note(node, f"{name} * bound.dropouts[{len(self.dropouts)}].mask.view({shape})")
+        self.dropouts.append((units, part.p))
+
+    def _module(self, node: fx.Node) -> None:
+        part = self._part(node)
+        parameters = dict(part.named_parameters())
+        if not any(one.requires_grad for one in parameters.values()) and not self._reads_parameters(node):
+            self._plain(node, self._held(part))
+            return
+        keys = {name: id(one) for name, one in parameters.items()}
+        if any(one.requires_grad and id(one) not in self.slots for one in parameters.values()):
+            raise self.refuse(node, "reads the vectors of the words again")
+        form: Form = LAYERS.get(type(part), mapped_layer)
+        constant = {name: one for name, one in parameters.items() if not one.requires_grad}
+
+        def function(bound: GraphOp, *args: Any, **kwargs: Any) -> Any:
+            weights = {name: bound.weights[key] for name, key in keys.items() if name not in constant}
+            weights |= {name: Weight.constant(one, bound.clients) for name, one in constant.items()}
+            return form(part, weights, *args, **kwargs)
+
+        self._call(node, function)
+
+    def _reads_parameters(self, node: fx.Node) -> bool:
+        return any(self.kinds[given] == CLIENT for given in node.all_input_nodes)
+
+    def _function(self, node: fx.Node) -> None:
+        if not self._reads_parameters(node):
+            method = node.op == "call_method"
+            function = f"{self._written(node.args[0])}.{node.target}" if method else self._held(node.target)
+            self._plain(node, function, skip=int(method))
+            return
+        own = FUNCTIONS.get(node.target)
+        simple = ELEMENT_BY_ELEMENT.get(node.target)
+        example = self.traced.tensor(node)
+        if own is not None:
+            self._call(node, lambda bound, *args, **kwargs: own(*args, **kwargs))
+        elif simple is not None and example is not None:
+            self._call(node, _Broadcast(simple, example.dim()))
+        else:
+            name = node.target
+            target = (lambda x, *rest, **more: getattr(x, name)(*rest, **more)) if isinstance(name, str) else name
+            self._call(node, lambda bound, *args, **kwargs: mapped(target, *args, **kwargs))
+
+    def _call(self, node: fx.Node, function: Callable[..., Any]) -> None:
+        along = self.traced.along(node)
+        inputs: dict[fx.Node, Any] = {}
+        for given in node.all_input_nodes:
+            kind = self.kinds[given]
+            if isinstance(kind, tuple) or _unclear(kind):
+                raise self.refuse(node, "reads values whose axis of samples is not clear")
+            inputs[given] = SHARED if kind is None else kind
+        if _unclear(along):
+            raise self.refuse(node, "gives values whose axis of samples is not clear")
+        names = [f"o_{one.name}" if kind == NUMBER else self._name(one) for one, kind in inputs.items()]
+        call = self._held(Call(function, node, inputs, along))
+        self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if along is None else None)
+
+
+def _unclear(along: Any) -> bool:
+    if isinstance(along, tuple):
+        return any(map(_unclear, along))
+    return isinstance(along, Along) and along.axis < 0

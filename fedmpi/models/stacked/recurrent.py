@@ -1,0 +1,240 @@
+"""Recurrent layers of many clients side by side: LSTM and GRU with their backward pass through time by hand.
+
+All steps' products with the inputs, and all gradients of the weights, are one product each; only what a state needs of
+the state before it is done step by step. Sources: Hochreiter & Schmidhuber 1997, Cho et al. 2014, in torch's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.models.stacked.base import NotStackable
+from fedmpi.models.stacked.forms import built_in, product
+from fedmpi.models.stacked.weights import Weight
+
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(k, L, b, ·) as (k, L · b, ·)."""
+    return x.flatten(1, 2)
+
+
+class LSTM(torch.autograd.Function):
+    """One layer in one direction: inputs (k, L, b, E), first states (k, b, H); states (k, L, b, H), last cells.
+
+    Gates lie as torch has them: input, forget, cell, output.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, h0: Tensor, c0: Tensor, inner: Tensor, outer: Tensor, bias: Tensor | None, held: _Held
+    ) -> tuple[Tensor, Tensor]:
+        clients, length, count, _ = x.shape
+        size = h0.shape[2]
+        transposed = inner.transpose(1, 2)
+        wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
+        gates = wide.view(clients, length, count, 4 * size)
+        states = x.new_empty(clients, length + 1, count, size)
+        cells, squashed = (x.new_empty(length + 1, clients, count, size) for _ in range(2))
+        states[:, 0], cells[0] = h0, c0
+        recurrent = outer.transpose(1, 2)
+        for t in range(length):
+            now = gates[:, t].baddbmm_(states[:, t], recurrent)
+            now[..., : 2 * size].sigmoid_()
+            now[..., 2 * size : 3 * size].tanh_()
+            now[..., 3 * size :].sigmoid_()
+            i, f, g, o = torch.split(now, size, 2)
+            torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g)
+            torch.tanh(cells[t + 1], out=squashed[t])
+            torch.mul(o, squashed[t], out=states[:, t + 1])
+        ctx.save_for_backward(x, gates, states, cells, squashed)
+        ctx.inner, ctx.outer, ctx.held = inner.detach(), outer.detach(), held
+        return states[:, 1:].clone(), cells[length].clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_states: Tensor, of_cell: Tensor) -> Any:
+        x, gates, states, cells, squashed = ctx.saved_tensors
+        size = states.shape[3]
+        of_gates = torch.empty_like(gates)
+        dh, dc = torch.zeros_like(of_cell), of_cell.clone()
+        for t in reversed(range(gates.shape[1])):
+            i, f, g, o = torch.split(gates[:, t], size, 2)
+            of_i, of_f, of_g, of_o = torch.split(of_gates[:, t], size, 2)
+            dh.add_(of_states[:, t])
+            _sigmoid_backward(dh * squashed[t], o, grad_input=of_o)
+            dc.add_(torch.ops.aten.tanh_backward(dh * o, squashed[t]))
+            _sigmoid_backward(dc * g, i, grad_input=of_i)
+            _sigmoid_backward(dc * cells[t], f, grad_input=of_f)
+            _tanh_backward(dc * i, g, grad_input=of_g)
+            dc.mul_(f)
+            torch.bmm(of_gates[:, t], ctx.outer, out=dh)
+        rows, held = _rows(of_gates), ctx.held
+        before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
+        turned = rows.transpose(1, 2)
+        of_inner = held.inner.product(turned, _rows(x))
+        of_outer = held.outer.product(turned, _rows(states[:, :-1]))
+        of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
+        return before, dh, dc, of_inner, of_outer, of_bias, None
+
+
+class GRU(torch.autograd.Function):
+    """One layer in one direction: inputs (k, L, b, E), first state (k, b, H); states (k, L, b, H).
+
+    Gates lie as torch has them: reset, update, new.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        inner: Tensor,
+        outer: Tensor,
+        bias: Tensor | None,
+        outer_bias: Tensor | None,
+        held: _Held,
+    ) -> Tensor:
+        clients, length, count, _ = x.shape
+        size = h0.shape[2]
+        transposed = inner.transpose(1, 2)
+        wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
+        gates = wide.view(clients, length, count, 3 * size)
+        states = x.new_empty(clients, length + 1, count, size)
+        kept = x.new_empty(length, clients, count, size)
+        states[:, 0] = h0
+        recurrent = outer.transpose(1, 2)
+        for t in range(length):
+            now, last = gates[:, t], states[:, t]
+            own = torch.bmm(last, recurrent) if outer_bias is None else torch.baddbmm(outer_bias, last, recurrent)
+            now[..., : 2 * size].add_(own[..., : 2 * size]).sigmoid_()
+            r, z, n = torch.split(now, size, 2)
+            kept[t] = own[..., 2 * size :]
+            n.addcmul_(r, kept[t]).tanh_()
+            torch.lerp(n, last, z, out=states[:, t + 1])
+        ctx.save_for_backward(x, gates, states, kept)
+        ctx.inner, ctx.outer, ctx.held = inner.detach(), outer.detach(), held
+        return states[:, 1:].clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_states: Tensor) -> Any:
+        x, gates, states, kept = ctx.saved_tensors
+        size = states.shape[3]
+        of_gates, of_own = torch.empty_like(gates), torch.empty_like(gates)
+        dh = torch.zeros_like(states[:, 0])
+        for t in reversed(range(gates.shape[1])):
+            r, z, n = torch.split(gates[:, t], size, 2)
+            of_r, of_z, of_n = torch.split(of_gates[:, t], size, 2)
+            dh.add_(of_states[:, t])
+            _sigmoid_backward(dh * (states[:, t] - n), z, grad_input=of_z)
+            _tanh_backward(dh - dh * z, n, grad_input=of_n)
+            _sigmoid_backward(of_n * kept[t], r, grad_input=of_r)
+            of_own[:, t, :, : 2 * size] = of_gates[:, t, :, : 2 * size]
+            torch.mul(of_n, r, out=of_own[:, t, :, 2 * size :])
+            dh.mul_(z).baddbmm_(of_own[:, t], ctx.outer)
+        rows, own_rows, held = _rows(of_gates), _rows(of_own), ctx.held
+        before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
+        of_inner = held.inner.product(rows.transpose(1, 2), _rows(x))
+        of_outer = held.outer.product(own_rows.transpose(1, 2), _rows(states[:, :-1]))
+        of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[4] else None
+        of_outer_bias = own_rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
+        return before, dh, of_inner, of_outer, of_bias, of_outer_bias, None
+
+
+_lstm: Any = LSTM.apply
+_gru: Any = GRU.apply
+
+
+class _Held:
+    """The weights of one layer in one direction."""
+
+    def __init__(self, weights: Mapping[str, Weight], suffix: str):
+        self.inner, self.outer = weights[f"weight_ih_{suffix}"], weights[f"weight_hh_{suffix}"]
+        biases = [weights.get(f"bias_{name}_{suffix}") for name in ("ih", "hh")]
+        self.bias, self.outer_bias = (None if one is None else one.value.unsqueeze(1) for one in biases)
+
+
+def _over_layers(
+    layer: nn.LSTM | nn.GRU, weights: Mapping[str, Weight], x: Tensor, firsts: list[Tensor] | None
+) -> tuple[Tensor, list[Tensor]]:
+    """States (k, L, b, H · directions) of the last layer, and the last states (k, layers, b, H)."""
+    if layer.dropout and layer.num_layers > 1 or getattr(layer, "proj_size", 0):
+        raise NotStackable(f"{type(layer).__name__} with dropout between its layers or projections")
+    if x.dim() != 4:
+        raise NotStackable(f"{type(layer).__name__} of sequences without samples")
+    x = x.transpose(1, 2) if layer.batch_first else x
+    directions = 2 if layer.bidirectional else 1
+    lasts: list[list[Tensor]] = []
+    for number in range(layer.num_layers):
+        made = []
+        for direction in range(directions):
+            held = _Held(weights, f"l{number}{'_reverse' * direction}")
+            place = number * directions + direction
+            if firsts is None:
+                begin = [x.new_zeros(len(x), x.shape[2], layer.hidden_size)] * (2 if isinstance(layer, nn.LSTM) else 1)
+            else:
+                begin = [first[:, place] for first in firsts]
+            given = x.flip(1) if direction else x.contiguous()
+            states, last = _one(layer, held, given, begin)
+            lasts.append(last)
+            made.append(states.flip(1) if direction else states)
+        x = made[0] if directions == 1 else torch.cat(made, 3)
+    return x.transpose(1, 2) if layer.batch_first else x, [torch.stack(one, 1) for one in zip(*lasts, strict=True)]
+
+
+def _one(layer: nn.Module, held: _Held, x: Tensor, begin: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    inner, outer = held.inner.value, held.outer.value
+    if isinstance(layer, nn.GRU):
+        states = _gru(x, *begin, inner, outer, held.bias, held.outer_bias, held)
+        return states, [states[:, -1]]
+    bias = None if held.bias is None or held.outer_bias is None else held.bias + held.outer_bias
+    states, cell = _lstm(x, *begin, inner, outer, bias, held)
+    return states, [states[:, -1], cell]
+
+
+@built_in(nn.LSTM)
+def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, first: Any = None) -> Any:
+    states, (h, c) = _over_layers(layer, weights, x, None if first is None else list(first))
+    return states, (h, c)
+
+
+@built_in(nn.GRU)
+def gru(layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, first: Tensor | None = None) -> Any:
+    states, (h,) = _over_layers(layer, weights, x, None if first is None else [first])
+    return states, h
+
+
+def _wide(weights: Mapping[str, Weight], x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """What a cell makes of its input and of its state, before the gates."""
+    inner = product(x, weights["weight_ih"], weights.get("bias_ih"))
+    return inner, product(state, weights["weight_hh"], weights.get("bias_hh"))
+
+
+@built_in(nn.LSTMCell)
+def lstm_cell(layer: nn.LSTMCell, weights: Mapping[str, Weight], x: Tensor, state: Any = None) -> Any:
+    zeros = x.new_zeros(*x.shape[:-1], layer.hidden_size)
+    h, c = (zeros, zeros) if state is None else state
+    inner, outer = _wide(weights, x, h)
+    i, f, g, o = (inner + outer).chunk(4, -1)
+    cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+@built_in(nn.GRUCell)
+def gru_cell(layer: nn.GRUCell, weights: Mapping[str, Weight], x: Tensor, state: Tensor | None = None) -> Tensor:
+    h = x.new_zeros(*x.shape[:-1], layer.hidden_size) if state is None else state
+    (ir, iz, new), (hr, hz, kept) = (one.chunk(3, -1) for one in _wide(weights, x, h))
+    n = torch.tanh(new + (ir + hr).sigmoid() * kept)
+    return torch.lerp(n, h, (iz + hz).sigmoid())
+
+
+@built_in(nn.RNNCell)
+def rnn_cell(layer: nn.RNNCell, weights: Mapping[str, Weight], x: Tensor, state: Tensor | None = None) -> Tensor:
+    h = x.new_zeros(*x.shape[:-1], layer.hidden_size) if state is None else state
+    inner, outer = _wide(weights, x, h)
+    return torch.tanh(inner + outer) if layer.nonlinearity == "tanh" else torch.relu(inner + outer)

@@ -1,0 +1,268 @@
+"""From layers one after another to their stacked forms, written by hand: the fastest there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.models.dropout import Dropout as ClientDropout
+from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
+from fedmpi.models.stacked.dense import Dropout, Flatten, Linear, ReLU
+from fedmpi.models.stacked.image import Columns, Convolution, Geometry, MaxPool
+from fedmpi.models.stacked.text import Embedding, MaxOverTime
+from fedmpi.models.text_layers import FrozenEmbedding
+from fedmpi.models.text_layers import MaxOverTime as MaxOverTimeModule
+
+ROWS, COLUMNS, WORDS = "rows", "columns", "words"
+
+
+@dataclass(frozen=True)
+class StackedNet:
+    """A model as a list of stacked layers.
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+    slots : tuple of Slot
+        Of all parameters that lie in the stack: all but the word vectors.
+    size, stack_size : int
+        Values of the flat vector; of a client's row in the stack, alignment included.
+    feature_shape : tuple of int
+        Of one sample.
+    reads_words : bool
+        Whether samples are token ids.
+    """
+
+    layers: tuple[Layer, ...]
+    slots: tuple[Slot, ...]
+    size: int
+    stack_size: int
+    feature_shape: tuple[int, ...]
+    reads_words: bool = False
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """The look-up of words, always the first layer."""
+        return self.layers[0] if isinstance(self.layers[0], Embedding) else None
+
+    @property
+    def first_trained(self) -> int:
+        """Index of the first layer with parameters: the gradient goes back as far as that."""
+        return next(i for i, layer in enumerate(self.layers) if layer.trained)
+
+    @property
+    def values_per_row(self) -> int:
+        """Floats that one sample needs in buffers."""
+        return math.prod(self.feature_shape) + sum(layer.values for layer in self.layers)
+
+
+def sequence(module: nn.Module, description: DataDescription, parts: Iterable[nn.Module]) -> StackedNet:
+    """The stacked form of layers one after another.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Has all parameters.
+    description : DataDescription
+        Shape and type of a sample.
+    parts : iterable of nn.Module
+        Linear, ReLU, Dropout, Flatten, Conv2d, MaxPool2d, Embedding, the convolutions with max over time of
+        `text_layers`.
+
+    Raises
+    ------
+    NotStackable
+        Naming the layer that has no stacked form of this kind.
+    """
+    translation = _Translation(module, description)
+    for part in parts:
+        translation.add(part)
+    return translation.finish()
+
+
+def parts_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a module, nn.Sequential opened."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        raise NotStackable(f"{type(module).__name__} has hooks")
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from parts_of(child)
+    else:
+        yield module
+
+
+@dataclass
+class _Translation:
+    module: nn.Module
+    description: DataDescription
+    layers: list[Layer] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.shape = tuple(self.description.feature_shape)
+        self.form = WORDS if self.description.task == "text" else ROWS
+        self.start = 0
+        self.offsets: dict[int, int] = {}
+        self.size = 0
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad:
+                raise NotStackable("some parameters are frozen")
+            self.offsets[id(parameter)] = self.size
+            self.size += parameter.numel()
+
+    @property
+    def units(self) -> int:
+        return math.prod(self.shape)
+
+    def add(self, part: nn.Module) -> None:
+        kind = type(part)
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            raise NotStackable(f"{kind.__name__} has no stacked form")
+        handler(self, part)
+
+    def finish(self) -> StackedNet:
+        if self.offsets:
+            raise NotStackable("some parameters belong to no layer")
+        if not self.layers or not isinstance(self.layers[-1], Linear) or self.shape != (self.description.classes,):
+            raise NotStackable("the last layer is not a Linear of one logit a class")
+        shape, words = tuple(self.description.feature_shape), self.description.task == "text"
+        return StackedNet(tuple(self.layers), tuple(self.slots), self.size, self.start, shape, words)
+
+    def slot(self, parameter: Tensor | None, axes: tuple[int, ...] | None = None, stack: bool = True) -> Slot:
+        """Reserve a place for a parameter; every parameter has one."""
+        offset = self.offsets.pop(id(parameter), None)
+        if parameter is None or offset is None:
+            raise NotStackable("a parameter is shared by two layers")
+        slot = Slot(offset, tuple(parameter.shape), self.start if stack else 0, axes)
+        if stack:
+            self.slots.append(slot)
+            self.start += -(-slot.size // ALIGNMENT) * ALIGNMENT
+        return slot
+
+    def optional(self, parameter: Tensor | None) -> Slot | None:
+        return None if parameter is None else self.slot(parameter)
+
+    def need(self, form: str, dimensions: int, part: nn.Module) -> None:
+        if self.form != form or len(self.shape) != dimensions:
+            raise NotStackable(f"{type(part).__name__} on an input of shape {self.shape}")
+
+    def need_columns(self, part: nn.Module) -> None:
+        if self.form == ROWS and len(self.shape) == 3:
+            self.layers.append(Columns(self.units))
+            self.form = COLUMNS
+        self.need(COLUMNS, 3, part)
+
+    def linear(self, part: nn.Linear) -> None:
+        self.need(ROWS, 1, part)
+        if self.shape != (part.in_features,):
+            raise NotStackable(f"Linear of {part.in_features} inputs on {self.units} values")
+        weight, bias = self.slot(part.weight), self.optional(part.bias)
+        self.layers.append(Linear(part.in_features, part.out_features, weight, bias))
+        self.shape = (part.out_features,)
+
+    def relu(self, part: nn.Module) -> None:
+        if self.form == WORDS:
+            raise NotStackable("ReLU on words")
+        self.layers.append(ReLU())
+
+    def dropout(self, part: ClientDropout | nn.Dropout) -> None:
+        if part.p == 0:
+            return
+        if self.form == WORDS or part.p == 1 or getattr(part, "channels", False):
+            raise NotStackable("Dropout of words, of whole channels, or of everything")
+        self.layers.append(Dropout(self.units, part.p, self.form == COLUMNS))
+
+    def flatten(self, part: nn.Flatten) -> None:
+        if part.start_dim != 1 or part.end_dim not in (-1, len(self.shape)) or self.form == WORDS:
+            raise NotStackable("Flatten of only some of the axes")
+        if self.form == COLUMNS:
+            self.layers.append(Flatten(self.units))
+        self.shape, self.form = (self.units,), ROWS
+
+    def convolution(self, part: nn.Conv2d) -> None:
+        self.need_columns(part)
+        if part.groups != 1 or set(part.dilation) != {1} or part.padding_mode != "zeros":
+            raise NotStackable("Conv2d with groups, dilation, or padding other than zeros")
+        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), self._padding(part))
+        if part.in_channels != self.shape[0] or min(geometry.output) < 1:
+            raise NotStackable(f"Conv2d of {part.in_channels} channels on an input of shape {self.shape}")
+        weight, bias = self.slot(part.weight), self.optional(part.bias)
+        self.layers.append(Convolution(geometry, part.out_channels, weight, bias))
+        self.shape = (part.out_channels, *geometry.output)
+
+    def pool(self, part: nn.MaxPool2d) -> None:
+        self.need_columns(part)
+        if part.ceil_mode or part.return_indices or _pair(part.dilation) != (1, 1):
+            raise NotStackable("MaxPool2d with ceil_mode, indices or dilation")
+        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
+        window = geometry.kernel, geometry.stride, geometry.padding
+        self.layers.append(MaxPool(geometry.image, geometry.output, *window))
+        self.shape = (self.shape[0], *geometry.output)
+
+    def embedding(self, part: nn.Embedding) -> None:
+        if self.layers or self.form != WORDS or part.max_norm is not None or part.scale_grad_by_freq:
+            raise NotStackable("Embedding with max_norm or scale_grad_by_freq, or not of the sample's tokens")
+        if part.padding_idx is not None:
+            raise NotStackable("Embedding with padding_idx")
+        slot = self.slot(part.weight, stack=False)
+        self._words(Embedding(self.units, part.embedding_dim, slot))
+
+    def frozen_embedding(self, part: FrozenEmbedding) -> None:
+        if self.layers or self.form != WORDS:
+            raise NotStackable("an embedding that does not look up the sample's tokens")
+        self._words(Embedding(self.units, part.vectors.shape[1], None, part.vectors))
+
+    def _words(self, layer: Embedding) -> None:
+        self.layers.append(layer)
+        self.shape = (layer.length, layer.dimension)
+
+    def max_over_time(self, part: MaxOverTimeModule) -> None:
+        self.need(WORDS, 2, part)
+        length, dimension = self.shape
+        banks = [bank for bank in part.convolutions if isinstance(bank, nn.Conv1d)]
+        widths = tuple(bank.kernel_size[0] for bank in banks)
+        filters = banks[0].out_channels
+        weights = tuple(self.slot(bank.weight, axes=(0, 2, 1)) for bank in banks)
+        biases = tuple(self.slot(bank.bias) for bank in banks)
+        self.layers.append(MaxOverTime(length, dimension, filters, widths, weights, biases))
+        self.shape, self.form = (filters * len(widths),), ROWS
+
+    def _image(self) -> tuple[int, int, int]:
+        return self.shape[0], self.shape[1], self.shape[2]
+
+    def _padding(self, part: nn.Conv2d) -> tuple[int, int]:
+        if part.padding == "valid":
+            return 0, 0
+        if part.padding == "same":
+            if any(size % 2 == 0 for size in part.kernel_size):
+                raise NotStackable("Conv2d with padding 'same' and an even kernel")
+            return part.kernel_size[0] // 2, part.kernel_size[1] // 2
+        return _pair(part.padding)
+
+
+def _pair(value: object) -> tuple[int, int]:
+    if isinstance(value, tuple):
+        return int(value[0]), int(value[1])
+    assert isinstance(value, int)
+    return value, value
+
+
+_HANDLERS: dict[type[nn.Module], Callable[[_Translation, Any], None]] = {
+    nn.Linear: _Translation.linear,
+    nn.ReLU: _Translation.relu,
+    nn.Dropout: _Translation.dropout,
+    ClientDropout: _Translation.dropout,
+    nn.Flatten: _Translation.flatten,
+    nn.Conv2d: _Translation.convolution,
+    nn.MaxPool2d: _Translation.pool,
+    nn.Embedding: _Translation.embedding,
+    FrozenEmbedding: _Translation.frozen_embedding,
+    MaxOverTimeModule: _Translation.max_over_time,
+    nn.Identity: lambda translation, part: None,
+}

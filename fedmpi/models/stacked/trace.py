@@ -1,0 +1,333 @@
+"""A model's forward pass as a graph (torch.fx), with every value on two made-up batches of different size beside it.
+
+Shapes are known, so that loops over time, `if x.dim() == 3` and sizes computed from shapes are followed; only the
+number of samples stays open. What depends on the samples' values, or on how many they are, is no graph.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+from fedmpi.common.errors import raised
+from fedmpi.data.schema import DataDescription
+from fedmpi.models.dropout import Dropout as ClientDropout
+from fedmpi.models.stacked.base import NotStackable
+
+ROWS = 3, 5
+"""Samples of the two made-up batches."""
+SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "element_size", "get_device"}
+SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "requires_grad", "is_nested"}
+FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn", "randint")
+DROPOUTS = (ClientDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Along:
+    """The axis of a tensor along which the samples lie.
+
+    Parameters
+    ----------
+    axis : int
+        −1 where several axes depend on the number of samples.
+    times : int
+        Entries a sample: more than 1 where the axis was joined with another one.
+    """
+
+    axis: int
+    times: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The forward pass of a module.
+
+    Parameters
+    ----------
+    module : nn.Module
+    graph : fx.Graph
+        One placeholder: the samples.
+    examples : dict
+        The two values of every node.
+    """
+
+    module: nn.Module
+    graph: fx.Graph
+    examples: dict[fx.Node, tuple[Any, Any]]
+
+    def along(self, node: fx.Node) -> Any:
+        """Where the samples lie in a node's value: an `Along`, None where its shape does not depend on them; of tuples
+        a tuple of these."""
+        return _along(*self.examples[node])
+
+    def tensor(self, node: fx.Node) -> Tensor | None:
+        """A node's value on the first batch, where it is a tensor."""
+        value = self.examples[node][0]
+        return value if isinstance(value, Tensor) else None
+
+
+def _along(one: Any, other: Any) -> Any:
+    if isinstance(one, tuple | list):
+        return tuple(_along(a, b) for a, b in zip(one, other, strict=True))
+    if not isinstance(one, Tensor):
+        return None
+    if one.dim() != other.dim():
+        return Along(-1, 0)
+    axes = [axis for axis in range(one.dim()) if one.shape[axis] != other.shape[axis]]
+    if not axes:
+        return None
+    times = one.shape[axes[0]] // ROWS[0]
+    if len(axes) > 1 or (times * ROWS[0], times * ROWS[1]) != (one.shape[axes[0]], other.shape[axes[0]]):
+        return Along(-1, 0)
+    return Along(axes[0], times)
+
+
+def trace(module: nn.Module, description: DataDescription, leaves: Collection[type[nn.Module]]) -> Traced:
+    """The graph of a module's forward pass in training mode.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Left as it is.
+    description : DataDescription
+        Shape and type of a sample.
+    leaves : collection of type
+        Layers that are one node each, beside torch's own; others are followed into.
+
+    Raises
+    ------
+    NotStackable
+        The forward pass cannot be followed; says which line and why.
+    """
+    if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
+        raise NotStackable(f"{type(module).__name__} has hooks")
+    tracer = _Tracer(leaves, tuple(made_up(module, description, rows) for rows in ROWS))
+    was_training = module.training
+    module.train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _undone(module), _factories(tracer):
+            graph = tracer.trace(module)
+    except NotStackable:
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise NotStackable(f"{type(module).__name__} cannot be followed: {_where(error)}{_why(error)}") from None
+    finally:
+        module.train(was_training)
+    _drop_unused(graph)
+    return Traced(module, graph, tracer.examples)
+
+
+def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
+    """Samples as the module reads them: (rows, …)."""
+    parameter = next(module.parameters())
+    generator = np.random.Generator(np.random.Philox(rows))
+    shape = (rows, *description.feature_shape)
+    if description.task == "text":
+        tokens = generator.integers(0, max(description.vocabulary, 1), shape, dtype=np.int32)
+        return torch.from_numpy(tokens).to(parameter.device)
+    return torch.from_numpy(generator.standard_normal(shape)).to(device=parameter.device, dtype=parameter.dtype)
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True
+
+    def __init__(self, leaves: Collection[type[nn.Module]], inputs: tuple[Tensor, ...]):
+        super().__init__()
+        self.leaves, self.inputs = leaves, inputs
+        self.examples: dict[fx.Node, tuple[Any, Any]] = {}
+        self.trying = False
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        kind = type(m)
+        if kind in self.leaves or kind in DROPOUTS or kind is nn.MultiheadAttention:
+            return True
+        return kind.__module__.startswith("torch.nn") and not any(True for _ in m.children())
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        return root_fn, [self.root, self.create_proxy("placeholder", "samples", (), {})]
+
+    def create_arg(self, a: Any) -> Any:
+        made = super().create_arg(a)
+        if isinstance(a, Tensor) and isinstance(made, fx.Node):
+            self.examples[made] = a, a
+        return made
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if self.trying else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self.trying else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
+        proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        proxy.node.meta["line"] = _line()
+        one, other = (self._value(kind, target, args, kwargs, which) for which in (0, 1))
+        self.examples[proxy.node] = one, other
+        shape = target is getattr and args[1] in SHAPE_ATTRIBUTES or kind == "call_method" and target in SHAPE_METHODS
+        return self._known(proxy, args[0], one, other) if shape else proxy
+
+    def _known(self, proxy: fx.Proxy, of: fx.Proxy, one: Any, other: Any) -> Any:
+        """What is the same for any number of samples, as it is."""
+        if isinstance(one, tuple):
+            sizes = zip(one, other, strict=True)
+            return tuple(
+                a if a == b else self.create_proxy("call_method", "size", (of, axis), {})
+                for axis, (a, b) in enumerate(sizes)
+            )
+        return one if one == other else proxy
+
+    def _value(self, kind: str, target: Any, args: Any, kwargs: Any, which: int) -> Any:
+        if kind == "placeholder":
+            return self.inputs[which]
+
+        def value(entry: Any) -> Any:
+            return self.examples[entry.node][which] if isinstance(entry, fx.Proxy) else entry
+
+        args, kwargs = map_aggregate(args, value), map_aggregate(kwargs, value)
+        self.trying, before = True, torch.get_rng_state()
+        try:
+            if kind == "get_attr":
+                found = operator.attrgetter(target)(self.root)
+            elif kind == "call_function":
+                found = target(*args, **kwargs)
+            elif kind == "call_method":
+                found = getattr(args[0], target)(*args[1:], **kwargs)
+            else:
+                part = self.root.get_submodule(target)
+                found = args[0] if isinstance(part, DROPOUTS) else part(*args, **kwargs)
+        finally:
+            self.trying = False
+        if not torch.equal(before, torch.get_rng_state()):
+            raise NotStackable(f"{_line()}: {named(kind, target, self.root)} draws from torch's own generator")
+        return found
+
+
+class _Proxy(fx.Proxy):
+    """Stands for a value of the forward pass, and knows what its shape says."""
+
+    tracer: _Tracer
+
+    def __getattr__(self, name: str) -> Any:
+        if callable(getattr(self.tracer.examples[self.node][0], name)):
+            return fx.proxy.Attribute(self, name)
+        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+
+    def __len__(self) -> int:
+        one, other = (len(value) for value in self.tracer.examples[self.node])
+        if one != other:
+            raise NotStackable(f"{_line()}: len() of the samples; write .shape[0]")
+        return one
+
+    def __iter__(self) -> Iterator[Any]:
+        whole: Any = self
+        return iter([whole[place] for place in range(len(self))])
+
+
+def named(kind: str, target: Any, root: nn.Module) -> str:
+    """What a node does, for a message."""
+    if kind == "call_module":
+        return type(root.get_submodule(target)).__name__
+    return str(target) if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return frame
+
+
+def _line() -> str:
+    """The line of the forward pass that is being followed."""
+    frame = _outside(sys._getframe(1))
+    if frame is None or frame.f_code.co_filename.startswith("<"):
+        return "?"
+    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own else ""
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, fx.proxy.TraceError) or "Proxy" in str(error):
+        return "what happens depends on the samples' values or on how many they are"
+    return raised(error)
+
+
+@contextmanager
+def _undone(module: nn.Module) -> Iterator[None]:
+    """Within: attributes may be set on the module and its parts; afterwards they are as before.
+
+    Raises
+    ------
+    NotStackable
+        Some were set: the module keeps something from call to call.
+    """
+    before = [(part, dict(part.__dict__)) for part in module.modules()]
+    changed = ""
+    try:
+        yield
+    finally:
+        for part, held in before:
+            now = part.__dict__
+            for name in [name for name in now if name.startswith("_tensor_constant") and name not in held]:
+                del now[name]  # where torch.fx puts tensors that the forward pass makes
+            if now.keys() != held.keys() or any(now[key] is not held[key] for key in held):
+                changed = changed or type(part).__name__
+                now.clear()
+                now.update(held)
+    if changed:
+        raise NotStackable(f"{changed} keeps something from one call to the next")
+
+
+@contextmanager
+def _factories(tracer: _Tracer) -> Iterator[None]:
+    """Within: torch.zeros and the like take the open number of samples among their sizes."""
+    originals = {name: getattr(torch, name) for name in FACTORIES}
+
+    def following(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            found: list[fx.Proxy] = []
+            map_aggregate((args, kwargs), lambda entry: found.append(entry) if isinstance(entry, fx.Proxy) else None)
+            return tracer.create_proxy("call_function", original, args, kwargs) if found else original(*args, **kwargs)
+
+        return make
+
+    for name, original in originals.items():
+        setattr(torch, name, following(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
+
+
+def _drop_unused(graph: fx.Graph) -> None:
+    """Remove nodes that nothing reads, unless they change a value in place."""
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        in_place = name.endswith("_") and not name.endswith("__") or node.kwargs.get("inplace")
+        if node.op != "call_module" and not in_place:
+            graph.erase_node(node)

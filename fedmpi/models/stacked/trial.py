@@ -1,0 +1,161 @@
+"""A stacked form tried against the module itself: two clients of unlike values, one with fewer samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.data.schema import DataDescription
+from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot, Step, Workspace
+from fedmpi.models.stacked.graph import GraphOp, dropouts_of
+from fedmpi.models.stacked.sequence import StackedNet
+from fedmpi.models.stacked.text import EmbeddingOp, Tables
+from fedmpi.models.stacked.trace import DROPOUTS, made_up
+
+ROWS = 3
+COUNTS = 3, 2
+"""Samples of the two clients; the second one's batch is filled up."""
+TOLERANCE = {torch.float64: 1e-9}
+"""Largest relative difference of outputs and gradients; 2e-3 in single precision, of values that are made up."""
+
+
+class _Values:
+    """Two clients' values, and beside them where their gradients go."""
+
+    def __init__(self, net: StackedNet, flat: Tensor):
+        self.step = Step(keep=0, rate=1)
+        self.values = torch.zeros(2, net.stack_size, dtype=flat.dtype, device=flat.device)
+        self.gradients = torch.zeros_like(self.values)
+        for slot in net.slots:
+            for client in (0, 1):
+                part = self.values[client : client + 1]
+                slot.of_stack(part, slot.arranged)[0].copy_(slot.from_flat(flat[client]))
+
+    def value(self, slot: Slot, *shape: int) -> Tensor:
+        return slot.of_stack(self.values, shape)
+
+    def target(self, slot: Slot, *shape: int) -> Tensor:
+        return slot.of_stack(self.gradients, shape)
+
+
+def check(net: StackedNet, module: nn.Module, description: DataDescription) -> None:
+    """Compare outputs and gradients of a stacked form with the module's own.
+
+    Raises
+    ------
+    NotStackable
+        They differ: the module's samples see one another, or what it computes depends on how many they are.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    generator = torch.Generator().manual_seed(0)
+    own = torch.cat([parameter.detach().reshape(-1).cpu() for parameter in parameters])
+    spread = own.abs().mean() + 1e-3
+    flat = torch.stack([own, own + 0.3 * spread * torch.randn(own.shape, generator=generator, dtype=own.dtype)])
+    flat = flat.to(parameters[0].device)
+    samples = [made_up(module, description, ROWS + client)[:count] for client, count in enumerate(COUNTS)]
+    towards = torch.randn(2, ROWS, description.classes, generator=generator, dtype=own.dtype).to(flat.device)
+    was_training = module.training
+    try:
+        with _without_dropout(module.train()), torch.random.fork_rng(devices=[]):
+            expected = [_own(module, flat[client], samples[client], towards[client]) for client in (0, 1)]
+            found = _stacked(net, flat, samples, towards, description)
+    except NotStackable:
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError, IndexError) as error:
+        first = str(error).splitlines()[0] if str(error) else ""
+        raise NotStackable(f"{type(module).__name__}, tried side by side: {type(error).__name__}: {first}") from error
+    finally:
+        module.train(was_training)
+    limit = TOLERANCE.get(own.dtype, 2e-3)
+    for client in (0, 1):
+        for mine, theirs, what in zip(found[client], expected[client], ("outputs", "gradients"), strict=True):
+            difference = float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12))
+            if not difference <= limit:
+                raise NotStackable(
+                    f"{type(module).__name__}, tried side by side, gives other {what} (by {difference:.1g}) than "
+                    "alone: its samples see one another"
+                )
+
+
+def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of one client and the gradient of Σ outputs · towards."""
+    values, place = {}, 0
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            count = parameter.numel()
+            values[name] = flat[place : place + count].view(parameter.shape).clone().requires_grad_()
+            place += count
+    with torch.enable_grad():
+        outputs = torch.func.functional_call(module, values, (samples,))
+        total = (outputs * towards[: len(samples)]).sum()
+        gradients = torch.autograd.grad(total, list(values.values()), allow_unused=True)
+    pairs = zip(gradients, values.values(), strict=True)
+    parts = [torch.zeros_like(value) if one is None else one.to_dense() for one, value in pairs]
+    return outputs.detach(), torch.cat([part.reshape(-1) for part in parts])
+
+
+def _stacked(
+    net: StackedNet, flat: Tensor, samples: list[Tensor], towards: Tensor, description: DataDescription
+) -> list[tuple[Tensor, Tensor]]:
+    """The same of both clients, side by side."""
+    values, workspace = _Values(net, flat), Workspace(flat.dtype, flat.device)
+    embedding = net.embedding
+    tables = None
+    if embedding is not None and embedding.weight is not None:
+        tables = Tables(samples, embedding.weight.from_flat(flat[0]))
+        for client in (0, 1):
+            own = slice(tables.bounds[client], tables.bounds[client + 1])
+            tables.values[own] = embedding.weight.from_flat(flat[client])[tables.rows[own]]
+    read = samples if tables is None else tables.ids
+    dtype = torch.int64 if net.reads_words else flat.dtype
+    x = torch.zeros(2, ROWS, math.prod(net.feature_shape), dtype=dtype, device=flat.device)
+    for client, (count, rows) in enumerate(zip(COUNTS, read, strict=True)):
+        x[client, :count] = rows.reshape(count, -1).to(dtype)
+        x[client, count:] = x[client, 0]
+    ops: list[Op] = []
+    current = x
+    for number, layer in enumerate(net.layers):
+        ops.append(layer.bind(Place(2, ROWS, workspace, values, number, number <= net.first_trained), current))
+        current = ops[-1].output
+    if tables is not None and isinstance(ops[0], EmbeddingOp):
+        ops[0].table, ops[0].target, ops[0].words = tables.values, tables.gradient, tables.rows
+        assert isinstance(ops[1], GraphOp)
+        ops[1].tokens = x, tables.rows
+    gradient = towards.clone()
+    gradient[1, COUNTS[1] :] = 0
+    with torch.no_grad():
+        for op in ops:
+            for dropout in dropouts_of(op):
+                dropout.drawn.fill_(1)
+            op.forward()
+        outputs = current.clone()
+        for op in reversed(ops[net.first_trained :]):
+            gradient = op.backward(gradient)
+    found = []
+    for client, count in enumerate(COUNTS):
+        of_client = torch.zeros_like(flat[0])
+        for slot in net.slots:
+            slot.from_flat(of_client).copy_(slot.of_stack(values.gradients[client : client + 1], slot.arranged)[0])
+        if tables is not None and embedding is not None and embedding.weight is not None:
+            own = slice(tables.bounds[client], tables.bounds[client + 1])
+            embedding.weight.from_flat(of_client)[tables.rows[own]] = tables.gradient[own]
+        found.append((outputs[client, :count], of_client))
+    return found
+
+
+@contextmanager
+def _without_dropout(module: nn.Module) -> Iterator[None]:
+    """Within: the model's dropout layers pass everything on."""
+    layers = [layer for layer in module.modules() if isinstance(layer, DROPOUTS)]
+    before = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = 0.0
+    try:
+        yield
+    finally:
+        for layer, p in zip(layers, before, strict=True):
+            layer.p = p
