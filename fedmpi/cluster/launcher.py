@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from fedmpi.cluster.namesakes import remove_namesakes
-from fedmpi.cluster.starting import initialise, limited, seconds_to_start
+from fedmpi.cluster.starting import initialise, limited, room_to_meet, seconds_to_start
 from fedmpi.common.errors import UserError
 
 MISSING_MPI = "install an MPI with `pip install 'fedmpi[mpi]'` and launch with the mpiexec of the same environment"
 
-KEPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+TAKEN_BY_MPI = (signal.SIGUSR1, signal.SIGHUP)
+"""By MPICH as it starts, the latter by its library UCX."""
+KEPT_SIGNALS = (signal.SIGTERM, signal.SIGINT, *TAKEN_BY_MPI)
 
 
 class LauncherMismatch(UserError):
@@ -99,7 +101,8 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
         check_process_manager(environ, mpi.Get_library_version())
         remove_namesakes(environ)
         ranks, rank = (launches[0].size, launches[0].rank) if launches else (1, 0)
-        with kept_handlers(), limited(seconds_to_start(ranks, environ) if ranks > 1 else 0, ranks, rank):
+        seconds = seconds_to_start(ranks, environ) if ranks > 1 else 0
+        with kept_handlers(), room_to_meet(rank), limited(seconds, ranks, rank):
             initialise(mpi)
     check_world_size(launches, mpi.COMM_WORLD.Get_size(), mpi.Get_library_version())
     return mpi
@@ -107,16 +110,17 @@ def start_mpi(environ: Mapping[str, str] | None = None) -> ModuleType | None:
 
 @contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Afterwards Python's own signal handlers are in force again: MPICH takes SIGUSR1 as it starts.
+    """Afterwards Python's own signal handlers are in force again; signals that MPI takes meanwhile wait until then.
 
-    A SIGUSR1 that arrives meanwhile waits until then.
+    SIGHUP ends the process again where it did before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
     handlers = {number: signal.getsignal(number) for number in KEPT_SIGNALS}
-    own = {number: handler for number, handler in handlers.items() if callable(handler)}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, own.keys() & {signal.SIGUSR1})
+    kept = {signal.SIGHUP: (signal.SIG_DFL, signal.SIG_IGN)}
+    own = {number: found for number, found in handlers.items() if callable(found) or found in kept.get(number, ())}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, own.keys() & set(TAKEN_BY_MPI))
     try:
         yield
     finally:

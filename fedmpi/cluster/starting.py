@@ -1,9 +1,13 @@
-"""The start of MPI itself, with a limit: ranks that wait in it for ever end with a sentence, to be started again."""
+"""The start of MPI itself, with a limit: ranks that wait in it for ever end with a sentence, to be started again.
+
+So do those that find no room in the shared memory of their node.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +25,8 @@ VARIABLE = "FEDMPI_START_SECONDS"
 MARK = "FEDMPI_NOT_STARTED"
 """Names a file that is made then, for job scripts: launchers that kill the other ranks report other codes."""
 SECONDS, SECONDS_PER_RANK = 120.0, 1.0
+SHARED_MEMORY, NO_ROOM = "/dev/shm", 1
+"""Where the ranks of a node meet, and the exit code of one that finds no room there."""
 SECONDS_FOR_RANK_0 = 1.0
 """Rank 0 speaks for all: the others leave so much later, unless the launcher ends them before."""
 
@@ -80,6 +86,33 @@ def limited(seconds: float, ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         limit.cancel()
+
+
+@contextmanager
+def room_to_meet(rank: int) -> Iterator[None]:
+    """Within, a rank for whose memory /dev/shm has no room ends with a sentence instead of a bus error.
+
+    The system promises more than there is: what lacks is known only when it is first written to.
+    """
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: _no_room(rank))
+    before = set_handler(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        set_handler(signal.SIGBUS, before)
+
+
+def _no_room(rank: int) -> NoReturn:
+    told = f"rank {rank}: error: MPI finds no room in {SHARED_MEMORY} as it starts"
+    with suppress(OSError):
+        found = os.statvfs(SHARED_MEMORY)
+        free, whole = (blocks * found.f_frsize / 2**20 for blocks in (found.f_bavail, found.f_blocks))
+        told += f" ({free:.1f} of {whole:.1f} MiB are free; MPICH takes 1 MiB a rank at the least)"
+    advice = "make it larger (containers: --shm-size), or remove what dead jobs have left there"
+    os.write(2, f"{told}: {advice}\n".encode())
+    os._exit(NO_ROOM)
 
 
 def _give_up(seconds: float, ranks: int, rank: int) -> NoReturn:

@@ -6,6 +6,7 @@ through HDF5, and the processes of a machine share the pages.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import mmap
@@ -70,9 +71,9 @@ class Section:
             with self.path.open("rb") as file:
                 return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.path} can no longer be read ({error}): check that it was not moved or changed"
-            ) from None
+            full = isinstance(error, OSError) and error.errno == errno.EMFILE
+            advice = "raise `ulimit -n`, or write fewer --shards" if full else "check that it was not moved or changed"
+            raise UserError(f"{self.path} can no longer be read ({error}): {advice}") from None
 
 
 class ShardData:

@@ -26,7 +26,8 @@ from fedmpi.cluster import (
     start_mpi,
     world_rank,
 )
-from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError
+from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError, raised
+from fedmpi.process.limits import allow_many_files
 from fedmpi.process.output import OutputLost, prepare_streams
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
@@ -57,6 +58,7 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bo
         aborted instead.
     """
     prepare_streams(outlives)
+    allow_many_files()
     try:
         launch = read_launch()
         if joins and launch is not None and launch.size > 1:
@@ -114,6 +116,8 @@ def _ending_of(error: BaseException) -> tuple[int, str, bool]:
         return OUR_FAULT, f"error: {error}", False
     if isinstance(error, ClientFailure):
         return OUR_FAULT, f"error: {error}\n{_users_lines(error.__cause__)}".rstrip(), False
+    if isinstance(error, ImportError):
+        return OUR_FAULT, f"error: a package cannot be loaded ({raised(error)}): see `fedmpi doctor`", True
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted", False
     return OUR_FAULT, "".join(traceback.format_exception(error)), False

@@ -36,7 +36,7 @@ LATE_TIMES = 10
 UNLEARNED_TIMES = 30
 """Times the patience after which a job ends that has not finished a round."""
 ALONE_TIMES = 5
-"""Times the patience after which a single process that has not finished a round says so: nobody waits for it."""
+"""Times the patience after which a job that has not finished a round says so also where nobody waits for anybody."""
 SECONDS_OF_SILENCE = (LONGEST_LOOK, 10.0)
 """Without a sign of life, after which a rank may be the one that holds up the others: the patience, within these."""
 SECONDS_PER_DEPUTY = 10.0
@@ -172,11 +172,10 @@ class Judge:
         return late, not late and len(idle) == self.size > 1
 
     def _matters(self, own: State) -> bool:
-        """Whether a late round is worth a word: the first ones, which load and try, only where somebody waits."""
-        if self.size == 1:
-            return self.longest is not None or self._elapsed >= ALONE_TIMES * self.patience
-        waiting = bool(own.waiting) or any(state.waiting for state in self._states.values())
-        return self.longest is not None or waiting
+        """Whether a late round is worth a word: one that loads and tries, where somebody waits or after long."""
+        if self.longest is not None or self._elapsed >= ALONE_TIMES * self.patience:
+            return True
+        return self.size > 1 and (bool(own.waiting) or any(state.waiting for state in self._states.values()))
 
 
 class Own:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +132,18 @@ def test_a_changed_byte_is_found_by_the_checksum_only(write: Write) -> None:
     path.write_bytes(content)
     assert open_store(folder).samples == 20
     refused(folder, "train-00001.h5", "checksum", verify=True)
+
+
+def test_files_that_may_not_be_opened_any_more_are_said_with_what_helps(write: Write) -> None:
+    store = open_store(write(SIZES))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"train-00000\.h5 can no longer be read .*Too many open files.*ulimit -n"):
+            store.client(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(store.client(0)[0]) == SIZES[0]
 
 
 def test_a_shard_of_other_shape_is_refused(write: Write) -> None:

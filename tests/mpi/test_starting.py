@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ from fedmpi.cluster.namesakes import fnv1a, remove_namesakes
 from fedmpi.cluster.starting import SECONDS, limited, seconds_to_start
 from fedmpi.common.errors import UserError
 from fedmpi.common.processes import ancestors
-from tests.mpi.launch import run_alone, run_mpi
+from tests.mpi.launch import find_mpiexec, finish_job, run_alone, run_mpi, start_job
 
 LONELY = """
 import os, time
@@ -155,3 +157,15 @@ def test_it_is_removed_before_mpi_starts() -> None:
         assert done.returncode == 0 and not file.exists(), done.stderr
     finally:
         file.unlink(missing_ok=True)
+
+
+def test_ranks_without_room_to_meet_end_with_a_sentence() -> None:
+    within = "mount -t tmpfs -o size=64k none /dev/shm || exit 77; exec "
+    ranks = [find_mpiexec(), "-n", "2", sys.executable, "-c", "from fedmpi.cluster import start_mpi; start_mpi()"]
+    words = ["unshare", "--mount", "bash", "-c", within + shlex.join(ranks)]
+    job = finish_job(start_job(words), 100)
+    if job.returncode in (1, 77) and "error: MPI" not in job.stderr:
+        pytest.skip("no mounts of our own here")
+    if job.returncode == 0:
+        pytest.skip("this MPI needs none")
+    assert "error: MPI finds no room in /dev/shm as it starts (0.0 of 0.1 MiB are free;" in job.stderr

@@ -123,14 +123,15 @@ def test_rank_0_is_judged_by_rank_1_and_later_by_rank_2() -> None:
     assert not found_in(experienced(1), 2000, lambda s: (at(1, "work", idle=s), {0: at(1, "sum", True, s)}))
 
 
-def test_before_any_round_is_finished_it_warns_where_somebody_waits_and_ends_much_later() -> None:
+def test_before_any_round_is_finished_it_warns_sooner_where_somebody_waits_and_ends_much_later() -> None:
     def starting(waiting: bool) -> Job:
         return lambda s: (at(-1, "start", waiting, s), {1: at(-1, "start", idle=s)})
 
     found = found_in(Judge(0, 2, PATIENCE), int(UNLEARNED_TIMES * PATIENCE), starting(True))
     assert [second for second, _ in found] == [60, 120, 240, 480, 960, UNLEARNED_TIMES * PATIENCE]
     assert [finding.over for _, finding in found] == [False] * 5 + [True]
-    assert not found_in(Judge(0, 2, PATIENCE), 1000, starting(False))
+    found = found_in(Judge(0, 2, PATIENCE), 1000, starting(False))
+    assert [second for second, _ in found] == [ALONE_TIMES * PATIENCE, 2 * ALONE_TIMES * PATIENCE]
 
 
 def test_a_single_process_that_does_nothing_is_found() -> None:
