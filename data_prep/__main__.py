@@ -16,8 +16,9 @@ from rich.console import Console
 
 from data_prep import stop
 from data_prep.datasets.registry import data_set
+from data_prep.given import parse_options
 from data_prep.listing import help_of_laws, show_lists
-from data_prep.prepare import Job, check_job, parse_options, prepare
+from data_prep.prepare import Job, check_job, prepare
 from data_prep.room import FULL
 from data_prep.team import join_team
 from fedmpi.common.errors import UserError
@@ -138,15 +139,29 @@ def prepare_command(
     raw: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the official files are.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch the files from their official address.")] = False,
     val: Annotated[float, typer.Option(metavar="FRACTION", help="Share of every client kept for validation.")] = 0.0,
+    feature_shift: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Change features by client: rotation, noise, or your own.")
+    ] = None,
+    label_noise: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make clients' labels noisy: uniform, pair, or your own.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier preparation in DIR.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw clients x classes and sizes.")] = None,
     files: Annotated[list[str] | None, typer.Option("--file", help="amazon: a file to read; repeatable.")] = None,
-    length: Annotated[int | None, typer.Option(help="texts: tokens kept of each [30].")] = None,
+    length: Annotated[int | None, typer.Option(help="texts: tokens kept of each [30; sequences: 20, 80].")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="texts: words kept [20000].")] = None,
+    user: Annotated[str | None, typer.Option(metavar="COLUMN", help="parquet: column of users [user].")] = None,
+    features: Annotated[
+        str | None, typer.Option(metavar="COLUMN,...", help="parquet: columns that samples are made of.")
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(help="shakespeare, stackoverflow, ...: users read, at random [all].")
+    ] = None,
+    per_user: Annotated[int | None, typer.Option(help="the same: samples read of each user [all].")] = None,
     vectors: Annotated[Path | None, typer.Option(metavar="FILE", help="texts: GloVe vectors to store.")] = None,
-    label: Annotated[str | None, typer.Option(help="arrays: label column of a CSV file [label].")] = None,
+    label: Annotated[str | None, typer.Option(help="arrays, parquet: label column [label].")] = None,
     task: Annotated[str | None, typer.Option(help="arrays: image, text or vector.")] = None,
     channels: Annotated[
         str | None, typer.Option(metavar="first|last", help="arrays: which axis of an image holds its channels.")
@@ -176,6 +191,10 @@ def prepare_command(
         "length": length,
         "vocabulary": vocabulary,
         "vectors": vectors,
+        "user": user,
+        "features": None if features is None else tuple(features.split(",")),
+        "users": users,
+        "per_user": per_user,
         "label": label,
         "task": _task(task),
         "channels": _one_of("--channels", channels, {"first": "(n, C, h, w)", "last": "(n, h, w, C)"}),
@@ -187,7 +206,8 @@ def prepare_command(
         "keep_duplicates": keep_duplicates or None,
     }
     data = data_set(dataset)
-    law_options, reader_options = parse_options(list(context.args), law, data)
+    told = parse_options(list(context.args), law, data, feature_shift, label_noise)
+    reader_options = told.reader
     given = {name: value for name, value in given.items() if value is not None}
     if data.own is not None:  # whose options may have names that other data sets use
         reader_options |= {name: given.pop(name) for name in list(given) if data.own.option(name)}
@@ -196,7 +216,7 @@ def prepare_command(
         raw=raw,
         download=download,
         law=law,
-        law_options=law_options,
+        law_options=told.law,
         clients=clients,
         shards=shards,
         seed=seed,
@@ -207,6 +227,10 @@ def prepare_command(
         read_options=given,
         reader_options=reader_options,
         command="python -m data_prep " + as_text(shlex.join(context.obj)),
+        shift=feature_shift,
+        label_noise=label_noise,
+        shift_options=told.shift,
+        noise_options=told.noise,
     )
     if plot is not None:
         check_picture(plot)

@@ -14,6 +14,7 @@ from rich.console import Console
 from data_prep.datasets.base import DataSet
 from data_prep.datasets.registry import DATASETS
 from data_prep.partitions import PARTITIONS, Law, LawOption
+from fedmpi.common.registry import parts
 
 WIDEST = 120
 INDENT = 4
@@ -22,9 +23,14 @@ FLAGS = {"files": "--file"}
 
 
 def show_lists(console: Console) -> None:
-    """Print the data sets, then the partitions."""
+    """Print the data sets, the partitions, and what changes clients' samples."""
     width = min(console.width, WIDEST)
-    for heading, entries in (("DATA SETS", _data_sets()), ("PARTITIONS", _partitions())):
+    for heading, entries in (
+        ("DATA SETS", _data_sets()),
+        ("PARTITIONS", _partitions()),
+        ("FEATURE SHIFTS (--feature-shift NAME)", _changes("feature shift")),
+        ("LABEL NOISE (--label-noise NAME)", _changes("label noise")),
+    ):
         console.print(heading, style="bold", highlight=False)
         for name, facts in entries:
             console.print(f"\n{name}", style="bold", markup=False, highlight=False)
@@ -64,6 +70,11 @@ def _partitions() -> Iterator[tuple[str, list[str]]]:
     for name, law in PARTITIONS.items():
         clients = "required" if law.clients == "required" else "counted by the law when left out"
         yield name, [law.sentence, f"--clients: {clients}", *(describe(option) for option in law.options)]
+
+
+def _changes(kind: str) -> Iterator[tuple[str, list[str]]]:
+    for part in parts(kind):
+        yield part.name, [part.title, *(f"{flag(o.name)}: {o.doc} (default {o.default})" for o in part.options)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:

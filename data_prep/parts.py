@@ -34,16 +34,16 @@ def _register_law(name: str, law: Law) -> None:
     told = [f"{option.name} : {option.kind.__name__}\n    {option.help}" for option in law.options]
     options = [(o.name, _annotation(o), Parameter.empty if o.default is None else o.default) for o in law.options]
     _dress(owners, name, ("labels", "clients", "generator"), options, law.sentence, told)
-    register("partition", name, needs_users=law.needs_users)(owners)
+    register("partition", name, needs=law.needs)(owners)
 
 
 def _register_data_set(data: DataSet) -> None:
     def read(raw: Path = Path(), **options: Any) -> RawDataset:
-        return data.read(Path(raw), ReadOptions(**options), Tally())
+        return data.read(Path(raw), ReadOptions(**{**data.defaults, **options}), Tally())
 
     types, docs, defaults = get_type_hints(ReadOptions), parameter_docs(ReadOptions), ReadOptions()
     taken = [field.name for field in fields(ReadOptions) if field.name in data.options]
-    options = [(name, types[name], getattr(defaults, name)) for name in taken]
+    options = [(name, types[name], data.defaults.get(name, getattr(defaults, name))) for name in taken]
     parts = " (train + test)" if "+" in data.samples else ""
     size = "data of your own" if data.samples == "yours" else f"{data.samples} samples{parts}, {data.classes} classes"
     files = f"; --raw names {data.files}" if data.files else ""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from data_prep.attributes import attribute
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.own import read_own
 from data_prep.datasets.registry import data_set
 from data_prep.display import WriteDisplay
+from data_prep.given import law_of
 from data_prep.listing import FLAGS, flag
-from data_prep.partitions import PARTITIONS, Law, law_named, partition
+from data_prep.partitions import PARTITIONS, Law, partition
 from data_prep.partitions.common import OptionValue
+from data_prep.shifts import LABEL_NOISE, SHIFT, check_part, shifted, with_label_noise
 from data_prep.sources import fetch
 from data_prep.stop import check
 from data_prep.writer import write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import parts as parts_of
 from fedmpi.common.streams import Purpose, Streams
 
 
@@ -60,6 +63,10 @@ class Job:
         Options of a reader of the user's own, as given.
     command : str
         The command line, for the manifest.
+    shift, label_noise : str or None
+        What changes features and labels client by client.
+    shift_options, noise_options : dict
+        Their options as given.
     """
 
     name: str
@@ -77,6 +84,10 @@ class Job:
     read_options: dict[str, Any]
     reader_options: dict[str, OptionValue]
     command: str
+    shift: str | None = None
+    label_noise: str | None = None
+    shift_options: dict[str, OptionValue] = field(default_factory=dict)
+    noise_options: dict[str, OptionValue] = field(default_factory=dict)
 
 
 def prepare(job: Job, console: Console, cluster: Cluster) -> None:
@@ -94,6 +105,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
         chosen.own.checked(job.reader_options)
     options = _read_options(chosen, job.read_options)
     law = _checked_law(job)
+    _check_shifts(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
     folder = _locate(chosen, job) or _fetch_once(chosen, cluster)
     tally = Tally(strict=job.strict)
@@ -104,18 +116,35 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     _report_rows(tally, console)
     generator = Streams(job.seed).generator(Purpose.PARTITION)
     parts = partition(
-        job.law, raw.labels, raw.classes, job.clients, generator, raw.users, raw.class_names, **job.law_options
+        job.law,
+        raw.labels,
+        raw.classes,
+        job.clients,
+        generator,
+        raw.users,
+        raw.class_names,
+        raw.superclasses,
+        lambda name: attribute(raw, name),
+        **job.law_options,
     )
     console.print(f"partition {job.law}: {law.sentence}; seed {job.seed}", markup=False)
     for note in parts.notes:
         console.print(f"note: {note}", markup=False)
+    changed = raw if job.shift is None else shifted(raw, parts, job.shift, job.shift_options, job.seed)
+    if job.label_noise is not None:
+        changed = with_label_noise(changed, parts, job.label_noise, job.noise_options, job.seed)
     with WriteDisplay(console) as display:
 
         def tick(done: int, total: int) -> None:
             check()
             display.update(done, total)
 
-        write_shards(raw, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, tick, cluster)
+        manifest = write_shards(
+            changed, parts, job.out, job.shards, job.seed, job.command, job.val, job.overwrite, tick, cluster
+        )
+    for note in manifest.notes:
+        if note not in (*raw.notes, *parts.notes):
+            console.print(f"note: {note}", markup=False)
 
 
 def check_job(job: Job) -> None:
@@ -131,85 +160,19 @@ def check_job(job: Job) -> None:
         chosen.own.checked(job.reader_options)
     _read_options(chosen, job.read_options)
     _checked_law(job)
+    _check_shifts(job)
     _locate(chosen, job)
-
-
-def parse_options(words: list[str], law: str, data: DataSet) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
-    """Options of the partition and of a reader of the user's own from the words that the command line did not know:
-    --name value, --name=value or --name.
-
-    Parameters
-    ----------
-    words : list of str
-    law : str
-        The partition: one of the user's own has options of its own.
-    data : DataSet
-
-    Returns
-    -------
-    law_options, reader_options : dict
-        An option that both have is given to both.
-
-    Raises
-    ------
-    UserError
-        A word that is no option, or an option of nothing; names the nearest one.
-    """
-    own = law_named(law) if ":" in law else None
-    laws = [*PARTITIONS.values(), *([own] if own else [])]
-    known = {option.name: (option.kind is bool, option.help) for entry in laws for option in entry.options}
-    read = {option.name: (option.annotation is bool, option.doc) for option in (data.own.options if data.own else ())}
-    named = {*read, *(option.name for option in (own.options if own else ()))}
-    if clash := sorted(named & set(COMMON)):
-        raise UserError(f"{flag(clash[0])} is an option of data_prep itself: name the one of your own otherwise")
-    given: dict[str, OptionValue] = {}
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if not word.startswith("--"):
-            raise UserError(f"what is {word!r} for? an option begins with -- and takes one value")
-        name, equals, value = word[2:].partition("=")
-        name = name.replace("-", "_")
-        if name not in known and name not in read:
-            close = difflib.get_close_matches(name, [*known, *read, *COMMON], n=1)
-            hint = f"; did you mean {flag(close[0])}?" if close else "; `python -m data_prep list` shows them"
-            raise UserError(f"there is no option {word.partition('=')[0]}{hint}")
-        if not equals and left and not left[0].startswith("--"):
-            equals, value = "=", left.pop(0)
-        takes_none, meaning = read[name] if name in read else known[name]
-        if not equals and not takes_none:
-            raise UserError(f"{flag(name)} needs a value: {meaning or 'an option of your own'}")
-        given[name] = value if equals else True
-    of_the_law = {option.name for option in _law(law).options} | (known.keys() - read.keys())
-    return (
-        {name: value for name, value in given.items() if name in of_the_law},
-        {name: value for name, value in given.items() if name in read},
-    )
-
-
-COMMON = (
-    "raw",
-    "download",
-    "partition",
-    "clients",
-    "shards",
-    "seed",
-    "out",
-    "val",
-    "strict",
-    "overwrite",
-    "dry_run",
-    "plot",
-)
 
 
 def _checked_law(job: Job) -> Law:
     """The law of a job whose options are its own."""
-    law = _law(job.law)
+    law = law_of(job.law)
     taken = [option.name for option in law.options]
     for name in job.law_options:
         if name not in taken:
             owners = [law for law, entry in PARTITIONS.items() if name in {option.name for option in entry.options}]
+            owners += [f"--feature-shift {part.name}" for part in parts_of(SHIFT) if part.option(name)]
+            owners += [f"--label-noise {part.name}" for part in parts_of(LABEL_NOISE) if part.option(name)]
             raise UserError(
                 f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
                 f"its options: {', '.join(map(flag, taken)) or 'none'}"
@@ -217,13 +180,9 @@ def _checked_law(job: Job) -> Law:
     return law
 
 
-def _law(name: str) -> Law:
-    law = law_named(name)
-    if law is None:
-        close = difflib.get_close_matches(name, PARTITIONS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PARTITIONS)}"
-        raise UserError(f"there is no partition {name!r}; {hint}")
-    return law
+def _check_shifts(job: Job) -> None:
+    check_part(SHIFT, job.shift, job.shift_options)
+    check_part(LABEL_NOISE, job.label_noise, job.noise_options)
 
 
 def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
@@ -233,11 +192,11 @@ def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
             raise UserError(
                 f"{chosen.name} takes no {FLAGS.get(name, flag(name))}; options of reading this data set: {taken}"
             )
-    options = ReadOptions(**given)
-    for field in fields(options):
-        value = getattr(options, field.name)
+    options = ReadOptions(**{**chosen.defaults, **given})
+    for entry in fields(options):
+        value = getattr(options, entry.name)
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise UserError(f"{flag(field.name)} {value} is impossible; give at least 1")
+            raise UserError(f"{flag(entry.name)} {value} is impossible; give at least 1")
     return options
 
 

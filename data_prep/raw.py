@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,14 @@ class RawDataset:
         Further arrays stored once beside the shards.
     notes : tuple of str
         What the user ought to know of the data, for the manifest.
+    superclasses : int64 (C,) or None
+        Superclass of every class, for the partition pachinko.
+    attributes : dict of float64 arrays (n,)
+        Numbers known of the training rows beside their features, by name, for the partition attribute.
+    feature_names : tuple of str
+        Names of the numbers of a vector; none where they have none.
+    given_labels : int64 (n,) or None
+        Labels as the clients' training samples have them, where they differ from `labels`, the true ones.
     refit : callable or None
         ``refit(rows)`` is this data set with the normalisation or vocabulary that these training rows alone give; None
         where neither depends on the rows.
@@ -82,4 +90,8 @@ class RawDataset:
     vectors: npt.NDArray[np.float32] | None = None
     extras: dict[str, AnyArray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    superclasses: Ints | None = None
+    attributes: dict[str, Floats] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
+    given_labels: Ints | None = None
     refit: Callable[[Ints], RawDataset] | None = None

@@ -9,7 +9,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.common.whole_numbers import largest_remainders
 from fedmpi.data.assignment import even_sizes
 
-SIZE_LAWS = ("even", "lognormal", "pareto", "zipf")
+SIZE_LAWS = ("even", "lognormal", "pareto", "zipf", "linear", "square", "exponential")
 
 
 def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Generator) -> Floats:
@@ -17,11 +17,13 @@ def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Ge
 
     Parameters
     ----------
-    law : {"even", "lognormal", "pareto", "zipf"}
+    law : {"even", "lognormal", "pareto", "zipf", "linear", "square", "exponential"}
         even: 1; lognormal: LogNormal(0, shape**2); pareto: Pareto with minimum 1 and tail index `shape`,
-        P(L > l) = l**-shape; zipf: rank**-shape in random order.
+        P(L > l) = l**-shape; zipf: rank**-shape in random order; linear: rank, square: rank**2, exponential:
+        exp(shape rank), ranks 1 ... N in random order. The last three are the laws of the partitioners of that name of
+        Flower Datasets, whose exponential one has shape 1 and whose ranks are the clients' indices.
     shape : float
-        Greater than 0; not used by "even".
+        Greater than 0; not used by "even", "linear" and "square".
     """
     if law == "even":
         return np.ones(clients)
@@ -31,6 +33,11 @@ def relative_sizes(law: str, clients: int, shape: float, generator: np.random.Ge
         return 1.0 + generator.pareto(shape, clients)
     if law == "zipf":
         return generator.permutation(np.arange(1, clients + 1, dtype=np.float64) ** -shape)
+    ranks = np.arange(1, clients + 1, dtype=np.float64)
+    if law in ("linear", "square"):
+        return generator.permutation(ranks if law == "linear" else ranks**2)
+    if law == "exponential":
+        return generator.permutation(np.exp(shape * (ranks - clients)))  # the largest is 1, whatever N
     raise UserError(f"there is no size law {law!r}: choose one of {', '.join(SIZE_LAWS)}")
 
 

@@ -111,12 +111,11 @@ def write_shards(
             after.callback(let_go, hold)
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
         rows, offsets, *held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
-        if len(held[0]) and raw.refit is not None:
-            raw = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held[0]))
-        raw = replace(raw, notes=raw.notes + _shortfall(len(held[0]), len(partition.rows), val_fraction))
-        plan = make_plan(raw, partition, rows, offsets, shards)
+        raw = _after_hold_out(raw, rows, held[0], val_fraction)
+        given = raw if raw.given_labels is None else replace(raw, labels=raw.given_labels)
+        plan = make_plan(given, partition, rows, offsets, shards)
         try:
-            train, val = _write_samples(plan, held[0], held[1], folder, progress, team)
+            train, val = _write_samples(plan, raw, held[0], held[1], folder, progress, team)
             if hold is not None:
                 hold.check()
                 _write_rest(plan, partition, test, train, val, folder, seed, command)
@@ -130,6 +129,19 @@ def write_shards(
             ) from error
     team.barrier()
     return read_manifest(folder)
+
+
+def _after_hold_out(raw: RawDataset, rows: Ints, held: Ints, fraction: float) -> RawDataset:
+    """The data set fitted to its training rows without those held out, with notes of what there is to say."""
+    if len(held) and raw.refit is not None:
+        fitted = raw.refit(np.setdiff1d(np.arange(len(raw.labels)), held))
+        notes = (*fitted.notes, *(note for note in raw.notes if note not in fitted.notes))
+        raw = replace(fitted, given_labels=raw.given_labels, extras=raw.extras, notes=notes)
+    notes = (*raw.notes, *_shortfall(len(held), len(rows) + len(held), fraction))
+    if raw.given_labels is not None:
+        wrong = int((raw.given_labels[rows] != raw.labels[rows]).sum())
+        notes = (*notes, f"{wrong:,} of {len(rows):,} training labels are not the true ones")
+    return replace(raw, notes=notes)
 
 
 def _shortfall(held: int, samples: int, fraction: float) -> tuple[str, ...]:
@@ -147,15 +159,25 @@ def _bytes_needed(raw: RawDataset, rows: int) -> int:
 
 
 def _write_samples(
-    plan: ShardPlan, held: Ints, held_offsets: Ints, folder: Path, progress: Progress | None, team: Cluster
+    plan: ShardPlan,
+    true: RawDataset,
+    held: Ints,
+    held_offsets: Ints,
+    folder: Path,
+    progress: Progress | None,
+    team: Cluster,
 ) -> tuple[list[ShardFile], ShardFile | None]:
-    """Every process writes its share of the training shards, rank 0 also the validation part; all listed on rank 0."""
+    """Every process writes its share of the training shards, rank 0 also the validation part, which has true labels.
+
+    All are listed on rank 0.
+    """
     mine = range(team.rank, len(plan.starts) - 1, team.size)
     samples = sum(int(plan.offsets[plan.starts[index + 1]] - plan.offsets[plan.starts[index]]) for index in mine)
     held = held if team.is_server else held[:0]
     ticks = _Ticks(progress, (samples + len(held)) * row_bytes(plan.raw))
     files = write_training(plan, mine, folder, ticks.add)
-    val = write_validation(plan, folder / VALIDATION, held, held_offsets, ticks.add) if len(held) else None
+    truly = replace(plan, raw=true)
+    val = write_validation(truly, folder / VALIDATION, held, held_offsets, ticks.add) if len(held) else None
     written = team.gather(np.frombuffer(json.dumps([asdict(file) for file in files]).encode(), np.uint8))
     listed = [ShardFile(**file) for part in written or [] for file in json.loads(part.tobytes())]
     return sorted(listed, key=lambda file: file.first_client), val

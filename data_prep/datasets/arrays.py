@@ -101,6 +101,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         citation=ARRAYS.citation,
         vocabulary=vocabulary,
         notes=tuple(tally.notes),
+        feature_names=tuple(content.get("feature_names", np.empty(0, str)).tolist()),
     )
     return data if task == "text" else measured(data)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
@@ -46,6 +46,14 @@ class ReadOptions:
         What is held out at random for testing: rows, or texts with all rows that have them.
     keep_duplicates : bool
         Reviews that say the same of the same thing by the same person are all kept.
+    user : str or None
+        Column that names the natural client of a row; None takes a column "user", where there is one.
+    features : tuple of str or None
+        Columns that the samples are made of; None takes what suits.
+    users : int or None
+        Users read of each part, chosen once at random; None reads all.
+    per_user : int or None
+        Samples read of each user, the first ones; None reads all.
     """
 
     length: int = 30
@@ -61,6 +69,10 @@ class ReadOptions:
     skip_odd_sizes: bool = False
     split: Literal["rows", "texts"] = "rows"
     keep_duplicates: bool = False
+    user: str | None = None
+    features: tuple[str, ...] | None = None
+    users: int | None = None
+    per_user: int | None = None
 
 
 @dataclass
@@ -126,6 +138,8 @@ class DataSet:
         What `--raw` names.
     own : Part or None
         The reader of the user's own, which has options of its own.
+    defaults : mapping
+        Of options, where they are not those of ReadOptions.
     """
 
     name: str
@@ -140,6 +154,8 @@ class DataSet:
     options: frozenset[str] = frozenset()
     raw: Literal["folder", "file", "none"] = "folder"
     own: Part | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 TEXT_OPTIONS = frozenset({"length", "vocabulary", "vectors"})
+SEQUENCE_OPTIONS = frozenset({"length", "vocabulary", "vectors", "users", "per_user"})

@@ -5,6 +5,7 @@ A pickle can run any code when it is loaded: `cifar_pickle` reads it as data, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,30 @@ def read10(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 
 def read100(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """CIFAR-100 with its fine labels; features (3, 32, 32) uint8."""
+    """CIFAR-100 with its fine labels, and their superclasses; features (3, 32, 32) uint8."""
     names = _class_names(require(raw, ("meta",), HINT100), "fine_label_names", 100)
     train, test = require(raw, ("train",), HINT100), require(raw, ("test",), HINT100)
     statistics = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    return _read(CIFAR100, [train], test, names, "fine_labels", statistics, tally)
+    data = _read(CIFAR100, [train], test, names, "fine_labels", statistics, tally)
+    return replace(data, superclasses=_superclasses(train, data.labels))
+
+
+def _superclasses(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The superclass of every class, int64 (100,), from the coarse labels beside the fine ones; None without any.
+
+    A class that the file holds no image of is a superclass of its own.
+    """
+    listed = load_batch(path).get("coarse_labels")
+    if listed is None:
+        return None
+    if type(listed) is not list or len(listed) != len(labels) or any(type(label) is not int for label in listed):
+        raise UserError(f"{path}: 'coarse_labels' is not a list of {len(labels)} integers; fetch it again")
+    coarse = np.array(listed, np.int64)
+    found = int(coarse.max(initial=0)) + 1 + np.arange(100)
+    found[labels] = coarse
+    if (wrong := np.flatnonzero(found[labels] != coarse)).size:
+        raise UserError(f"{path}: images of class {labels[wrong[0]]} have several coarse labels; fetch it again")
+    return found
 
 
 LICENCE = "no formal licence; cite the technical report"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, folder_of, open_bytes
-from data_prep.datasets.json_stream import members
+from data_prep.datasets.files import Names, Scratch, folder_of
+from data_prep.datasets.leaf import leaf_users
 from data_prep.datasets.normalisation import measured
+from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
@@ -90,31 +88,17 @@ def _files(folder: Path) -> tuple[list[Path], list[Path], Callable[[Path], Itera
 
 def _json_writers(path: Path) -> Iterator[Writer]:
     """Writers of one of LEAF's files, in the order of their data; memory holds one writer."""
-    name, users, seen = "none yet", None, set()
-    try:
-        with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
-            for key, value in members(text, "user_data"):
-                if key == ("users",):
-                    users = set(value)
-                elif key[0] == "user_data":
-                    name = key[1]
-                    seen.add(name)
-                    yield name, np.asarray(value["x"], np.float64), np.asarray(value["y"])
-        if users != seen:
-            raise ValueError(f"users names {len(users or ())} writers, user_data holds {len(seen)}, not the same")
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise UserError(
-            f"{path}, writer {name}: not LEAF's format (users, user_data with x and y each): {error!r}; fetch it again"
-        ) from error
+    return leaf_users(path, lambda name, x, y: (name, np.asarray(x, np.float64), np.asarray(y)), "writer")
 
 
 def _hdf5_writers(path: Path) -> Iterator[Writer]:
-    try:
-        with h5py.File(path, "r") as file:
-            for name, group in file["examples"].items():
-                yield name, group["pixels"][()].reshape(len(group["label"]), -1), group["label"][()]
-    except (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeError, MemoryError) as error:
-        raise UserError(f"{path} is not a TFF file (examples/WRITER/pixels and label): {error}") from error
+    for name, arrays in tff_clients(path, ("pixels", "label")):
+        labels = arrays["label"]
+        if not len(labels) or arrays["pixels"].size % len(labels):
+            raise UserError(
+                f"{path}, client {name}: {arrays['pixels'].shape} pixels for {len(labels)} labels; fetch it again"
+            )
+        yield name, arrays["pixels"].reshape(len(labels), -1), labels
 
 
 def _gather(files: list[Path], writers_of: Callable[[Path], Iterator[Writer]], names: Names, tally: Tally) -> _Part:

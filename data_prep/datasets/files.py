@@ -208,3 +208,11 @@ def hold_out_groups(groups: NDArray[np.int64], fraction: float = 0.2) -> tuple[N
             left -= int(counts[group])
             chosen[group] = True
     return np.flatnonzero(~chosen[groups]), np.flatnonzero(chosen[groups])
+
+
+def chosen_users(names: list[str], users: int | None) -> list[str]:
+    """So many of the names at random, the same for every seed, in their order; all where `users` is None or more."""
+    if users is None or users >= len(names):
+        return names
+    generator = HOLD_OUT.generator(Purpose.PARTITION, round=2**32 + 1)
+    return [names[index] for index in np.sort(generator.choice(len(names), users, replace=False))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from warnings import catch_warnings
 
 import numpy as np
@@ -82,8 +82,8 @@ class ImageRows:
         return scratch.rows()
 
 
-def decode(path: Path, form: ImageForm) -> NDArray[np.uint8]:
-    """One image, uint8 (C, H, W), in grey or RGB; grey values of 16 bits are scaled to 8."""
+def decode(path: Path | BinaryIO, form: ImageForm) -> NDArray[np.uint8]:
+    """One image of a file, uint8 (C, H, W), in grey or RGB; grey values of 16 bits are scaled to 8."""
     with Image.open(path) as image:
         eight_bits = _scaled(image) if image.mode in DEEP_GREY else image
         picture = eight_bits.convert("L" if form.channels == 1 else "RGB")
@@ -181,11 +181,15 @@ def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
             raise UserError(f"{folder} holds the class folder {min(set(found) - set(names))!r}, which is no class here")
         for name in found:
             for path in sorted((folder / name).rglob("*")):
-                if path.suffix.lower() in SUFFIXES and path.is_file() and (facts := _facts(path, tally)) is not None:
+                if (
+                    path.suffix.lower() in SUFFIXES
+                    and path.is_file()
+                    and (facts := image_facts(path, tally)) is not None
+                ):
                     paths.append(path)
                     labels.append(names.index(name))
                     sizes.append(facts[0])
-                    grey = grey and facts[1] in GREY_MODES
+                    grey = grey and facts[1]
     if not paths:
         raise UserError(
             f"no readable image below {', '.join(map(str, folders))}; each must hold one folder a class with "
@@ -194,8 +198,12 @@ def look(folders: list[Path], names: tuple[str, ...], tally: Tally) -> Found:
     return Found(tuple(paths), np.array(labels, np.int64), tuple(sizes), grey)
 
 
-def _facts(path: Path, tally: Tally) -> tuple[tuple[int, int], str] | None:
-    """Width and height, and mode of an image that can be read."""
+def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> tuple[tuple[int, int], bool] | None:
+    """Width and height, and whether it is grey, of an image that can be read; None, and counted, of one that cannot.
+
+    `where` names one that is no file of its own.
+    """
+    where = where or str(path)
     try:
         with catch_warnings(action="ignore"), Image.open(path) as image:
             size, mode = image.size, image.mode
@@ -204,12 +212,12 @@ def _facts(path: Path, tally: Tally) -> tuple[tuple[int, int], str] | None:
             else:
                 image.load()
     except Exception as error:  # decoders raise errors of many kinds
-        tally.bad(str(path), f"not a readable image ({raised(error)})")
+        tally.bad(where, f"not a readable image ({raised(error)})")
         return None
     if size[0] * size[1] > MOST_PIXELS:
-        tally.bad(str(path), f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all")
+        tally.bad(where, f"it claims {size[0]:,} x {size[1]:,} pixels, more than {MOST_PIXELS:,} in all")
         return None
     if mode in UNRANGED:
-        tally.bad(str(path), "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits")
+        tally.bad(where, "pixels of 32 bits, whose black and white nobody can tell; convert it to 8 bits")
         return None
-    return size, mode
+    return size, mode in GREY_MODES

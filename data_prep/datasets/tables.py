@@ -117,7 +117,7 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     Returns
     -------
     dict
-        x float32 (n, d), y str (n,) and, with that column, user str (n,).
+        x float32 (n, d), y str (n,), feature_names str (d,) and, with that column, user str (n,).
 
     Raises
     ------
@@ -177,7 +177,8 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
             f"{path} holds no row that can be read; the first: {tally.first}; every column but the label and "
             f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
         )
-    table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "y": np.array(texts[label])}
+    names = np.array([header[column] for column in columns])
+    table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "y": np.array(texts[label]), "feature_names": names}
     if USER_COLUMN in texts:
         table["user"] = np.array(texts[USER_COLUMN])
     return table

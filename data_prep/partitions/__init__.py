@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Law, LawOption, OptionValue, Partition, Request
+from data_prep.partitions.common import NEEDS, Draw, Law, LawOption, OptionValue, Partition, Request
 from data_prep.partitions.own import law_named
 from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 
-__all__ = ["PARTITIONS", "Draw", "Law", "LawOption", "Partition", "Request", "law_named", "partition"]
+__all__ = ["NEEDS", "PARTITIONS", "Draw", "Law", "LawOption", "Partition", "Request", "law_named", "partition"]
 
 
 def partition(
@@ -26,6 +27,8 @@ def partition(
     generator: np.random.Generator,
     users: Ints | None = None,
     class_names: tuple[str, ...] = (),
+    superclasses: Ints | None = None,
+    attribute_of: Callable[[str], Floats] | None = None,
     **options: OptionValue | None,
 ) -> Partition:
     """Draw a partition.
@@ -46,6 +49,10 @@ def partition(
         Natural client of every row.
     class_names : tuple of str
         Names of the classes; none where they are not known. Letter frequencies go by them.
+    superclasses : int64 (C,) or None
+        Superclass of every class.
+    attribute_of : callable or None
+        ``attribute_of(name)`` gives a number for every row, float64 (n,), as `data_prep.attributes.attribute` does.
     **options
         Options of the law; those left out or None take their defaults.
 
@@ -67,14 +74,17 @@ def partition(
         raise UserError(f"the partition {name} needs the number of clients: add --clients N")
     if clients is not None and clients < 1:
         raise UserError(f"--clients {clients} is impossible: ask for at least one client")
-    if law.needs_users and users is None:
+    known = {"users": users, "superclasses": superclasses, "attributes": attribute_of}
+    if law.needs and known[law.needs] is None:
         raise UserError(
-            f"the partition {name} needs a data set that names its users, and this one does not: choose another"
+            f"the partition {name} needs a data set that {NEEDS[law.needs]}, and this one does not: choose another"
         )
     if len(labels) == 0:
         raise UserError("the data set has no training sample to partition: check the files given by --raw")
     complete = _complete(name, law, options)
-    draw = law.draw(Request(np.asarray(labels, np.int64), classes, clients, generator, users, complete, class_names))
+    labels = np.asarray(labels, np.int64)
+    asked = Request(labels, classes, clients, generator, users, complete, class_names, superclasses, attribute_of)
+    draw = law.draw(asked)
     found: dict[str, OptionValue] = {**complete, **draw.facts}
     return Partition(draw.rows, draw.offsets, name, found, draw.users, draw.balanced_test, draw.notes, draw.test_total)
 

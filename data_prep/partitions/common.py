@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 
 OptionValue = bool | int | float | str
+NEEDS = {
+    "users": "names its users",
+    "superclasses": "says to which superclass each class belongs (CIFAR-100 does)",
+    "attributes": "is read, since it goes by what the samples are",
+}
+"""What a law may need of a data set beside labels, in words."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,10 @@ class Request:
         The law's options, checked and complete.
     class_names : tuple of str
         Names of the classes, C of them; none where they are not known.
+    superclasses : int64 (C,) or None
+        Superclass of every class.
+    attribute : callable or None
+        ``attribute(name)`` gives a number for every row, float64 (n,).
     """
 
     labels: Ints
@@ -113,6 +123,8 @@ class Request:
     users: Ints | None
     options: Mapping[str, OptionValue]
     class_names: tuple[str, ...] = ()
+    superclasses: Ints | None = None
+    attribute: Callable[[str], Floats] | None = None
 
     def number(self, name: str) -> float:
         """A float option."""
@@ -140,12 +152,13 @@ class Draw:
 class Law:
     """One entry of the registry: the function, its options, and one sentence stating the law.
 
-    `clients` says what ``--clients`` means to it: "required", or "optional" where the law can count the clients itself.
+    `clients` says what ``--clients`` means to it: "required", or "optional" where the law can count the clients itself;
+    `needs` what it asks of the data set: a key of `NEEDS`, or "" where labels are enough.
     """
 
     draw: Callable[[Request], Draw]
     sentence: str
     options: tuple[LawOption, ...] = ()
     clients: str = "required"
-    needs_users: bool = False
+    needs: str = ""
     drops: bool = field(default=False)

@@ -13,7 +13,6 @@ from fedmpi.data.assignment import (
     dirichlet_by_class,
     dirichlet_by_client,
     even_sizes,
-    group_by_owner,
     iid,
     level_down,
     take_counts,
@@ -84,7 +83,7 @@ def draw_label_shards(request: Request) -> Draw:
     np.put_along_axis(holds, table, 1, axis=1)
     if request.options["surplus"] == "drop":
         return Draw(*take_counts(request.labels, holds * size, request.generator))
-    counts = _share_out(holds, present, slots, request.generator)
+    counts = share_out(holds, present, slots, request.generator)
     return Draw(*take_counts(request.labels, counts, request.generator))
 
 
@@ -122,7 +121,7 @@ def _class_table(slots: Ints, clients: int, per_client: int, generator: np.rando
     return table
 
 
-def _share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Generator) -> Ints:
+def share_out(holds: Ints, present: Ints, slots: Ints, generator: np.random.Generator) -> Ints:
     """Class counts (N, C) that share all rows of a class evenly among its holders; who gets the odd ones is random."""
     counts = holds * (present // np.maximum(slots, 1))
     for label, odd in enumerate(present % np.maximum(slots, 1)):
@@ -147,27 +146,6 @@ def draw_label_sorted(request: Request) -> Draw:
     chosen = np.sort(request.generator.permutation(blocks)[:clients])
     rows = ordered[: blocks * size].reshape(blocks, size)[chosen].reshape(-1)
     return Draw(rows.astype(np.int64), offsets_of(np.full(clients, size)))
-
-
-def draw_by_user(request: Request) -> Draw:
-    """Every natural user of the data set is a client.
-
-    Users with fewer than `min_samples` rows are left out; with ``--clients`` N, N random users are used.
-    """
-    assert request.users is not None  # the registry asks for users
-    held = np.bincount(request.users)
-    eligible = np.flatnonzero(held >= request.integer("min_samples"))
-    clients = request.clients or len(eligible)
-    if len(eligible) == 0 or clients > len(eligible):
-        raise UserError(
-            f"{len(eligible)} users hold at least {request.integer('min_samples')} samples: ask for at most as many "
-            "--clients or lower --min-samples"
-        )
-    chosen = np.sort(request.generator.permutation(eligible)[:clients])
-    client_of = np.full(len(held), -1, np.int64)
-    client_of[chosen] = np.arange(clients)
-    rows, offsets = group_by_owner(client_of[request.users], clients, request.generator)
-    return Draw(rows, offsets, users=chosen)
 
 
 IID = Law(draw_iid, "rows are permuted uniformly at random and cut into N equal clients")
@@ -197,13 +175,5 @@ LABEL_SORTED = Law(
     "rows are sorted by label and cut into clients of equal size; the remainder is dropped",
     (LawOption("size", int, 300, "samples of a client", low=1),),
     clients="optional",
-    drops=True,
-)
-USER = Law(
-    draw_by_user,
-    "every natural user of the data set is a client",
-    (LawOption("min_samples", int, 1, "users with fewer samples are left out", low=1),),
-    clients="optional",
-    needs_users=True,
     drops=True,
 )

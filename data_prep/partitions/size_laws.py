@@ -66,10 +66,16 @@ LOGNORMAL = Law(
 )
 SIZES = Law(
     draw_sizes,
-    "sizes in proportion to even, lognormal, pareto or zipf numbers, at least one; rows at random",
+    "sizes in proportion to random (lognormal, pareto) or ranked numbers (zipf, linear), at least one; rows at random",
     (
         LawOption("law", str, "pareto", "law of the sizes", SIZE_LAWS),
-        LawOption("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
+        LawOption(
+            "shape",
+            float,
+            1.5,
+            "sigma (lognormal), tail index (pareto), exponent (zipf) or rate (exponential)",
+            low=1e-3,
+        ),
         LawOption("mean", float, 0.0, "mean number of samples of a client; 0 uses all samples", low=0.0),
     ),
     drops=True,

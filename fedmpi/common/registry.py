@@ -115,6 +115,8 @@ KINDS = {
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", ("data_prep.parts",)),
         Kind("data set", "--dataset", ("data_prep.parts",)),
+        Kind("feature shift", "--feature-shift", ("data_prep.shifts",)),
+        Kind("label noise", "--label-noise", ("data_prep.shifts",)),
     )
 }
 """Everything choosable, by the name of its kind."""
@@ -315,6 +317,8 @@ TELLING = {
     ("params",): "local optimizer",
     ("description",): "model",
     ("raw",): "data set",
+    ("clients", "generator"): "feature shift",
+    ("labels", "owners", "classes", "generator"): "label noise",
 }
 """Names of the positional parameters, or of the first → the kind that alone is called so."""
 

@@ -13,7 +13,7 @@ from fedmpi.testing.algorithms import algorithm_checks, optimizer_checks
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Subject
 from fedmpi.testing.losses import loss_checks
 from fedmpi.testing.metrics import metric_checks
-from fedmpi.testing.preparation import data_set_checks, partition_checks, prepared_checks
+from fedmpi.testing.preparation import data_set_checks, noise_checks, partition_checks, prepared_checks, shift_checks
 from fedmpi.testing.rows import row_checks
 from fedmpi.testing.samplers import sampler_checks
 from fedmpi.testing.started import Starts, started_checks
@@ -38,6 +38,8 @@ CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
     "scheduling": scheduling_checks,
     "partition": partition_checks,
     "data set": data_set_checks,
+    "feature shift": shift_checks,
+    "label noise": noise_checks,
 }
 """The checks of each kind of part, beside those that start runs."""
 

@@ -1,4 +1,4 @@
-"""Checks of what `python -m data_prep` is told: partitions, and readers of data sets."""
+"""Checks of what `python -m data_prep` is told: partitions, changes of clients' samples, and readers of data sets."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _rows_and_clients(rows: int) -> tuple[Ints, int]:
 
 
 def _deal(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
-    if subject.part.marks.get("needs_users"):
-        raise CheckSkipped("it deals out users, whom only a data set knows")
+    if needed := subject.part.marks.get("needs"):
+        raise CheckSkipped(f"it goes by {needed}, which only a data set has")
     return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION))
 
 
@@ -73,6 +73,64 @@ def owners(subject: Subject) -> str:
     demand(int(found.min()) >= -1, f"client {found.min()}: clients count from 0, and -1 is nobody")
     sizes = np.bincount(found[found >= 0], minlength=clients)
     return f"{int(sizes.sum())} of {ROWS} rows for {clients} clients, {sizes.min()} to {sizes.max()} each"
+
+
+def shift_checks(subject: Subject) -> Iterator[Check]:
+    """All checks of a feature shift but those that start processes."""
+    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: shifted_samples(s)))
+    yield subject.check("same samples from the same generators", lambda s: same_twice(lambda: shifted_samples(s)))
+    yield subject.check("samples keep their shape, and those given stay as they are", samples_kept)
+
+
+def shifted_samples(subject: Subject) -> list[np.ndarray]:
+    """Images of bytes, some of each client, shifted."""
+    from data_prep.shifts import checked_sample
+
+    images = np.random.Generator(np.random.Philox(6)).integers(0, 256, (3 * MADE_UP_CLIENTS, 1, 8, 8)).astype(np.uint8)
+    images.flags.writeable = False
+    of_sample = subject.made()(MADE_UP_CLIENTS, Streams(1).generator(Purpose.PARTITION))
+    demand(callable(of_sample), f"it gives a {type(of_sample).__name__}: it gives a function (x, client, generator)")
+    return [
+        checked_sample(subject.part, of_sample(x, row % MADE_UP_CLIENTS, Streams(row).generator(Purpose.ROWS)), x)
+        for row, x in enumerate(images)
+    ]
+
+
+def samples_kept(subject: Subject) -> str:
+    """A sample becomes numbers of its shape; the array given cannot be written to."""
+    return f"{len(shifted_samples(subject))} images of 8 x 8 pixels"
+
+
+def noise_checks(subject: Subject) -> Iterator[Check]:
+    """All checks of label noise but those that start processes."""
+    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: noisy_labels(s)))
+    yield subject.check("same labels from the same generator", lambda s: same_twice(lambda: [noisy_labels(s)]))
+    yield subject.check("a label for each row, those of nobody's rows kept", labels_kept)
+
+
+def noisy_labels(subject: Subject) -> Ints:
+    """Labels of rows of which every tenth is nobody's, made noisy."""
+    from data_prep.shifts import checked_labels
+
+    labels = made_up_labels()
+    given = subject.made()(labels.copy(), _some_owners(), CLASSES, Streams(1).generator(Purpose.PARTITION))
+    given = given[0] if isinstance(given, tuple) and len(given) == 2 else given
+    return checked_labels(subject.part, given, ROWS, CLASSES)
+
+
+def _some_owners() -> Ints:
+    rows = np.arange(ROWS)
+    return np.where(rows % 10 == 0, -1, rows % MADE_UP_CLIENTS)
+
+
+def labels_kept(subject: Subject) -> str:
+    """As many labels, of the same classes; rows that nobody has keep theirs."""
+    labels, found = made_up_labels(), noisy_labels(subject)
+    nobody = _some_owners() < 0
+    demand(
+        np.array_equal(found[nobody], labels[nobody]), "it changes labels of rows whose owner is -1: nobody has them"
+    )
+    return f"{int((found != labels).sum())} of {ROWS} labels changed"
 
 
 def data_set_checks(subject: Subject) -> Iterator[Check]:
@@ -155,15 +213,15 @@ def alone(subject: Subject) -> str:
 
 
 def prepared_checks(subject: Subject) -> Iterator[Check]:
-    """The check that starts processes, of a partition or a reader."""
+    """The check that starts processes, of anything that data_prep is told."""
     yield subject.check(f"same shards by 1 and {SEVERAL} processes", _same_shards)
 
 
 def _same_shards(subject: Subject) -> str:
     if (reason := startable(subject.part)) is not None:
         raise CheckSkipped(reason)
-    if subject.part.marks.get("needs_users"):
-        raise CheckSkipped("it deals out users, whom only a data set knows")
+    if needed := subject.part.marks.get("needs"):
+        raise CheckSkipped(f"it goes by {needed}, which only a data set has")
     alone, together = _digests(subject, 1), _digests(subject, SEVERAL)
     wrong = sorted(name for name in alone.keys() | together.keys() if alone.get(name) != together.get(name))
     demand(
@@ -189,6 +247,9 @@ def _words(subject: Subject) -> list[str]:
     if subject.part.kind == "partition":
         clients = str(subject.settings.get("clients", MADE_UP_CLIENTS))
         return ["digits", "--partition", subject.part.name, "--clients", clients, *options]
+    if subject.part.kind in ("feature shift", "label noise"):
+        clients = str(MADE_UP_CLIENTS)
+        return ["digits", "--partition", "iid", "--clients", clients, kind.key, subject.part.name, *options]
     raw = _raw(subject)
     told = _meant(subject.settings, subject.options)
     where = ["--raw", str(raw.resolve())] if "raw" in subject.settings else []

@@ -23,7 +23,13 @@ EVERYTHING_USED = [
     ("dirichlet", {"alpha": 0.001}),
     ("dirichlet", {"alpha": 10.0, "redraws": 0}),
     ("dirichlet", {"alpha": 0.05, "by": "client"}),
+    ("inner-dirichlet", {"alpha": 0.05}),
+    ("inner-dirichlet", {"alpha": 0.001, "sigma": 1.0}),
+    ("pachinko", {}),
     ("sizes", {"law": "even"}),
+    ("sizes", {"law": "linear"}),
+    ("sizes", {"law": "square"}),
+    ("sizes", {"law": "exponential"}),
     ("sizes", {"law": "pareto", "shape": 0.5}),
     ("sizes", {"law": "zipf", "shape": 2.0}),
     ("sizes", {"law": "lognormal", "shape": 3.0}),
@@ -31,10 +37,16 @@ EVERYTHING_USED = [
 SOME_DROPPED = [
     ("shards", {"classes_per_client": 1}),
     ("shards", {"classes_per_client": 2, "surplus": "keep"}),
+    ("pathological", {"classes_per_client": 2}),
+    ("pathological", {"classes_per_client": 1, "draws": "first"}),
+    ("pathological", {"classes_per_client": 3, "draws": "rotated"}),
+    ("pachinko", {"size": 2}),
     ("lognormal", {"mean": 1.5, "sigma": 2.0}),
     ("lognormal", {"mean": 30.0, "law": "code"}),
     ("label-sorted", {"size": 4}),
     ("user", {}),
+    ("user-groups", {"group": 2, "rest": "spread"}),
+    ("attribute", {"attribute": "age", "strictness": 0.5}),
     *(("astraea", {"variant": variant}) for variant in ("BAL1", "BAL2", "INS", "LTRF1", "LTRF2", "NORMAL")),
 ]
 
@@ -66,7 +78,8 @@ def test_no_row_is_in_two_clients_and_none_is_empty_or_the_reason_is_told(name, 
     try:
         made = draw(name, labels, classes, clients, seed, **options)
     except UserError as refusal:
-        assert ("client" in str(refusal) or "class" in str(refusal)) and "\n" not in str(refusal)
+        words = ("client", "class", "for every row")
+        assert any(word in str(refusal) for word in words) and "\n" not in str(refusal)
         return
     assert made.clients == clients and made.sizes.min() >= 1 and made.offsets[0] == 0
     assert made.offsets[-1] == len(made.rows) == len(np.unique(made.rows))
@@ -235,6 +248,18 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("label-sorted", None, {"size": 1000}, "lower --size"),
         ("sizes", 3, {"mean": 99.0}, "--mean"),
         ("user", 400, {}, "--min-samples"),
+        ("user-groups", None, {}, "needs --group"),
+        ("user-groups", None, {"group": 99, "rest": "drop"}, "make 0 groups of 99"),
+        ("user-groups", 17, {"group": 2}, "make 16 groups of 2"),
+        ("user-groups", None, {"group": 2, "rest": "keep"}, "smaller, spread, drop"),
+        ("pathological", 3, {"classes_per_client": 11}, "10 classes"),
+        ("pathological", 60, {"classes_per_client": 9}, "drew class .* which has 10 samples"),
+        ("pathological", 3, {"draws": "all"}, "random, first, rotated"),
+        ("inner-dirichlet", 3, {}, "needs --alpha"),
+        ("inner-dirichlet", 101, {"alpha": 1.0}, "at most 100 clients"),
+        ("pachinko", 30, {"size": 4}, "need 120, and there are 100"),
+        ("attribute", 3, {}, "needs --attribute"),
+        ("attribute", 3, {"attribute": "age", "strictness": 1.5}, "from 0 to 1"),
     ],
 )
 def test_impossible_requests_are_refused_in_a_sentence(name, clients, options, words) -> None:
@@ -245,6 +270,19 @@ def test_impossible_requests_are_refused_in_a_sentence(name, clients, options, w
 def test_a_data_set_without_users_has_no_partition_by_user() -> None:
     with pytest.raises(UserError, match="names its users"):
         partition("user", np.zeros(3, np.int64), 1, None, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("user-groups", {"group": 2}, "names its users"),
+        ("pachinko", {}, "superclass"),
+        ("attribute", {"attribute": "x"}, "is read"),
+    ],
+)
+def test_what_a_law_needs_of_the_data_set_is_told(name, options, words) -> None:
+    with pytest.raises(UserError, match=words):
+        partition(name, np.arange(30) % 3, 3, 2, np.random.default_rng(0), **options)
 
 
 def test_every_law_states_itself_and_its_options() -> None:

@@ -25,15 +25,22 @@ NEEDED: dict[str, dict[str, Any]] = {
     "weights q-ffl": {"aggregation.q": 1.0},
     "availability label-group": {"system.by_label": [0.9, 0.5]},
     "partition dirichlet": {"alpha": 0.5},
+    "partition inner-dirichlet": {"alpha": 0.5},
     "partition label-sorted": {"size": 20},
     "partition astraea": {"variant": "BAL2"},
 }
 """What a part cannot do without, and choices that go with it."""
-WITHOUT = ("user", *(part.name for part in fedmpi.parts("data set") if part.name != "digits"))
-"""What needs files, or users, that are not at hand."""
+WITHOUT = (
+    "user",
+    "user-groups",
+    "pachinko",
+    "attribute",
+    *(part.name for part in fedmpi.parts("data set") if part.name != "digits"),
+)
+"""What needs files, users, superclasses or attributes that are not at hand."""
 PARTS = [(part, NEEDED.get(f"{part.kind} {part.name}", {})) for part in fedmpi.parts() if part.name not in WITHOUT]
-STARTED = {"model": ("mlp",), "partition": ("dirichlet",), "data set": ()}
-"""Those of some kinds that are tried in started runs; tests/data_prep says of all partitions that processes agree."""
+STARTED = {"model": ("mlp",), "partition": ("dirichlet",), "data set": (), "feature shift": (), "label noise": ()}
+"""Those of some kinds that are tried in started runs; tests/data_prep says that processes agree on the others."""
 LONG = {"stratified": "inclusion", "importance": "inclusion", "clustered-md": "inclusion"}
 """Checks that take seconds."""
 

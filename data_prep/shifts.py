@@ -1,0 +1,293 @@
+"""What sets clients apart beyond who has which rows: features shifted client by client, and labels made noisy.
+
+A feature shift is a function (clients, generator, *, options) that gives a function (x, client, generator) of one
+sample x of a client; label noise is a function (labels, owners, classes, generator, *, options). Both keep all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from data_prep.datasets.normalisation import measured
+from data_prep.partitions.common import OptionValue, Partition
+from data_prep.raw import RawDataset
+from fedmpi.common.calling import calling, refuse_result
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import Part, register, resolve
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import AnyArray, Floats, Ints
+
+SHIFT, LABEL_NOISE = "feature shift", "label noise"
+"""Their kinds."""
+_SHIFT_STREAM, _ROW_STREAM, _LABEL_STREAM = 2, 3, 4  # the partition draws from stream 0, the validation part from 1
+_WHITE = 255.0
+OfSample = Callable[[AnyArray, int, np.random.Generator], AnyArray]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A feature shift ready for use, with the number that it has for each client.
+
+    Parameters
+    ----------
+    of_sample : callable
+        (x, client, generator) -> the sample as the client has it.
+    levels : float64 (N,)
+        Kept beside the shards as the array "feature_shift".
+    """
+
+    of_sample: OfSample
+    levels: Floats
+
+    def __call__(self, x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
+        """One sample of a client, shifted."""
+        return self.of_sample(x, client, generator)
+
+
+@register(SHIFT, "rotation")
+def rotation(clients: int, generator: np.random.Generator, *, angles: str = "0,90,180,270") -> Shift:
+    """Every client's images are turned by one angle; each angle has equally many clients, at random.
+
+    A. Ghosh, J. Chung, D. Yin, K. Ramchandran, An efficient framework for clustered federated learning (NeurIPS 2020),
+    section 6, "rotated MNIST". Quarter turns of square images are exact; any other angle is interpolated bilinearly
+    about the centre, with zeros from outside.
+
+    Parameters
+    ----------
+    angles : str
+        Degrees, counter-clockwise, with commas between.
+    """
+    try:
+        degrees = np.array([float(angle) for angle in angles.split(",")])
+    except ValueError:
+        raise UserError(
+            f"--angles {angles!r} are no numbers: give degrees with commas between, as 0,90,180,270"
+        ) from None
+    if not np.isfinite(degrees).all():
+        raise UserError(f"--angles {angles} are impossible: give finite degrees")
+    turned = degrees[generator.permutation(clients) % len(degrees)]
+    return Shift(lambda x, client, _: _turned(x, float(turned[client])), turned)
+
+
+def _turned(x: AnyArray, angle: float) -> AnyArray:
+    if x.ndim != 3:
+        raise UserError(
+            f"--feature-shift rotation turns images, and these samples are {x.shape}: choose noise, or leave it out"
+        )
+    quarters, beyond = divmod(angle, 90.0)
+    if not beyond and (x.shape[1] == x.shape[2] or quarters % 2 == 0):
+        return np.rot90(x, int(quarters) % 4, axes=(1, 2))
+    planes = [Image.fromarray(plane.astype(np.float32)).rotate(angle, Image.Resampling.BILINEAR) for plane in x]
+    return np.stack([np.asarray(plane) for plane in planes])
+
+
+@register(SHIFT, "noise")
+def noise(clients: int, generator: np.random.Generator, *, level: float = 0.1) -> Shift:
+    """Normal noise is added to every number of a sample; client k of N has the standard deviation level (k + 1) / N.
+
+    Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-B, noise-based
+    feature imbalance. Images of bytes are meant on the scale x / 255, and are rounded to bytes again.
+
+    Parameters
+    ----------
+    level : float
+        Standard deviation of the last client.
+    """
+    if not 0 < level < np.inf:
+        raise UserError(f"--level {level} is impossible: give a standard deviation above 0")
+    levels = level * np.arange(1, clients + 1) / clients
+
+    def noisy(x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
+        scale = _WHITE if x.dtype == np.uint8 else 1.0
+        return np.asarray(x + scale * levels[client] * generator.standard_normal(x.shape))
+
+    return Shift(noisy, levels)
+
+
+def _noisy_rows(
+    owners: Ints, generator: np.random.Generator, noisy: float, low: float, high: float
+) -> tuple[Ints, Floats]:
+    """Rows to be given another label, and the rate of every client."""
+    if not (0 <= low <= high <= 1 and 0 <= noisy <= 1):
+        raise UserError(
+            f"--noisy {noisy:g}, --low {low:g} and --high {high:g} are impossible: they are shares from 0 to 1, low at "
+            "most high"
+        )
+    clients = int(owners.max(initial=-1)) + 1
+    rates = np.where(generator.random(clients) < noisy, generator.uniform(low, high, clients), 0.0)
+    chances = np.where(owners >= 0, rates[owners], 0.0)
+    return np.flatnonzero(generator.random(len(owners)) < chances), rates
+
+
+@register(LABEL_NOISE, "uniform")
+def uniform(
+    labels: Ints,
+    owners: Ints,
+    classes: int,
+    generator: np.random.Generator,
+    *,
+    noisy: float = 1.0,
+    low: float = 0.5,
+    high: float = 1.0,
+) -> tuple[Ints, Floats]:
+    """A noisy client's labels become, each with the client's rate, a class drawn uniformly from all C.
+
+    J. Xu, Z. Chen, T. Q. S. Quek, K. F. E. Chong, FedCorr (CVPR 2022), section 4.1: a client is noisy with probability
+    `noisy`, and its rate is then uniform between `low` and `high` (the paper's lower bound, and 1). The class drawn may
+    be the true one.
+
+    Parameters
+    ----------
+    noisy : float
+        Probability that a client is noisy.
+    low, high : float
+        Bounds of a noisy client's rate.
+    """
+    rows, rates = _noisy_rows(owners, generator, noisy, low, high)
+    changed = labels.copy()
+    changed[rows] = generator.integers(0, classes, len(rows))
+    return changed, rates
+
+
+@register(LABEL_NOISE, "pair")
+def pair(
+    labels: Ints,
+    owners: Ints,
+    classes: int,
+    generator: np.random.Generator,
+    *,
+    noisy: float = 1.0,
+    low: float = 0.5,
+    high: float = 1.0,
+) -> tuple[Ints, Floats]:
+    """A noisy client's labels become, each with the client's rate, the next class (the last becomes the first).
+
+    Pair flipping as in B. Han et al., Co-teaching (NeurIPS 2018), with rates of clients as under `uniform`.
+
+    Parameters
+    ----------
+    noisy : float
+        Probability that a client is noisy.
+    low, high : float
+        Bounds of a noisy client's rate.
+    """
+    rows, rates = _noisy_rows(owners, generator, noisy, low, high)
+    changed = labels.copy()
+    changed[rows] = (labels[rows] + 1) % classes
+    return changed, rates
+
+
+def shifted(
+    raw: RawDataset, partition: Partition, name: str, options: Mapping[str, OptionValue], seed: int
+) -> RawDataset:
+    """The data set whose clients' features are shifted.
+
+    A row's own stream decides its noise, so features do not depend on what is read beside them. Normalisation that is
+    measured is measured on the shifted features. The test part stays as it is.
+
+    Parameters
+    ----------
+    raw : RawDataset
+    partition : Partition
+        Who has which row; rows that nobody has stay as they are.
+    name : str
+        "rotation", "noise", or "package.module:function".
+    options : mapping
+        Its options.
+    seed : int
+        Of the preparation.
+
+    Raises
+    ------
+    UserError
+        Unknown name or option, or features that cannot be shifted so.
+    PartFailure
+        The function of the user's own raised an exception or returned something else.
+    """
+    part = resolve(SHIFT, name)
+    if raw.task == "text":
+        raise UserError(f"--feature-shift {name} changes numbers, and {raw.name} is text: leave it out")
+    streams = Streams(seed)
+    with calling(part):
+        of_sample = part.make(options)(partition.clients, streams.generator(Purpose.PARTITION, _SHIFT_STREAM))
+    if not callable(of_sample):
+        raise refuse_result(part, f"returned a {type(of_sample).__name__}: return a function (x, client, generator)")
+    owners = owners_of(partition, len(raw.labels))
+    byte = raw.dtype == "uint8"
+
+    def read(rows: Ints) -> AnyArray:
+        x = np.array(raw.read(rows))
+        with calling(part):
+            for place, row in enumerate(rows.tolist()):
+                if owners[row] >= 0:
+                    generator = streams.generator(Purpose.PARTITION, _ROW_STREAM, row)
+                    found = checked_sample(part, of_sample(x[place], int(owners[row]), generator), x[place])
+                    x[place] = np.clip(np.rint(found), 0, _WHITE) if byte else found
+        return x
+
+    changed = replace(
+        raw, read=read, extras={**raw.extras, **_kept("feature_shift", getattr(of_sample, "levels", None))}
+    )
+    changed = replace(changed, notes=(*raw.notes, f"features shifted client by client: {name}; the test part is not"))
+    return measured(changed) if raw.refit is not None else changed
+
+
+def with_label_noise(
+    raw: RawDataset, partition: Partition, name: str, options: Mapping[str, OptionValue], seed: int
+) -> RawDataset:
+    """The data set whose clients have noisy labels; validation and test part keep the true ones.
+
+    Parameters and errors as of `shifted`; `name` is "uniform", "pair" or "package.module:function".
+    """
+    part = resolve(LABEL_NOISE, name)
+    generator = Streams(seed).generator(Purpose.PARTITION, _LABEL_STREAM)
+    owners = owners_of(partition, len(raw.labels))
+    with calling(part):
+        given = part.make(options)(raw.labels.copy(), owners, raw.classes, generator)
+    labels, rates = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    labels = checked_labels(part, labels, len(raw.labels), raw.classes)
+    return replace(raw, given_labels=labels, extras={**raw.extras, **_kept("label_noise", rates)})
+
+
+def checked_sample(part: Part, given: Any, like: AnyArray) -> AnyArray:
+    """What a feature shift made of a sample: numbers of the same shape; raises `PartFailure` where it is else."""
+    found = np.asarray(given)
+    if found.shape != like.shape or found.dtype.kind not in "uif" or not np.isfinite(found).all():
+        raise refuse_result(
+            part, f"returned {found.dtype} {found.shape} for a sample {like.shape}: return as many finite numbers"
+        )
+    return found
+
+
+def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
+    """What label noise gave, int64 (n,) in 0 ... C - 1; raises `PartFailure` where it is anything else."""
+    found = np.asarray(given)
+    if found.shape != (rows,) or not np.issubdtype(found.dtype, np.integer):
+        raise refuse_result(part, f"returned {found.dtype} {found.shape}: return the label of each of the {rows} rows")
+    if not 0 <= found.min(initial=0) <= found.max(initial=0) < classes:
+        raise refuse_result(
+            part, f"returned labels from {found.min()} to {found.max()}, and there are {classes} classes"
+        )
+    return found.astype(np.int64)
+
+
+def owners_of(partition: Partition, rows: int) -> Ints:
+    """The client of every row, int64 (n,); -1 for rows that nobody has."""
+    owners = np.full(rows, -1, np.int64)
+    owners[partition.rows] = np.repeat(np.arange(partition.clients), partition.sizes)
+    return owners
+
+
+def _kept(name: str, levels: Floats | None) -> dict[str, AnyArray]:
+    return {} if levels is None else {name: np.asarray(levels, np.float64)}
+
+
+def check_part(kind: str, name: str | None, options: Mapping[str, OptionValue]) -> None:
+    """Refuse an unknown name or option before data are read; None names nothing, and is right without options."""
+    if name is not None:
+        resolve(kind, name).checked(options)

@@ -1,0 +1,178 @@
+"""Parquet and Arrow files, in the folders that Hugging Face's datasets save and publish."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.files import hold_out
+from data_prep.datasets.registry import DATASETS
+from data_prep.raw import RawDataset
+from fedmpi.common.errors import UserError
+from fedmpi.data.opening import open_store
+from tests.data_prep.command import main
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+RNG = np.random.default_rng(5)
+
+
+def read(raw: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
+    return DATASETS["parquet"].read(raw, ReadOptions(**options), tally or Tally())
+
+
+def table(columns: dict[str, Any], names: list[str] | None = None) -> Any:
+    """A table; with names of classes as Hugging Face's datasets keep them in the schema."""
+    made = pa.table(columns)
+    if names is not None:
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    return made
+
+
+def png(width: int, height: int, grey: bool = False) -> tuple[bytes, np.ndarray]:
+    pixels = RNG.integers(0, 256, (height, width) if grey else (height, width, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue(), pixels
+
+
+def test_images_of_a_published_set_are_decoded_when_they_are_written(tmp_path: Path) -> None:
+    drawn = [png(6, 5) for _ in range(7)]
+    images = [{"bytes": content, "path": f"{row}.png"} for row, (content, _) in enumerate(drawn)]
+    (tmp_path / "data").mkdir()
+    for part, rows in (
+        ("train-00000-of-00002", slice(0, 2)),
+        ("train-00001-of-00002", slice(2, 5)),
+        ("test-0", slice(5, 7)),
+    ):
+        columns = {"image": images[rows], "label": [2, 0, 1, 0, 2, 1, 0][rows], "user": list("aababcc")[rows]}
+        pq.write_table(table(columns, ["cat", "dog", "eel"]), tmp_path / "data" / f"{part}.parquet")
+    raw = read(tmp_path)
+    assert raw.class_names == ("cat", "dog", "eel") and raw.labels.tolist() == [2, 0, 1, 0, 2]
+    assert raw.test_y.tolist() == [1, 0] and raw.user_names == ("a", "b") and raw.feature_shape == (3, 5, 6)
+    np.testing.assert_array_equal(raw.read(np.array([4, 0])), [drawn[row][1].transpose(2, 0, 1) for row in (4, 0)])
+    np.testing.assert_array_equal(raw.test_x[1], drawn[6][1].transpose(2, 0, 1))
+    words = ["parquet", "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]
+    assert main(words) == 0 and open_store(tmp_path / "out").sizes.tolist() == [3, 2]
+
+
+def test_images_of_several_sizes_want_one(tmp_path: Path) -> None:
+    content = [png(6, 5, True)[0], png(6, 5, True)[0], png(3, 4, True)[0], b"no image", png(6, 5, True)[0]]
+    content += [png(6, 5, True)[0] for _ in range(5)]
+    pq.write_table(table({"image": content, "label": [0, 1] * 5}), tmp_path / "all.parquet")
+    with pytest.raises(UserError, match="2 sizes .* --image-size"):
+        read(tmp_path)
+    tally = Tally()
+    resized = read(tmp_path, tally, image_size=(4, 2))
+    assert resized.feature_shape == (1, 2, 4) and len(resized.labels) + len(resized.test_y) == 9
+    assert tally.unreadable == 1 and "row 3: not a readable image" in tally.first
+    odd = read(tmp_path, skip_odd_sizes=True)
+    assert odd.feature_shape == (1, 5, 6) and len(odd.labels) + len(odd.test_y) == 8
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_texts_of_a_saved_set_are_read_from_arrow_files(tmp_path: Path, stream: bool) -> None:
+    for part, texts, labels in (("train", ["Good day", "bad day", ""], [1, 0, 1]), ("test", ["a good one"], [1])):
+        (tmp_path / part).mkdir()
+        made = table({"text": texts, "label": labels}, ["neg", "pos"])
+        path = tmp_path / part / "data-00000-of-00001.arrow"
+        writer = (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), made.schema)
+        with writer:
+            writer.write_table(made)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    raw = read(tmp_path, tally := Tally(), length=3)
+    assert raw.labels.tolist() == [1, 0] and raw.class_names == ("neg", "pos") and raw.users is None
+    assert [raw.vocabulary[token] for token in raw.read(np.array([0]))[0]] == ["good", "day", "<pad>"]
+    assert tally.unreadable == 1 and "row 2: the text is empty" in tally.first
+
+
+def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
+    rows = 2500  # more than one block
+    x, more = RNG.normal(size=rows).astype(np.float32), RNG.normal(size=(rows, 2)).astype(np.float32)
+    columns = {"a": x, "kind": [f"k{row % 3}" for row in range(rows)], "b": more.tolist(), "who": np.arange(rows) // 50}
+    pq.write_table(table(columns), tmp_path / "mine.parquet")
+    raw = read(tmp_path / "mine.parquet", label="kind", user="who")
+    train, test = hold_out(rows)
+    expected = np.column_stack([x, more])
+    np.testing.assert_array_equal(raw.read(np.arange(len(train))), expected[train])
+    np.testing.assert_array_equal(raw.test_x, expected[test])
+    assert raw.labels.tolist() == (train % 3).tolist() and raw.users is not None
+    assert [raw.user_names[user] for user in raw.users] == [str(row // 50) for row in train]  # type: ignore[index]
+    named = read(tmp_path / "mine.parquet", label="kind", features=("who", "a"))
+    np.testing.assert_array_equal(named.read(np.arange(3)), np.column_stack([np.arange(rows) // 50, x])[train[:3]])
+    assert named.feature_names == ("who", "a") and named.users is None
+
+
+def test_rows_without_a_label_are_refused_or_left_out(tmp_path: Path) -> None:
+    columns = {"x": [float(row) for row in range(20)], "label": [-1, None, *([0, 1] * 9)]}
+    pq.write_table(table(columns, ["no", "yes"]), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="2 of 20 rows have no label"):
+        read(tmp_path)
+    raw = read(tmp_path, skip_unlabelled=True)
+    assert len(raw.labels) + len(raw.test_y) == 18 and raw.class_names == ("no", "yes")
+
+
+def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> None:
+    for part, rows in (("train", 6), ("validation", 3)):
+        pq.write_table(
+            table({"x": [float(row) for row in range(rows)], "label": [0, 1, 2] * (rows // 3)}),
+            tmp_path / f"{part}.parquet",
+        )
+    assert len(read(tmp_path).test_y) == 3
+    pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "test.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert len(raw.test_y) == 1 and tally.notes == ["the validation part (1 files) is left alone"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words", "message"),
+    [
+        ({"x": [1.0]}, [], "has no column 'label'"),
+        ({"x": [1.0], "label": [0]}, ["--user", "who"], "has no column 'who'"),
+        ({"x": [1.0], "label": [0]}, ["--features", "y"], "has no column 'y'"),
+        ({"x": [1.0], "t": ["a"], "label": [0]}, ["--features", "x,t"], "name them with --features"),
+        ({"x": [{"a": 1}], "label": [0]}, [], "name them with --features"),
+        ({"x": [1.0], "label": [[0]]}, [], "labels must be whole numbers or texts"),
+        ({"x": [1.0] * 9, "label": [0.5] * 9}, [], "is a number to be predicted"),
+        ({"x": [float("nan")], "label": [0]}, [], "holds no readable row"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: Any, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(table(columns), tmp_path / "t.parquet")
+    command = ["parquet", "--raw", str(tmp_path), "--partition", "iid", "--clients", "1", *words]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_folders_without_files_with_other_columns_or_damaged_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no .parquet or .arrow file"):
+        read(tmp_path)
+    pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "train-0.parquet")
+    pq.write_table(table({"x": ["a"], "label": [0]}), tmp_path / "train-1.parquet")
+    with pytest.raises(UserError, match="train-1.parquet has other columns"):
+        read(tmp_path)
+    (tmp_path / "train-1.parquet").write_bytes((tmp_path / "train-0.parquet").read_bytes()[:-9])
+    with pytest.raises(UserError, match="train-1.parquet cannot be read"):
+        read(tmp_path)
+    (tmp_path / "train-1.parquet").unlink()
+    (tmp_path / "test.arrow").write_bytes(b"ARROW1 no more")
+    with pytest.raises(UserError, match="test.arrow cannot be read"):
+        read(tmp_path)
+
+
+def test_pyarrow_is_asked_for_only_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(table({"x": [1.0], "label": [0]}), tmp_path / "t.parquet")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        read(tmp_path)

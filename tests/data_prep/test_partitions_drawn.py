@@ -1,0 +1,290 @@
+"""Laws that draw classes, users or places for every client: each against its definition, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from data_prep.partitions import partition
+from data_prep.partitions.in_turn import draw_in_turn
+from data_prep.partitions.mix_laws import random_turns
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
+from tests.data_prep.partition_draws import counts_of, draw
+
+Z = 5.0
+"""Of a normal statistic: a false-alarm rate of 6e-7 each."""
+
+
+def test_every_client_of_the_pathological_law_draws_its_classes_uniformly() -> None:
+    """4,000 clients, 45 pairs of 10 classes, independent: chi-square of 44 degrees at 1e-5 is 96."""
+    labels = np.repeat(np.arange(10), 3000)
+    counts = counts_of(draw("pathological", labels, 10, 4000, classes_per_client=2), labels, 10)
+    pairs = Counter(tuple(np.flatnonzero(row)) for row in counts)
+    assert all(len(pair) == 2 for pair in pairs) and len(pairs) == 45
+    assert sum((seen - 4000 / 45) ** 2 for seen in pairs.values()) / (4000 / 45) < 96
+
+
+@pytest.mark.parametrize("draws", ["random", "first", "rotated"])
+def test_a_class_is_shared_evenly_among_the_clients_that_drew_it(draws: str) -> None:
+    labels = np.repeat(np.arange(7), [0, 100, 333, 250, 90, 400, 127])
+    made = draw("pathological", labels, 7, 30, classes_per_client=2, draws=draws)
+    counts = counts_of(made, labels, 7)
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    for label in range(1, 7):
+        held = counts[counts[:, label] > 0, label]
+        assert np.ptp(held) <= 1 and held.sum() == (labels == label).sum()
+    present = np.arange(1, 7)
+    if draws == "first":
+        assert all(counts[k, present[k % 6]] > 0 for k in range(30))
+    if draws == "rotated":
+        assert all(counts[k, present[k % 6]] and counts[k, present[(k + 1) % 6]] for k in range(30))
+
+
+def test_the_second_class_of_the_law_first_is_any_of_the_others() -> None:
+    """2,000 clients whose first class is 0: 9 others, chi-square of 8 degrees at 1e-5 is 37.3."""
+    labels = np.repeat(np.arange(10), 20_000)
+    counts = counts_of(draw("pathological", labels, 10, 20_000, draws="first"), labels, 10)
+    second = (counts[::10, 1:] > 0).sum(axis=0)
+    assert second.sum() == 2000 and ((second - 2000 / 9) ** 2).sum() / (2000 / 9) < 37.3
+
+
+def test_samples_of_classes_that_nobody_drew_are_told() -> None:
+    labels = np.arange(100) % 10
+    made = draw("pathological", labels, 10, 2, classes_per_client=2, draws="rotated")
+    assert made.sizes.tolist() == [15, 15] and "nobody drew 7 of the classes" in made.notes[0]
+    assert "70 samples" in made.notes[0]
+
+
+STOCK, FAMILIES = (1, 2, 1, 1), (0, 0, 1, 1)
+MIXES = np.array([[0.6, 0.1, 0.2, 0.1], [0.05, 0.25, 0.0, 0.7]])
+TURNS = np.array([0, 1, 1, 0, 0])
+
+
+def probabilities(families: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+    """Every order of classes and its probability, one sample after another, as the papers' pseudocode draws them."""
+
+    def after(turn: int, left: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
+        if turn == len(TURNS):
+            yield (), 1.0
+            return
+        mix = MIXES[TURNS[turn]]
+        of_family = {f: sum(mix[y] for y in range(4) if families[y] == f) for f in set(families)}
+        there = {f: sum(mix[y] for y in range(4) if families[y] == f and left[y]) for f in set(families)}
+        alive = sum(mass for f, mass in of_family.items() if there[f])
+        for label in range(4):
+            family = families[label]
+            if left[label] and there[family]:
+                share = of_family[family] / alive * mix[label] / there[family]
+                rest = tuple(n - (y == label) for y, n in enumerate(left))
+                for later, chance in after(turn + 1, rest):
+                    yield (label, *later), share * chance
+
+    found: dict[tuple[int, ...], float] = {}
+    for order, chance in after(0, STOCK):
+        found[order] = found.get(order, 0.0) + chance
+    return found
+
+
+@pytest.mark.parametrize("families", [FAMILIES, (0, 1, 2, 3)])
+def test_drawing_together_has_the_law_of_drawing_one_after_another(families: tuple[int, ...]) -> None:
+    """2,000 draws against all orders of five samples of four classes, whose stock is used up: chi-square at 1e-5.
+
+    Client 1 has no mass on class 2, so where only that is left it must
+    take it; those orders (its mix is then that of the stock) have a probability of their own in the count.
+    """
+    expected = {order: chance for order, chance in probabilities(families).items() if chance > 0}
+    generator, draws = np.random.default_rng(11), 2000
+    seen = Counter(
+        tuple(draw_in_turn(TURNS, np.array(STOCK), MIXES, generator, np.array(families)).tolist()) for _ in range(draws)
+    )
+    lost = 1 - sum(expected.values())  # client 1 had nothing but class 2 left
+    forced = sum(number for order, number in seen.items() if order not in expected)
+    assert abs(forced - lost * draws) < Z * np.sqrt(draws * max(lost * (1 - lost), 1e-9)) + 1e-6
+    cells = [(seen[order], chance * draws) for order, chance in expected.items() if chance * draws >= 5]
+    statistic = sum((number - wanted) ** 2 / wanted for number, wanted in cells)
+    assert len(cells) > 10 and statistic < stats.chi2.ppf(1 - 1e-5, len(cells))
+    assert all(np.bincount(order, minlength=4).tolist() == list(STOCK) for order in seen)
+
+
+def test_who_has_the_turn_is_uniform_among_those_who_still_want_samples() -> None:
+    """Sizes 1, 2 and 3: the last turn is client 2's with probability 49/108 + ..., by counting; 6,000 draws, z = 5."""
+
+    def last(left: tuple[int, ...]) -> float:
+        """Probability that client 2 has the last turn."""
+        wanting = [k for k, n in enumerate(left) if n]
+        if sum(left) == 1:
+            return float(wanting[0] == 2)
+        return sum(last(tuple(n - (k == j) for j, n in enumerate(left))) for k in wanting) / len(wanting)
+
+    chance, generator = last((1, 2, 3)), np.random.default_rng(2)
+    turns = [random_turns(np.array([1, 2, 3]), generator) for _ in range(6000)]
+    assert all(np.bincount(order).tolist() == [1, 2, 3] for order in turns)
+    ended = np.mean([order[-1] == 2 for order in turns])
+    first = np.mean([order[0] == 0 for order in turns])
+    assert abs(ended - chance) < Z * np.sqrt(chance * (1 - chance) / 6000)
+    assert abs(first - 1 / 3) < Z * np.sqrt(2 / 9 / 6000)
+
+
+def one_after_another(labels: np.ndarray, clients: int, alpha: float, generator: np.random.Generator) -> np.ndarray:
+    """Class counts (N, C) sample by sample: a client that wants one, a class of its mix among those left."""
+    stock = np.bincount(labels).tolist()
+    wanted = [len(labels) // clients] * clients
+    mixes = generator.dirichlet([alpha] * len(stock), size=clients).tolist()
+    counts = np.zeros((clients, len(stock)))
+    while any(wanted):
+        client = int(generator.integers(clients))
+        if not wanted[client]:
+            continue
+        wanted[client] -= 1
+        left = [mass if there else 0.0 for mass, there in zip(mixes[client], stock, strict=True)]
+        number, label = generator.random() * sum(left), 0
+        while number >= left[label]:
+            number -= left[label]
+            label += 1
+        stock[label] -= 1
+        counts[client, label] += 1
+    return counts
+
+
+def test_inner_dirichlet_has_the_law_of_the_loop_that_defines_it() -> None:
+    """Sum of squared class counts of a draw, which tells how uneven clients are: 500 draws of each, z = 5."""
+    labels = np.arange(60) % 3
+    generator = np.random.default_rng(5)
+    loop = [(one_after_another(labels, 4, 0.5, generator) ** 2).sum() for _ in range(500)]
+    ours = []
+    for seed in range(500):
+        made = draw("inner-dirichlet", labels, 3, 4, seed, alpha=0.5)
+        assert np.ptp(made.sizes) == 0
+        ours.append((counts_of(made, labels, 3) ** 2).sum())
+    error = np.sqrt((np.var(loop) + np.var(ours)) / 500)
+    assert abs(np.mean(loop) - np.mean(ours)) < Z * error and error < 0.05 * np.mean(loop)
+
+
+def test_inner_dirichlet_sizes_are_equal_or_lognormal() -> None:
+    """The standard deviation of 2,000 log sizes has a relative standard error of 1.6 %."""
+    labels = np.arange(200_000) % 10
+    made = draw("inner-dirichlet", labels, 10, 2000, alpha=1.0, sigma=0.5)
+    assert made.sizes.sum() == 200_000 and abs(np.log(made.sizes).std() / 0.5 - 1) < 0.1
+    assert np.ptp(draw("inner-dirichlet", labels[:1999], 10, 100, alpha=1.0).sizes) == 1
+
+
+def test_pachinko_mixes_superclasses_and_the_classes_within_them() -> None:
+    """Pairs of samples of a client that share superclass, or class: E = (a + 1) / (R a + 1), times (b + 1) / (5 b + 1).
+
+    20 superclasses of 5 classes, far more samples than are asked for, so that clients are independent: means over 600
+    clients of 40 samples, z = 5. At most 1 % of the samples of a class are taken by ten like clients.
+    """
+    labels, alpha, beta = np.repeat(np.arange(100), 3000), 0.5, 2.0
+    generator = Streams(3).generator(Purpose.PARTITION)
+    superclasses = np.arange(100) % 20
+    options = {"alpha": alpha, "beta": beta, "size": 40}
+    made = partition("pachinko", labels, 100, 600, generator, superclasses=superclasses, **options)
+    counts = counts_of(made, labels, 100).astype(float)
+    families = np.stack([counts[:, superclasses == family].sum(axis=1) for family in range(20)], axis=1)
+    for held, expected in (
+        (families, (alpha + 1) / (20 * alpha + 1)),
+        (counts, (alpha + 1) / (20 * alpha + 1) * (beta + 1) / (5 * beta + 1)),
+    ):
+        pairs = (held * (held - 1)).sum(axis=1) / (40 * 39)
+        assert abs(pairs.mean() - expected) < Z * pairs.std() / np.sqrt(600)
+
+
+def test_pachinko_gives_out_all_of_a_set_of_cifar_100s_shape() -> None:
+    """Appendix F: 500 clients of 100 of 50,000 samples, a = 0.1 and b = 10: few superclasses, most of their classes."""
+    labels = np.arange(50_000) % 100
+    generator = Streams(0).generator(Purpose.PARTITION)
+    made = partition("pachinko", labels, 100, 500, generator, superclasses=np.arange(100) // 5, size=100)
+    assert (made.sizes == 100).all() and len(np.unique(made.rows)) == 50_000
+    counts = counts_of(made, labels, 100)[:250]  # before classes run out
+    families = counts.reshape(250, 20, 5).sum(axis=2)
+    assert (families > 0).sum(axis=1).mean() < 10 < (counts > 0).sum(axis=1).mean() + 5
+
+
+@pytest.mark.parametrize(("law", "size"), [("linear", lambda k: k), ("square", lambda k: k * k)])
+def test_ranked_sizes_are_the_ranks_or_their_squares(law: str, size) -> None:
+    wanted = [size(k) for k in range(1, 31)]
+    made = draw("sizes", np.zeros(sum(wanted), np.int64), 1, 30, law=law)
+    assert sorted(made.sizes.tolist()) == wanted
+    ranks = np.mean(
+        [draw("sizes", np.zeros(sum(wanted), np.int64), 1, 30, seed, law=law).sizes[0] for seed in range(99)]
+    )
+    assert abs(ranks - np.mean(wanted)) < Z * np.std(wanted) / np.sqrt(99)  # any client may be the largest
+
+
+def test_exponential_sizes_grow_by_a_factor() -> None:
+    made = draw("sizes", np.zeros(100_000, np.int64), 1, 8, law="exponential", shape=1.0)
+    sizes = np.sort(made.sizes)
+    assert sizes.sum() == 100_000
+    np.testing.assert_allclose(sizes[1:] / sizes[:-1], np.e, rtol=0.01)
+    assert draw("sizes", np.zeros(5000, np.int64), 1, 4000, law="exponential").sizes.min() == 1
+
+
+@pytest.mark.parametrize(("rest", "sizes"), [("smaller", [1] + [3] * 3), ("drop", [3] * 3), ("spread", [3, 3, 4])])
+def test_a_group_of_users_is_a_client(rest: str, sizes: list[int]) -> None:
+    users = np.repeat(np.arange(11), np.arange(11) + 1)  # user 0 has one sample and is left out
+    generator = Streams(1).generator(Purpose.PARTITION)
+    options = {"group": 3, "rest": rest, "min_samples": 2}
+    made = partition("user-groups", np.zeros(len(users), np.int64), 1, None, generator, users, **options)
+    held = [set(users[made.rows[a:b]].tolist()) for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
+    assert sorted(map(len, held)) == sizes
+    assert sum(map(len, held)) == len(set().union(*held)) and 0 not in set().union(*held)
+    assert len(made.rows) == sum(user + 1 for user in set().union(*held)) == len(np.unique(made.rows))
+    assert ("in no group" in " ".join(made.notes)) == (rest == "drop")
+
+
+def test_any_two_users_share_a_group_equally_often() -> None:
+    """12 users in groups of 3: two of them meet with probability 2/11. 1,500 draws, 66 pairs, z = 6: below 2e-7."""
+    users, met = np.arange(12), np.zeros((12, 12))
+    for seed in range(1500):
+        generator = Streams(seed).generator(Purpose.PARTITION)
+        made = partition("user-groups", np.zeros(12, np.int64), 1, 4, generator, users, group=3)
+        groups = users[made.rows].reshape(4, 3)
+        for group in groups:
+            met[np.ix_(group, group)] += 1
+    pairs = met[np.triu_indices(12, 1)]
+    assert pairs.sum() == 1500 * 12 and np.abs(pairs / 1500 - 2 / 11).max() < 6 * np.sqrt(2 / 11 * 9 / 11 / 1500)
+
+
+def by_attribute(values: np.ndarray, clients: int, strictness: float) -> list[np.ndarray]:
+    """The values of every client."""
+    labels = np.zeros(len(values), np.int64)
+    generator = Streams(4).generator(Purpose.PARTITION)
+    options = {"attribute": "age", "strictness": strictness}
+    made = partition("attribute", labels, 1, clients, generator, attribute_of=lambda _: values, **options)
+    assert np.ptp(made.sizes) <= 1 and len(np.unique(made.rows)) == len(values)
+    return [values[made.rows[a:b]] for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
+
+
+def test_a_strict_attribute_sorts_the_rows_and_the_clients_stand_in_any_order() -> None:
+    values = np.random.default_rng(0).permutation(1001) * 0.5
+    parts = by_attribute(values, 10, 1.0)
+    inorder = sorted(parts, key=min)
+    assert all(one.max() < other.min() for one, other in zip(inorder, inorder[1:], strict=False))
+    assert [part.min() for part in parts] != sorted(part.min() for part in parts)
+
+
+@pytest.mark.parametrize("strictness", [0.0, 0.3, 0.5, 0.9])
+def test_strictness_says_how_much_of_the_attribute_separates_clients(strictness: float) -> None:
+    """The variance within clients is 1 - r^2 v of the whole, r = s / sqrt(s^2 + (1 - s)^2) the correlation of attribute
+    and order, v that of the means of N equal cells of a normal law. 40,000 rows: relative error 0.7 %, z = 5."""
+    values = 100 + 17 * np.random.default_rng(8).standard_normal(40_000)
+    parts = by_attribute(values, 50, strictness)
+    within = np.mean([part.var() * len(part) / (len(part) - 1) for part in parts]) / values.var()
+    normal = NormalDist()
+    edges = [-np.inf, *(normal.inv_cdf(k / 50) for k in range(1, 50)), np.inf]
+    density = [normal.pdf(edge) if np.isfinite(edge) else 0.0 for edge in edges]
+    v = np.mean([(50 * (a - b)) ** 2 for a, b in zip(density, density[1:], strict=False)])
+    squared = strictness**2 / (strictness**2 + (1 - strictness) ** 2)
+    assert abs(within - (1 - squared * v)) < Z * np.sqrt(2 / 40_000)
+
+
+def test_an_attribute_that_is_the_same_everywhere_or_not_finite_is_refused() -> None:
+    for values, words in ((np.ones(9), "for every row"), (np.array([1.0, np.nan, 2.0]), "row 1 has no finite value")):
+        with pytest.raises(UserError, match=words):
+            by_attribute(values, 2, 0.5)
