@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,7 +17,7 @@ import pytest
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import MANIFEST, PREPARING
+from fedmpi.data.schema import MANIFEST, PREPARING, DataDescription
 
 Write = Callable[..., Path]
 SIZES = [3, 1, 7, 4, 5]
@@ -206,3 +208,17 @@ def replace_shard(folder: Path, source: Path, index: int) -> None:
     train = json.loads((folder / MANIFEST).read_text())["train"]
     train[index]["bytes"] = target.stat().st_size
     alter_manifest(folder, {"train": train})
+
+
+def test_clients_are_announced_once(write: Write) -> None:
+    store = open_store(write(SIZES))
+    assert store.unannounced(np.array([0, 2])).tolist() == [0, 2]
+    assert store.unannounced(np.array([2, 3])).tolist() == [3]
+
+
+@pytest.mark.parametrize("part", ["mean", "std"])
+def test_one_value_of_the_normalisation_that_is_no_number_is_enough(part: str) -> None:
+    good = DataDescription((3, 2, 2), "uint8", 2, "image", 0, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+    good.check()
+    with pytest.raises(ValueError, match="are finite numbers"):
+        replace(good, **{part: (0.1, math.inf, 0.3)}).check()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedmpi.common.terminal import spoken
-from fedmpi.records.progress import Outlook, Progress, open_display
+from fedmpi.records.progress import Outlook, Progress, _Bar, open_display
 from tests.end_to_end.runs import SECONDS, run_on_terminal
 from tests.mpi.launch import run_alone
 
@@ -99,6 +99,29 @@ def test_a_launched_run_prints_plain_lines_even_on_a_terminal(
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("round 1/2  loss 1.5000  accuracy 0.2500  2 clients/s  ") and first.endswith(" left")
     assert last.startswith("round 2/2") and last.endswith(" in all")
+
+
+def test_plain_lines_are_the_first_those_due_and_the_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = open_display(5, 0, 3.0)
+    for t, now in enumerate((0.0, 1.0, 3.5, 4.0, 4.5)):
+        monkeypatch.setattr("fedmpi.records.progress.time.perf_counter", lambda now=now: 100.0 + now)
+        display.update({"round": t, "participants": 4, "seconds": 1.0})
+    display.close()
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "round 1/5",
+        "round 3/5",
+        "round 5/5",
+    ]
+
+
+def test_a_run_that_is_watched_on_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    display = open_display(2, 0, 0.0)
+    display.close()
+    assert isinstance(display, _Bar)
 
 
 def test_the_line_of_a_run_gives_up_first_what_matters_least() -> None:

@@ -68,6 +68,16 @@ def test_records_are_the_same_in_memory_and_in_the_file(room: int, dtype: torch.
     assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
+def test_vectors_begin_where_numbers_may_in_the_file_of_a_checkpoint(tmp_path: Path) -> None:
+    for clients in ([3], [3, 10], [3, 10, 999]):  # whose headers have three lengths
+        state = state_with(5, tmp_path)
+        for client in clients:
+            state.write(client, vectors_of(client))
+        save_records(Cluster(None, "none"), state, tmp_path / "clients")
+        length = int.from_bytes((tmp_path / "clients").read_bytes()[:8], "little")
+        assert length % 8 == 0
+
+
 def test_what_is_read_may_be_overwritten(tmp_path: Path) -> None:
     state = state_with(1, tmp_path)
     for client in (3, 4):

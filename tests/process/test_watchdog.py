@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
 from fedmpi.cluster import Cluster
-from fedmpi.common.activity import PHASES, Activity
+from fedmpi.common.activity import PHASES, Activity, activity
 from fedmpi.common.frames import place_of
 from fedmpi.config import Config
 from fedmpi.process.watchdog import (
@@ -233,3 +233,44 @@ def test_the_configuration_says_whether_there_is_a_watchdog_its_patience_and_wha
                 time.sleep(0.001)
         assert not any(thread.is_alive() for thread in running)
     assert set(looks) == {(5.0, False), (7.0, True)}
+
+
+@pytest.fixture
+def watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
+    """That of a process by itself; it looks when the test says so."""
+    monkeypatch.setattr("fedmpi.process.watchdog.SECONDS_BETWEEN_LOOKS", 1e6)
+    activity.begin()
+    made = Watchdog(Cluster(None, "none"), patience=1.0, ends=False)
+    yield made
+    made.close()
+    activity.begin()
+
+
+def test_a_process_whose_client_never_ends_says_so_and_where_it_is(
+    watchdog: Watchdog, caplog: pytest.LogCaptureFixture
+) -> None:
+    activity.enter("work", 3)
+    activity.work_on(7)
+    for _ in range(ALONE_TIMES):
+        assert not caplog.messages
+        watchdog._look(1.0)
+    for thread in threading.enumerate():
+        if thread.name == "fedmpi-pointing":
+            thread.join()
+    own = watchdog.processes[0]
+    late, here = sorted(caplog.messages)
+    assert late.startswith("nothing has been finished for 4 s in the work of round 3 (training client 7 for 4 s)")
+    assert here.startswith(f"rank 0 on {own.host} is at {__file__}:") and here.endswith("(training client 7 for 4 s)")
+
+
+def test_what_is_known_of_the_process_is_said_on_its_own_host_only(watchdog: Watchdog) -> None:
+    watchdog.size = 3
+    watchdog.processes += [Process("node7", 5, 1), Process(watchdog.processes[0].host, 2**22 + 1, 1)]
+    watchdog._visible.add(2)
+    before = at(7, "work", client=10)
+    finding = Finding(66.0, {1: (before, 64.0), 2: (before, 64.0)}, over=False)
+    assert watchdog.words(finding, at(7, "sum", waiting=True)) == (
+        f"waiting 66 s for rank 1 on node7, rank 2 on {watchdog.processes[0].host} in the sum of round 7 (no sign of "
+        "life for 64 s, it was training client 10 then; no sign of life for 64 s, its process is gone, it was training "
+        "client 10 then)"
+    )

@@ -342,6 +342,14 @@ def test_the_best_of_equal_rounds_is_the_first(tmp_path: Path):
     assert (summary["best_round"], summary["best_test_accuracy"]) == (1, 0.7)
 
 
+def test_a_folder_keeps_the_records_and_memory_does_not(tmp_path: Path):
+    recorder = Recorder(tmp_path, CONFIG, resume=False)
+    recorder.resume()
+    recorder.write({"round": 0})
+    recorder.close()
+    assert (recorder.history.rounds, recorder.history.records) == (1, [])
+
+
 def test_the_best_of_equal_rounds_is_the_first_of_a_resumed_run_too(tmp_path: Path):
     recorded(tmp_path, [0.7, 0.5])
     recorder = Recorder(tmp_path, CONFIG, resume=True)
