@@ -51,7 +51,8 @@ def _part(
     path: Path, family: NDArray[np.int64] | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
     """Images, labels, client of each row and clients' names of a file; fills in the superclass of every class."""
-    scratch, labels, users, names = Scratch(SHAPE, np.uint8), [], [], []
+    scratch, labels, users = Scratch(SHAPE, np.uint8), [], []
+    names: list[str] = []
     for name, arrays in tff_clients(path, ("image", "label", "coarse_label")):
         image, label, coarse = arrays["image"], arrays["label"], arrays["coarse_label"]
         where = f"{path}, client {name}"

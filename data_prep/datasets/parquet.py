@@ -80,10 +80,10 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         form = common_form(raw, [features.found()], options, tally)
         keep &= features.fits(form)
     train, test = train[keep[train]], test[keep[test]]
-    for rows, part in ((train, "training"), (test, "test")):
+    for rows, which in ((train, "training"), (test, "test")):
         if not len(rows):
             first = f": the first that is none: {tally.first}" if tally.first else ""
-            raise UserError(f"{raw} holds no usable {part} row{first}")
+            raise UserError(f"{raw} holds no usable {which} row{first}")
     if isinstance(features, _Texts):
         return text_data_set(PARQUET, features.collected(table), labels, names, (train, test), options, tally)
     x = features.reader(form) if isinstance(features, _Images) else features.reader()

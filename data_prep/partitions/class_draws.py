@@ -43,7 +43,7 @@ def draw_pathological(request: Request) -> Draw:
             "clients or a smaller --classes-per-client"
         )
     unused = np.flatnonzero((holders == 0) & (stock > 0))
-    notes = ()
+    notes: tuple[str, ...] = ()
     if len(unused):
         listed = ", ".join(map(str, unused[:8])) + (", ..." if len(unused) > 8 else "")
         notes = (
