@@ -1,68 +1,128 @@
-"""The strata that FedSSO finds on MNIST, through the program's own path (paper: section 4.2, Figure 2):
+"""The clients' models after one step in the plane, and the clusters that FedSSO finds among them (paper: Figure 2):
 
-    python -m benchmarks.fedsso_strata --raw FOLDER_OF_MNIST --out runs/fedsso-strata
+    fedmpi sweep jobs/experiments/fedsso-fig2.toml --out runs/fedsso-fig2
+    python -m benchmarks.fedsso_strata runs/fedsso-fig2/*/ --plot fedsso-fig2.png
 
-Five partitions of each kind into 100 clients are prepared (of 600 images IID, 584 with one class, 586 with two), and
-`fedmpi train` runs a round of the preset on each; the number of strata comes from the run's record. Clients that OPTICS
-calls noise are left out.
+Every folder is a run of the preset whose strata are made by OPTICS. Its clients are probed once more, as the run does
+before round 0, and clustered; a run whose records tell other numbers of clients is refused. Printed are the clusters,
+the label sets that two clients or more hold, and the clients in no cluster. The plane is that of the two first principal
+components of the models (of the random projection, where the run clusters one).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedmpi.data.opening import open_store
+from fedmpi.clients.clustering import DROPPED, optics
+from fedmpi.clients.features import gradient_features
+from fedmpi.config import load_config
+from fedmpi.rounds.assemble import Experiment
 
-PARTITIONS = {
-    "IID": ["--partition", "iid"],
-    "one class": ["--partition", "shards", "--classes-per-client", "1"],
-    "two classes": ["--partition", "shards", "--classes-per-client", "2"],
-}
-
-
-def prepare(folder: Path, raw: Path, partition: list[str], seed: int) -> None:
-    """Write the shards unless they are there."""
-    if not (folder / "manifest.json").exists():
-        options = ["--raw", str(raw), *partition, "--clients", "100", "--seed", str(seed), "--out", str(folder)]
-        subprocess.run([sys.executable, "-m", "data_prep", "mnist", *options], check=True, capture_output=True)
+COLUMNS = 3
+GREY = "0.75"
 
 
-def strata(folder: Path, shards: Path, seed: int, hidden: str) -> list[int]:
-    """Sizes of the strata of one round."""
-    if not (folder / "summary.json").exists():
-        settings = ["preset=fedsso", "rounds=1", "participation.noise=drop", f"data.shards={shards}", f"seed={seed}"]
-        settings += [f"model.hidden={hidden}", "logging.tensorboard=false"]
-        assignments = [part for setting in settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", "fedmpi", "train", *assignments, "--out", str(folder), "--resume"]
-        subprocess.run(command, check=True, capture_output=True)
-    return list(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["stratum_sizes"])
+@dataclass(frozen=True)
+class Found:
+    """What one run's clients look like.
+
+    Attributes
+    ----------
+    name : str
+    labels : int64 (N,)
+        Cluster of every client; −1 in none.
+    plane : float64 (N, 2)
+    shared_sets : int
+        Label sets that two clients or more hold.
+    """
+
+    name: str
+    labels: NDArray[np.int64]
+    plane: NDArray[np.float64]
+    shared_sets: int
+
+    @property
+    def clusters(self) -> int:
+        """How many there are."""
+        return int(self.labels.max(initial=-1)) + 1
+
+    @property
+    def alone(self) -> int:
+        """Clients in no cluster."""
+        return int((self.labels == DROPPED).sum())
+
+
+def look(folder: Path) -> Found:
+    """Probe and cluster the clients of a run as it did itself before its first round.
+
+    Raises
+    ------
+    SystemExit
+        The run's records tell other strata.
+    """
+    config = load_config(folder / "config.toml")
+    experiment = Experiment.connect(config)
+    stratifier, part = experiment.stratifier, config.participation
+    everyone = np.arange(stratifier.clients, dtype=np.int64)
+    probes = stratifier.probe(0, experiment.model.initial, everyone)
+    matrix = gradient_features(stratifier.plan, probes).matrix
+    labels = optics(matrix, part.min_samples, part.xi, "drop")
+    told = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["stratum_sizes"]
+    if part.noise == "drop" and told != np.bincount(labels[labels >= 0]).tolist():
+        raise SystemExit(f"{folder} records other strata, {told}: its data are no longer those that it was run on")
+    held = stratifier.class_counts(everyone) > 0
+    experiment.close()
+    sets = Counter(map(bytes, held))
+    return Found(folder.resolve().name, labels, plane(matrix), sum(count > 1 for count in sets.values()))
+
+
+def plane(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The two first principal components of the rows (N, width), (N, 2): by the rows' inner products (N, N)."""
+    centred = matrix.astype(np.float64) - matrix.mean(axis=0, dtype=np.float64)
+    values, vectors = np.linalg.eigh(centred @ centred.T)
+    return np.asarray(vectors[:, [-1, -2]] * np.sqrt(np.maximum(values[[-1, -2]], 0)))
+
+
+def draw(found: list[Found], path: Path) -> None:
+    """One panel a run; clients in no cluster are grey crosses."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(found) // COLUMNS)
+    figure = Figure(figsize=(4 * COLUMNS, 3.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for axes, one in zip(panels, found, strict=False):
+        alone = one.labels == DROPPED
+        axes.scatter(*one.plane[alone].T, color=GREY, marker="x", s=18, linewidths=0.8)
+        axes.scatter(*one.plane[~alone].T, c=one.labels[~alone], cmap="turbo", s=18, alpha=0.8, linewidths=0)
+        axes.set_title(f"{one.name}: {one.clusters} clusters, {one.alone} alone", fontsize="small")
+        axes.tick_params(labelsize="x-small")
+    for axes in panels[len(found) :]:
+        axes.set_axis_off()
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--raw", type=Path, required=True, help="folder of the official MNIST files")
-    parser.add_argument("--out", type=Path, required=True, help="folder of shards and runs")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--hidden", default="[200, 200]", help="hidden layers of the perceptron")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("--plot", type=Path, help="draw the models in the plane")
     asked = parser.parse_args()
-    print("| partition | seed | strata found | label sets held by two clients or more | clients left out |")
-    print("|---|---|---|---|---|")
-    for name, partition in PARTITIONS.items():
-        for seed in range(asked.seeds):
-            kind = f"{name.replace(' ', '-').lower()}-{seed}"
-            prepare(asked.out / "shards" / kind, asked.raw, partition, seed)
-            found = strata(asked.out / f"{kind}-{asked.hidden}", asked.out / "shards" / kind, seed, asked.hidden)
-            held = open_store(str(asked.out / "shards" / kind)).class_counts() > 0
-            sets = Counter(tuple(np.flatnonzero(client)) for client in held)
-            shared = sum(count >= 2 for count in sets.values())
-            print(f"| {name} | {seed} | {len(found)} | {shared} | {100 - sum(found)} |", flush=True)
+    folders = [folder for folder in asked.runs if (folder / "metrics.jsonl").exists()]
+    if not folders:
+        parser.error("no folder holds a run: start the sweep first")
+    print("| run | strata found | label sets held by two clients or more | clients alone |\n|---|---:|---:|---:|")
+    found = []
+    for folder in folders:
+        found.append(look(folder))
+        print(f"| {found[-1].name} | {found[-1].clusters} | {found[-1].shared_sets} | {found[-1].alone} |", flush=True)
+    if asked.plot is not None:
+        draw(found, asked.plot)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Weighing:
         takes(part, self._chosen, "cohort", "sizes", method="" if callable(self._chosen) else "__call__")
         if self.judges:
             takes(part, self._chosen.after, "work", method="after")
-        self.per_sample = bool(part.marks.get("per_sample", False))
+        self.per_sample = int(part.marks.get("per_sample", 0))
         self._normalised = part.marks.get("normalised", True)
         self.averages_models = bool(part.marks.get("averages_models", False))
         if self.judges and self.averages_models:
@@ -75,7 +75,7 @@ class Weighing:
         return bool(self._normalised(cohort) if callable(self._normalised) else self._normalised)
 
     def of(self, cohort: Cohort, sizes: Ints, round: int) -> Floats:
-        """The coefficient of every participant, float64 (m,); the factor of one sample where they count per sample.
+        """The coefficient of every participant, float64 (m,); the factor of one sample (or pair) where they count so.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Weighing:
         except PartFailure as failure:
             raise _told_why(failure, cohort, sizes) from failure.__cause__
         coefficients = self._checked(found, cohort, round)
-        counts = sizes[cohort.clients] if self.per_sample else 1
+        counts = sizes[cohort.clients] ** self.per_sample
         normalises, total = self.normalises(cohort), float((np.abs(coefficients) * counts).sum())
         if not total and normalises and self.part.foreign and sizes[cohort.clients].any():
             problem = "gave all participants the coefficient 0, and their sum is divided by: give some of them more"

@@ -8,6 +8,7 @@ name           c_k (times the multiplicity)        normalised  source
 samples        samples used                        yes         McMahan et al. 2017, Algorithm 1
 uniform        1                                   yes         FedSampling §3.3; Li et al. 2020, Scheme I
 gradient-sum   samples used / K                    no          FedSampling, Algorithm 1 (with one full-batch step)
+   …-squared   (samples used)² / K                 no          what FedSampling's published code does for texts
 stratified     N_h / (N m_h P_h)                   if P_h = 1  FedSTaS, Algorithm 2; FedSTS
 normalised     ρ_k / (π_k r_h)                     yes         FedSSO, Eq 3 for unequal n_k (Hájek's ratio)
 unbiased       ρ_k / (π_k a_k)                     no          Horvitz-Thompson (Hansen-Hurwitz with replacement)
@@ -81,6 +82,21 @@ def gradient_sum(cohort: Cohort, sizes: Ints) -> Floats:
     if not cohort.wanted:
         raise ValueError("the gradient sum needs Cohort.wanted, the number of samples wanted")
     return cohort.multiplicity / cohort.wanted
+
+
+@weights(name="gradient-sum-squared", per_sample=2, normalised=False)
+def gradient_sum_squared(cohort: Cohort, sizes: Ints) -> Floats:
+    """The square of the samples used over K: what FedSampling's published code does for texts.
+
+    Its loop visits a client once for every sample drawn of it and adds n/K of the client's mean gradient each time, so
+    that n samples count n²/K. The paper's text says n/K (`gradient-sum`).
+
+    Returns
+    -------
+    float64 (m,)
+        The factor of one pair of samples.
+    """
+    return gradient_sum(cohort, sizes)
 
 
 def _each_stratum_has_a_mean(cohort: Cohort) -> bool:

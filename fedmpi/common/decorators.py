@@ -78,7 +78,7 @@ def weights(chosen: Chosen, /) -> Chosen: ...
 @overload
 def weights(
     *,
-    per_sample: bool = False,
+    per_sample: bool | int = False,
     normalised: bool | Callable[[Any], bool] = True,
     averages_models: bool = False,
     name: str | None = None,
@@ -87,7 +87,7 @@ def weights(
     chosen: Chosen | None = None,
     /,
     *,
-    per_sample: bool = False,
+    per_sample: bool | int = False,
     normalised: bool | Callable[[Any], bool] = True,
     averages_models: bool = False,
     name: str | None = None,
@@ -99,8 +99,9 @@ def weights(
 
     Parameters
     ----------
-    per_sample : bool
-        Whether a coefficient is the factor of one sample used, or that of the client's update.
+    per_sample : bool or 2
+        Whether a coefficient is the factor of one sample used, or that of the client's update; 2: that of a pair of
+        samples, so that a client counts by the square of the samples used.
     normalised : bool or callable
         Whether the weighted sum is divided by the total weight; a function of the cohort where that depends on it.
     averages_models : bool
@@ -108,7 +109,9 @@ def weights(
     name : str, optional
         For built-in parts.
     """
-    _yes_or_no("weights", per_sample=per_sample, averages_models=averages_models)
+    if per_sample != 2:
+        _yes_or_no("weights", per_sample=per_sample)
+    _yes_or_no("weights", averages_models=averages_models)
     if not callable(normalised):
         _yes_or_no("weights", normalised=normalised)
     marks = {"averages_models": True} if averages_models else {}

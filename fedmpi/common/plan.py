@@ -33,9 +33,11 @@ class Plan:
     clients : int64 (m,)
         Participants, sorted.
     coefficients : float64 (m,)
-        Raw factor of each participant's update in the sum; times the samples it used where `per_sample`.
-    per_sample, normalise : bool
-        Whether coefficients count per sample used, and whether the sum is divided by its total weight.
+        Raw factor of each participant's update in the sum; times the samples it used, to the power `per_sample`.
+    per_sample : int
+        0: coefficients are those of updates; 1: of every sample used; 2: of every pair of samples used.
+    normalise : bool
+        Whether the sum is divided by its total weight.
     probability : float
         Probability p with which a sample of a participant is used (1 = all of them).
     mediators : int64 (m,) or (0,)
@@ -54,7 +56,7 @@ class Plan:
     lr: float
     clients: Ints
     coefficients: Floats
-    per_sample: bool
+    per_sample: int
     normalise: bool
     probability: float = 1.0
     mediators: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -88,7 +90,7 @@ class Plan:
             lr=float(real[0]),
             clients=clients,
             coefficients=coefficients,
-            per_sample=bool(whole[1]),
+            per_sample=int(whole[1]),
             normalise=bool(whole[2]),
             probability=float(real[1]),
             mediators=mediators,

@@ -23,8 +23,8 @@ LARGEST_FILE = 1 << 24
 """Bytes of a configuration."""
 DEEPEST = 16
 """Names between the dots of a key: options of a model may be tables of tables."""
-OF_A_SWEEP = ("sweep", "prepare")
-"""Tables that a file has beside those of a configuration when it describes many runs."""
+OF_A_SWEEP = ("sweep", "prepare", "base")
+"""What a file has beside those of a configuration when it describes many runs."""
 ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
 
 

@@ -102,7 +102,7 @@ class AggregationTable(OpenTable):
     """How updates become the next global model; other keys are options of the chosen parts (`fedmpi parts`)."""
 
     weights: Choice = "samples"
-    """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K; stratified: N_h/N · mean (FedSTaS);
+    """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K (-squared: |S_k|²/K); stratified: N_h/N · mean (FedSTaS);
     normalised: n_k/π_k, normalised, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
     model is (N/K) Σ ρ_k w_k (FedSSO, Eq 3)."""
     population: Literal["samples", "clients"] = "samples"

@@ -62,7 +62,12 @@ def exposure(config: Config) -> Exposure | None:
     if (own := chosen(config, "weights")).foreign:
         remedy = 'set it to "uniform" or "gradient-sum"'
         return Exposure(f'aggregation.weights = "{own.name}", which sees all sizes,', True, remedy)
-    if part.clients == "stratified" and part.opening and weights in ("samples", "gradient-sum") and by_samples:
+    if (
+        part.clients == "stratified"
+        and part.opening
+        and weights in ("samples", "gradient-sum", "gradient-sum-squared")
+        and by_samples
+    ):
         return Exposure("participation.opening = true", True, "switch it off or choose equal aggregation.weights")
     if config.topology.kind == "mediators" and config.topology.scheduling != "random":
         name = chosen(config, "scheduling").name

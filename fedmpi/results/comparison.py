@@ -191,7 +191,7 @@ def _curve(run: OneRun, metric: str) -> dict[int, float]:
 
 def _tells(run: OneRun, metric: str) -> bool:
     """Whether a run tells the number; of a score, also in the end: null there is one that was not finite."""
-    told = [_number(record, metric) for record in run.records if metric in record]
+    told = [_number(record, metric) for record in run.records if _has(record, metric)]
     return any(value is not None for value in told) and not (metric.startswith(SCORES) and told[-1] is None)
 
 
@@ -209,8 +209,21 @@ def _cost(run: OneRun, metric: str, target: float | None) -> dict[str, float] | 
     return {axis: float(values[reached]) for axis, values in spent(run.records).items() if axis in COSTS}
 
 
+def _has(record: Record, key: str) -> bool:
+    table, name = _place(record, key)
+    return name in table
+
+
+def _place(record: Record, key: str) -> tuple[Record, str]:
+    """Where a record holds a key, and its name there: "table.name" may lie in a table of it."""
+    outer, _, name = key.partition(".")
+    table = record.get(outer)
+    return (table, name) if name and isinstance(table, dict) else (record, key)
+
+
 def _number(record: Record, key: str) -> float | None:
-    value = record.get(key)
+    table, name = _place(record, key)
+    value = table.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -87,18 +87,6 @@ def spread_ratio(values: Sequence[float], reference: Sequence[float]) -> SpreadR
     return SpreadRatio(ratio, float(2 * min(special.fdtr(*degrees, ratio), special.fdtrc(*degrees, ratio))))
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation, in per cent."""
-    if len(values) < 2:
-        return f"{100 * values[0]:.2f}"
-    return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}"
-
-
-def points(difference: Difference) -> str:
-    """A difference in percentage points with its interval."""
-    return f"{100 * difference.mean:+.2f} [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
-
-
 def welch(ours: tuple[float, float, int], theirs: tuple[float, float, int], level: float = LEVEL) -> Difference:
     """Welch's interval of a difference of means known by (mean, standard deviation, n) only: unpaired, unlike spreads.
 

@@ -181,7 +181,7 @@ class Planner:
         Weights that make up for those who are away do so here too.
         """
         part = self.config.aggregation
-        if part.weights == "gradient-sum":
+        if part.weights in ("gradient-sum", "gradient-sum-squared"):
             return Weighing(resolve("weights", "samples"), {})
         if part.weights not in ("stratified", "literal"):
             return self.weighing

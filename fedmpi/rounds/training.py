@@ -200,11 +200,13 @@ class Trainer:
         """One gradient of all sampled rows, clients not looped over: the cost is that of the rows (FedSampling)."""
         if not len(sampled.rows):
             return WorkReport()
-        per_client = plan.coefficients[sampled.members]
-        if plan.per_sample and self.worker.weight_sizes is not None:
-            per_client = per_client * sampled.below(self.worker.weight_sizes[plan.clients[sampled.members]])
-        counted_alone = plan.per_sample and self.worker.weight_sizes is None
-        weights = per_client if counted_alone else per_client / sampled.counts
+        per_client, power = plan.coefficients[sampled.members], plan.per_sample
+        if power and self.worker.weight_sizes is not None:
+            per_client = per_client * sampled.below(self.worker.weight_sizes[plan.clients[sampled.members]]) ** power
+        if power and self.worker.weight_sizes is None:
+            weights = per_client * sampled.counts ** (power - 1)
+        else:
+            weights = per_client / sampled.counts
         owners = np.repeat(plan.clients[sampled.members], sampled.counts)
         assert isinstance(self.engine, CompositeEngine)
         return self.engine.train_rows(

@@ -178,7 +178,7 @@ class Worker:
             members, used, rows = sampled.members, sampled.counts, [*sampled.per_client()]
             counted = used if self.weight_sizes is None else sampled.below(weighing[plan.clients[members]])
         clients, coefficients = plan.clients[members], plan.coefficients[members]
-        factors = coefficients * counted if plan.per_sample else coefficients
+        factors = coefficients * counted**plan.per_sample
         return [
             ClientTask(client, chosen, factor)
             for client, chosen, factor, count in zip(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import reduce
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.common.registry import DIGITS
 from fedmpi.config import Config
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested, read_toml
+from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
 from fedmpi.config.loading import build_config
 from fedmpi.config.writing import config_toml
 from fedmpi.sweeps.labels import run_name, short_keys, shown_value
+from fedmpi.sweeps.layered import laid_over, read_layers
 from fedmpi.sweeps.prepared import Preparation, words_of
 
 Values = dict[str, Any]
@@ -111,7 +113,8 @@ def plan_sweep(
         The file cannot be read, holds an unknown key, or a run's configuration is wrong; the run is named.
     """
     origin = "the sweep" if isinstance(given, Mapping) else str(given)
-    table = dict(given) if isinstance(given, Mapping) else read_toml(Path(given))
+    layers = read_layers(given if isinstance(given, Mapping) else Path(given))
+    table: Values = reduce(laid_over, layers, {})
     for name in table:
         if name not in Config.model_fields and name not in OF_A_SWEEP and "." not in name:
             raise UserError(unknown_key(name, origin, [*all_keys(), *OF_A_SWEEP]))
@@ -137,7 +140,10 @@ def plan_sweep(
     _refuse_shared_folders(runs, origin)
     used = {run.data.name for run in runs if run.data is not None}
     for name in prepared:
-        if name not in used:
+        below = len(layers) > 1 and name not in layers[-1].get(
+            "prepare", {}
+        )  # what a base describes may be left unused
+        if name not in used and not below:
             raise UserError(f'{origin}: [prepare.{name}] is used by no run: write data.shards = "{name}" where it is')
     return Sweep(origin, folder, _ranks(swept.get("ranks", 1) if ranks is None else ranks, origin), tuple(runs))
 

@@ -80,7 +80,7 @@ def well_normalised(subject: Subject) -> str:
         if normalised(cohort) if callable(normalised) else normalised:
             demand(bool((found >= 0).all()), f"normalised = True, but a coefficient is negative: {found.min():g}")
             demand(float(found.sum()) > 0, "normalised = True, but all coefficients are 0: their total divides the sum")
-        counts = sizes[cohort.clients] if marks.get("per_sample") else 1
+        counts = sizes[cohort.clients] ** int(marks.get("per_sample", 0))
         totals.append(float((found * counts).sum()))
     return f"total weights {totals[0]:.4g} and {totals[1]:.4g}"
 

@@ -1,5 +1,6 @@
 """The benchmarks compare like with like: floors compute what fedmpi computes, and one command gives the table."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import benchmarks
 from benchmarks import contestants
 from benchmarks.compare import Row, race, table
 from benchmarks.contestants import Module, settings
@@ -101,3 +103,8 @@ def test_what_runs_too_long_is_ended_with_its_children(tmp_path: Path):
 def test_ratios_are_taken_within_a_pass():
     row = Row("x", seconds=[0.2, 0.6], ratios=[0.5, 0.5], samples=10, clients=2, others=[0.0])
     assert "| 0.50 (0.50 to 0.50) |" in table(TEXTS, [row])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(str(benchmarks.__file__)).parent.glob("*.py")))
+def test_every_benchmark_finds_what_it_imports(name: str) -> None:
+    importlib.import_module("benchmarks" if name == "__init__" else f"benchmarks.{name}")

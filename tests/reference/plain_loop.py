@@ -1233,7 +1233,8 @@ class PlainLoop:
         part = self.config.aggregation
         if not opening:
             return part.weights, part.population
-        kinds = {"gradient-sum": "samples", "stratified": "normalised", "literal": "normalised"}
+        sums = dict.fromkeys(("gradient-sum", "gradient-sum-squared"), "samples")
+        kinds = {**sums, "stratified": "normalised", "literal": "normalised"}
         return kinds.get(part.weights, part.weights), "clients" if part.weights == "stratified" else part.population
 
     def _factors(self, t: int, turnout: Turnout, rows: dict[int, list[int]]) -> tuple[dict[int, float], bool]:
@@ -1251,11 +1252,13 @@ class PlainLoop:
         chance, m = presence(self.config, t, self.population), sum(cohort.times)
         found = {}
         for i, k in enumerate(cohort.clients):
-            if kind in ("samples", "gradient-sum"):
+            if kind in ("samples", "gradient-sum", "gradient-sum-squared"):
                 counted = sum(row < sizes[k] for row in rows.get(k, []))
                 wanted = self.config.samples.wanted or max(1, sum(int(self.sizes[c]) for c in cohort.clients))
                 # McMahan et al. 2017, Algorithm 1: n_k; FedSampling, Algorithm 1, line 14: 1/K for every sample
                 factor = counted / (1 if kind == "samples" else wanted)
+                if kind == "gradient-sum-squared":  # FedSampling's published code: once more for every sample
+                    factor *= counted
             elif kind in ("uniform", "q-ffl"):
                 factor = 1.0
             elif kind == "stratified":
@@ -1408,7 +1411,11 @@ class PlainLoop:
         """Clients whose n_k the server learns in this round without any noise."""
         part, weights = self.config.participation, self.config.aggregation.weights
         by_samples = self.config.aggregation.population == "samples"
-        opened = part.clients == "stratified" and part.opening and weights in ("samples", "gradient-sum")
+        opened = (
+            part.clients == "stratified"
+            and part.opening
+            and weights in ("samples", "gradient-sum", "gradient-sum-squared")
+        )
         if (
             part.clients == "weighted"
             or self.config.rebalance.enabled

@@ -317,3 +317,14 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
     text = as_latex(found)
     assert r"test accuracy, \%" in text and r"$\pm$" in text and text.count("\\\\\n") == 3
     assert text.count("{") == text.count("}") and "_" not in text.replace(r"\_", "").splitlines()[3]
+
+
+def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None:
+    for preset, share in (("fedavg", 0.25), ("fedprox", 0.5)):
+        for seed in (0, 1):
+            told = [{"overhead": share + seed, "mode": "virtual"}, {}]
+            write_run(tmp_path / f"{preset}{seed}", [0.5, 0.6], {"preset": preset, "seed": seed}, rebalancing=told)
+    [(_, rows)] = compared(tmp_path, metric="rebalancing.overhead").blocks
+    assert [row.final.mean for row in rows] == [0.75, 1.0]
+    with pytest.raises(UserError, match=r"no record has rebalancing.mode: there are"):
+        compared(tmp_path, metric="rebalancing.mode")

@@ -17,6 +17,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "row rule exact": {"samples.wanted": 200},
     "row rule ratio": {"samples.ratio": 0.3},
     "weights gradient-sum": {"samples.rule": "bernoulli", "samples.wanted": 200},
+    "weights gradient-sum-squared": {"samples.rule": "bernoulli", "samples.wanted": 200},
     "weights stratified": {"participation.clients": "stratified", "participation.strata": 3},
     "client sampler stratified": {"participation.strata": 3},
     "combiner krum": {"aggregation.byzantine": 1},

@@ -1,0 +1,74 @@
+"""A sweep's file that is another one with changes: `base = "other.toml"`, laid below what the file says itself.
+
+So a small variant of an experiment says what is smaller and nothing else, and stays the same experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError, shown
+from fedmpi.config.layers import read_toml
+
+Values = dict[str, Any]
+BASE = "base"
+"""The key."""
+
+
+def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
+    """The tables of a file (or the same from Python) and of those below it, the lowest first.
+
+    Raises
+    ------
+    UserError
+        A file cannot be read, `base` is no name of a file, or a file lies below itself.
+    """
+    path = Path("the sweep") if isinstance(given, Mapping) else given
+    table = dict(given) if isinstance(given, Mapping) else read_toml(given)
+    layers, met = [table], {path.resolve()}
+    while BASE in table:
+        below = table.pop(BASE)
+        if not isinstance(below, str) or not below.strip():
+            raise UserError(f"{path}: base = {shown(below, repr)}: give the name of a sweep's file as a text")
+        path = path.parent / below
+        if path.resolve() in met:
+            raise UserError(f"{path} is its own base, through {len(met)} files: name another file, or leave out base")
+        met.add(path.resolve())
+        table = read_toml(path)
+        layers.insert(0, table)
+    return layers
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
+    """One table over another: inner tables key by key, lists of named tables name by name, all else replaced.
+
+    Parameters
+    ----------
+    below, above : mapping
+        Of `above` what both have counts; a named table that `below` lacks is added at the end.
+    """
+    found = dict(below)
+    for key, value in above.items():
+        under = found.get(key)
+        if isinstance(value, Mapping) and isinstance(under, Mapping):
+            found[key] = laid_over(under, value)
+        elif _all_named(value) and _all_named(under):
+            found[key] = _by_name(under, value)
+        else:
+            found[key] = value
+    return found
+
+
+def _by_name(below: list[Values], above: list[Values]) -> list[Values]:
+    places = {table["name"]: table for table in below}
+    for table in above:
+        places[table["name"]] = laid_over(places.get(table["name"], {}), table)
+    return list(places.values())
+
+
+def _all_named(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in value)

@@ -1,0 +1,135 @@
+"""Every file of jobs/experiments describes runs that could be started, with the numbers of its paper."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmpi.cli import run_command
+from fedmpi.sweeps.plan import PlannedRun, plan_sweep
+from jobs.experiments.fedstas_data import drawn, mixes
+
+FOLDER = Path(__file__).parents[2] / "jobs" / "experiments"
+SWEEPS = sorted(path for path in FOLDER.glob("*.toml") if path.name != "mnist_fedavg.toml")
+BY_HAND = {
+    "mind": "mind/MINDsmall_train",
+    "amazon_beauty": "amazon_beauty",
+    "amazon_toys": "amazon_toys",
+    "mnist": "mnist",
+    "emnist": "emnist",
+    "cifar10": "cifar10",
+    "cifar100": "cifar100",
+    "sentiment140": "sentiment140",
+}
+"""Folders below raw/, and where the real files lie."""
+
+
+@pytest.fixture
+def raw(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to start sweeps in, with the files that are fetched by hand; empty ones for those of 2014."""
+    (tmp_path / "raw" / "amazon").mkdir(parents=True)
+    for name in ("reviews_Toys_and_Games_5.json.gz", "reviews_Beauty_5.json.gz"):
+        (tmp_path / "raw" / "amazon" / name).touch()
+    for name, where in BY_HAND.items():
+        (tmp_path / "raw" / name).symlink_to(data_folder / where)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_could_be_started(
+    path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedmpi", "sweep", str(path), "--dry-run"])
+    assert run_command() == 0
+    shown = capsys.readouterr().out
+    assert str(path) in shown.replace("\n", "") and "to be prepared" in shown.replace("\n", " ")
+    assert sorted(raw.iterdir()) == [raw / "raw"], "nothing is written"
+
+
+def test_every_file_is_listed_with_what_it_makes() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    assert not [path.name for path in SWEEPS if f"`{path.name}`" not in readme]
+    assert not [
+        word
+        for word in readme.split("`")
+        if word.endswith(".toml") and " " not in word and not (FOLDER / word).exists()
+    ]
+
+
+def runs(name: str) -> tuple[PlannedRun, ...]:
+    return plan_sweep(FOLDER / f"{name}.toml").runs
+
+
+def test_fedsampling_has_the_numbers_of_its_section_4() -> None:
+    for name in ("table1", "table1-toys", "table1-beauty", "fig3", "fig4", "fig5"):
+        for run in runs(f"fedsampling-{name}"):
+            if run.labels["run"] in ("Centralization", "FedSampling"):
+                assert (run.config.samples.wanted, run.config.aggregation.lr) == (2048, 0.05)
+            if run.labels["run"] == "FedSampling":
+                assert (run.config.samples.threshold, run.config.samples.epsilon) == (300, 3.0)
+    table = [*runs("fedsampling-table1"), *runs("fedsampling-table1-toys"), *runs("fedsampling-table1-beauty")]
+    assert len(table) == 3 * 2 * 6 * 5, "data sets, networks, algorithms, seeds"
+    assert {run.data.words[0] for run in table if run.data} == {"mind", "amazon"}
+    [text, code] = [run.config for run in runs("fedsampling-code") if run.config.seed == 0]
+    assert (text.aggregation.weights, code.aggregation.weights) == ("gradient-sum", "gradient-sum-squared")
+    truthful = (np.exp(code.samples.epsilon) - 1) / (np.exp(code.samples.epsilon) + code.samples.threshold - 2)
+    assert truthful == pytest.approx(0.5, abs=1e-3), "the α of the published code, by Eq 21"
+
+
+def test_fedsso_has_the_numbers_of_its_section_4() -> None:
+    for run in (*runs("fedsso-fig3"), *runs("fedsso-fig5")):
+        local, part = run.config.local, run.config.participation
+        assert (local.lr, local.batch_size, part.fraction) == (0.01, 10, 0.1)
+        if run.config.preset == "fedsso":
+            assert (part.min_samples, part.xi) == (2, 0.25)
+        assert run.config.preset != "fedprox" or local.proximal_mu == 0.2
+    assert len(runs("fedsso-fig2")) == 7 * 5 and len(runs("fedsso-fig3")) == 5 * 4 * 5
+
+
+def test_fedstas_has_the_numbers_of_its_section_3() -> None:
+    systems = [run for run in runs("fedstas-fig2") if run.labels["run"] in ("FedSTS", "FedSTaS", "DP-FedSTaS")]
+    for run in (*systems, *runs("fedstas-fig3")):
+        local, part, samples = run.config.local, run.config.participation, run.config.samples
+        assert (part.strata, part.count, part.levels) == (10, 10, 9)
+        assert (local.steps, local.lr, local.batch_size) == (3, 0.01, 128)
+        assert run.config.preset == "fedsts" or samples.wanted == 2048
+        assert run.config.preset != "fedstas-dp" or (samples.threshold, samples.epsilon) == (100, 3.0)
+        assert run.config.rounds == (199 if "CIFAR" in str(run.labels.get("set")) else 99)
+
+
+def test_astraea_has_the_numbers_of_its_section_4() -> None:
+    for name in ("fig4", "fig6", "fig8", "table3"):
+        for run in runs(f"astraea-{name}"):
+            assert (run.config.local.optimizer, run.config.local.lr, run.config.local.batch_size) == ("adam", 0.001, 20)
+            assert run.data is not None and "230752" in run.data.words and "500" in run.data.words
+    first = runs("astraea-fig1")[0].config
+    assert (first.participation.count, first.local.epochs, first.local.batch_size) == (25, 10, 20)
+    table = {run.labels["run"]: run.config for run in runs("astraea-table3")}
+    assert [table[f"Med{e}"].topology.mediator_epochs for e in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    fedavg = table["FedAvg"]
+    assert (fedavg.participation.count, fedavg.local.epochs, fedavg.evaluation.target_accuracy) == (10, 20, 0.75)
+    assert {run.config.rebalance.alpha for run in runs("astraea-fig7")} == {0.83}
+
+
+def test_clients_of_fedstas_hold_draws_from_their_own_mixes(data_folder: Path) -> None:
+    data = mixes(data_folder / "mnist", alpha=0.01, users=30, each=200, draw=3)
+    again = mixes(data_folder / "mnist", alpha=0.01, users=30, each=200, draw=3)
+    assert all((data[name] == again[name]).all() for name in data)
+    assert (
+        data["x"].shape == data["x_test"].shape == (6000, 28, 28) and np.bincount(data["user"]).tolist() == [200] * 30
+    )
+    train, test = (
+        np.stack([np.bincount(y, minlength=10) for y in data[name].reshape(30, 200)]) for name in ("y", "y_test")
+    )
+    assert (train > 0).sum(axis=1).mean() < 2.5, "α = 0.01: one or two classes each"
+    assert (train.argmax(axis=1) == test.argmax(axis=1)).mean() > 0.9, "the test part follows the same mixes"
+
+
+def test_images_are_drawn_with_replacement_from_the_classes_of_the_mix() -> None:
+    labels = np.array([0, 1, 1, 2])
+    rows = drawn(labels, np.array([[1.0, 0, 0], [0, 0.5, 0.5]]), 50, np.random.default_rng(0))
+    assert set(rows[:50].tolist()) == {0} and set(rows[50:].tolist()) == {1, 2, 3}

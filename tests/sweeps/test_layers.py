@@ -1,0 +1,121 @@
+"""Sweeps' files that lie over others: `base`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedmpi.common.errors import UserError
+from fedmpi.config import load_config
+from fedmpi.sweeps.plan import Sweep, plan_sweep
+
+WHOLE = """
+rounds = 100
+[model]
+hidden = [200, 200]
+[prepare]
+dataset = "digits"
+clients = 20
+[prepare.even]
+partition = "iid"
+[prepare.skewed]
+partition = "dirichlet"
+alpha = 0.1
+[participation]
+count = 5
+[sweep]
+seed = [0, 1, 2]
+data.shards = ["even", "skewed"]
+[[sweep.run]]
+name = "A"
+preset = "fedavg"
+local.lr = [0.1, 0.2]
+[[sweep.run]]
+name = "P"
+preset = "fedprox"
+"""
+SMALL = """
+base = "whole.toml"
+rounds = 10
+[model]
+hidden = [8]
+[prepare.skewed]
+alpha = 0.5
+[sweep]
+seed = [7]
+data.shards = ["skewed"]
+[[sweep.run]]
+name = "P"
+local.proximal_mu = 0.3
+[[sweep.run]]
+name = "Y"
+preset = "fedyogi"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "whole.toml").write_text(WHOLE)
+    return tmp_path
+
+
+def planned(folder: Path, text: str, name: str = "small.toml") -> Sweep:
+    (folder / name).write_text(text)
+    return plan_sweep(folder / name, folder / "out")
+
+
+def test_a_small_variant_says_what_is_smaller_and_nothing_else(folder: Path) -> None:
+    sweep = planned(folder, SMALL)
+    runs = {run.name: run for run in sweep.runs}
+    assert set(runs) == {"A,skewed,lr=0.1,seed=7", "A,skewed,lr=0.2,seed=7", "P,skewed,seed=7", "Y,skewed,seed=7"}
+    prox = runs["P,skewed,seed=7"]
+    assert (prox.config.rounds, prox.config.preset, prox.config.local.proximal_mu) == (10, "fedprox", 0.3)
+    assert prox.config.model.options == {"hidden": [8]} and prox.config.participation.count == 5
+    assert prox.data is not None, "a set of the base that no run uses any more is left out"
+    assert prox.data.words == ("digits", "--clients", "20", "--partition", "dirichlet", "--alpha", "0.5")
+    assert sweep.origin == str(folder / "small.toml") and len(plan_sweep(folder / "whole.toml").runs) == 18
+
+
+def test_files_lie_over_files_that_lie_over_others(folder: Path) -> None:
+    planned(folder, SMALL)
+    (folder / "below").mkdir()
+    sweep = planned(folder / "below", 'base = "../small.toml"\nrounds = 3\n[sweep]\nseed = [1]')
+    assert len(sweep.runs) == 4 and {(run.config.rounds, run.config.seed) for run in sweep.runs} == {(3, 1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("base = 3", "base = 3: give the name of a sweep's file as a text"),
+        ('base = "small.toml"', "small.toml is its own base"),
+        ('base = "whole.toml"\n[swep]\nseed = [1]', "unknown key swep in {}; did you mean sweep?"),
+        ('base = "none.toml"', "none.toml"),
+        (
+            'base = "whole.toml"\n[prepare.more]\npartition = "iid"',
+            '{}: [prepare.more] is used by no run: write data.shards = "more" where it is',
+        ),
+    ],
+)
+def test_what_is_wrong_with_layers_is_said(text: str, said: str, folder: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        planned(folder, text)
+    assert said.format(folder / "small.toml") in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_base_that_leads_back_is_refused(folder: Path) -> None:
+    (folder / "other.toml").write_text('base = "small.toml"')
+    with pytest.raises(UserError, match=r"small.toml is its own base, through 2 files"):
+        planned(folder, 'base = "other.toml"')
+
+
+def test_the_same_tables_from_python_lie_over_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    sweep = plan_sweep({"base": "whole.toml", "rounds": 2, "sweep": {"seed": [4]}}, folder / "out")
+    assert len(sweep.runs) == 6 and {(run.config.rounds, run.config.seed) for run in sweep.runs} == {(2, 4)}
+
+
+def test_fedmpi_train_says_what_to_do_with_a_layer(folder: Path) -> None:
+    (folder / "small.toml").write_text('base = "whole.toml"')
+    with pytest.raises(UserError, match="describes a sweep of many runs"):
+        load_config(folder / "small.toml")
