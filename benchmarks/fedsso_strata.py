@@ -5,8 +5,8 @@
 
 Every folder is a run of the preset whose strata are made by OPTICS. Its clients are probed once more, as the run does
 before round 0, and clustered; a run whose records tell other numbers of clients is refused. Printed are the clusters,
-the label sets that two clients or more hold, and the clients in no cluster. The plane is that of the two first principal
-components of the models (of the random projection, where the run clusters one).
+the label sets that two clients or more hold, and the clients in no cluster. The plane is that of the two first
+principal components of the models (of the random projection, where the run clusters one).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -23,6 +24,7 @@ SERVICES: dict[str, dict[str, tuple[str, ...]]] = {"participation": {"norms": NO
 """Table → what its parts can need → the keys that say how it is to be made."""
 
 
+@cache
 def open_kinds(table: str) -> list[Kind]:
     """What the keys of a table choose, as far as options are checked with the configuration."""
     return [kind for kind in KINDS.values() if kind.modules and not kind.late and kind.table == table]
@@ -149,6 +151,7 @@ def without_foreign_options(
     return kept
 
 
+@cache
 def owners(table: str, key: str) -> list[Part]:
     """The built-in parts among whose options (or those of what they need) a key of a table is; [] of common keys."""
     return [part for kind in open_kinds(table) for part in parts(kind.name) if _has(part, key)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -35,19 +36,23 @@ class Preset:
 
 def presets() -> list[Preset]:
     """Every published system, by name."""
-    folder = files("fedmpi") / "presets"
-    names = sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-    return [_read(name) for name in names]
+    return [_read(name) for name in _names()]
 
 
 def preset_named(name: str) -> Preset:
     """The preset of a name; an unknown one raises UserError with the nearest."""
-    known = [preset.name for preset in presets()]
+    known = _names()
     if name not in known:
         near = get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
         raise UserError(f"unknown preset {name!r}{hint}")
     return _read(name)
+
+
+@cache
+def _names() -> list[str]:
+    folder = files("fedmpi") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def _read(name: str) -> Preset:

@@ -202,7 +202,7 @@ class Trainer:
             return WorkReport()
         per_client, power = plan.coefficients[sampled.members], plan.per_sample
         if power and self.worker.weight_sizes is not None:
-            per_client = per_client * sampled.below(self.worker.weight_sizes[plan.clients[sampled.members]]) ** power
+            per_client = per_client * sampled.below(self.worker.weight_sizes[plan.clients[sampled.members]])
         if power and self.worker.weight_sizes is None:
             weights = per_client * sampled.counts ** (power - 1)
         else:

@@ -1,6 +1,6 @@
 """An image set dealt out as in FedSTaS's published code; a reader for [prepare] and `fedmpi prepare`:
 
-    fedmpi prepare jobs.experiments.fedstas_data:mixes --raw raw/mnist --partition user --alpha 0.01 --out shards/fedstas
+    fedmpi prepare jobs.experiments.fedstas_data:mixes --raw raw/mnist --partition user --alpha 0.01 --out shards/mixes
 
 Every client's class mix is a Dirichlet draw, and its training and test images are drawn with replacement from the
 classes in these shares. So no client is filled up with what is left over, class totals are uneven, and the test set

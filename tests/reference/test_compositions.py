@@ -41,13 +41,8 @@ COMPOSITIONS = {
     "a client's samples count squared in the sum of the published code": [
         *(UNEVEN, *SMALL, *SAMPLED, *ONE_STEP, "participation.clients=all", "aggregation.weights=gradient-sum-squared"),
     ],
-    "and where its work is not merged, and of copies only the originals weigh": [
-        *(UNEVEN, *SMALL, *AUGMENTED, *SAMPLED, "participation.count=6", "local.epochs=2"),
-        "aggregation.weights=gradient-sum-squared",
-    ],
-    "and where merged rows of copies do not weigh": [
-        *(UNEVEN, *SMALL, *AUGMENTED, *SAMPLED, *ONE_STEP, "participation.count=6"),
-        "aggregation.weights=gradient-sum-squared",
+    "and where a client's work is not merged": [
+        *(UNEVEN, *SMALL, *BY_SIZE, *SAMPLED, "local.epochs=2", "aggregation.weights=gradient-sum-squared"),
     ],
     "a client drawn twice counts twice in the mean by samples": [UNEVEN, *SMALL, *BY_SIZE, "local.epochs=1"],
     "merged work draws other masks in every round": [UNEVEN, *DROPPING, *ONE_STEP, "participation.clients=all"],
