@@ -118,13 +118,14 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     parts = partition(
         job.law,
         raw.labels,
-        raw.classes,
+        raw.label_classes,
         job.clients,
         generator,
         raw.users,
-        raw.class_names,
+        raw.class_names if raw.has_classes else (),
         raw.superclasses,
         lambda name: attribute(raw, name),
+        raw.labelled,
         **job.law_options,
     )
     console.print(f"partition {job.law}: {law.sentence}; seed {job.seed}", markup=False)

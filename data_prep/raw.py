@@ -23,9 +23,10 @@ class RawDataset:
     task : {"image", "text", "vector"}
         What a row of features is.
     classes : int
-        C; labels lie in 0 ... C-1.
+        C; labels lie in 0 ... C-1. Where targets are no classes, the values of an output: labels, numbers, or the
+        classes of each position.
     class_names : tuple of str
-        C names, in label order.
+        C names, in label order; may be none where targets are no classes.
     feature_shape : tuple of int
         Shape of one row as stored and as models see it: (channels, height, width) for images (a grey image of 28 x 28
         is (1, 28, 28)), (length,) for tokens and vectors.
@@ -34,7 +35,8 @@ class RawDataset:
     mean, std : tuple of float
         Normalisation, one value a channel, of x / 255 (uint8) or x (float32); empty for text.
     labels : int64 (n,)
-        Labels of the training rows.
+        Labels of the training rows. Where targets are no classes: what partition laws may go by in place of them, or
+        zeros.
     users : int64 (n,) or None
         The natural client of every training row, 0 ... U-1, where the data set names one.
     user_names : tuple of str or None
@@ -43,7 +45,7 @@ class RawDataset:
         ``read(rows)`` gives the features (r, \\*feature_shape) of the given training rows (int64, in any order); its
         memory is bounded by the rows asked for.
     test_x, test_y : arrays (t, \\*feature_shape) and int64 (t,)
-        The test part.
+        The test part; test_y (t, \\*target_shape) where targets are no classes.
     skipped : int
         Training and test rows of the official files that could not be read.
     licence, citation : str
@@ -67,6 +69,14 @@ class RawDataset:
     refit : callable or None
         ``refit(rows)`` is this data set with the normalisation or vocabulary that these training rows alone give; None
         where neither depends on the rows.
+    targets : {"classification", "tokens", "multilabel", "regression"}
+        What is to be learned (`fedmpi.data.schema.TARGETS`).
+    target_shape : tuple of int
+        Of one row's target: (L,) of tokens, (C,) of labels, () or any other of numbers.
+    read_targets : callable or None
+        ``read_targets(rows)`` gives the targets (r, \\*target_shape) of the given training rows, as `read` does the
+        features: whole numbers of tokens (-1 at positions that count nowhere), 0 and 1 or numbers between them of
+        labels, floats of a regression. None where they are the labels.
     """
 
     name: str
@@ -95,3 +105,25 @@ class RawDataset:
     feature_names: tuple[str, ...] = ()
     given_labels: Ints | None = None
     refit: Callable[[Ints], RawDataset] | None = None
+    targets: str = "classification"
+    target_shape: tuple[int, ...] = ()
+    read_targets: Callable[[Ints], AnyArray] | None = None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each row's target is one class."""
+        return self.targets == "classification"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether partition laws may go by the labels."""
+        return self.has_classes or bool(np.any(self.labels))
+
+    @property
+    def label_classes(self) -> int:
+        """Classes of the labels, which are C where each row's target is one."""
+        return self.classes if self.has_classes else int(self.labels.max(initial=0)) + 1
+
+    def targets_of(self, rows: Ints) -> AnyArray:
+        """The targets of training rows (r, \\*target_shape)."""
+        return self.labels[rows] if self.read_targets is None else np.asarray(self.read_targets(rows))

@@ -18,7 +18,17 @@ from data_prep.statistics import class_count_blocks
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of
-from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, ShardFile, shard_name
+from fedmpi.data.schema import (
+    CLASS_COUNTS,
+    CLIENT_IDS,
+    FEATURES,
+    LABELS,
+    OFFSETS,
+    DataDescription,
+    ShardFile,
+    shard_name,
+)
+from fedmpi.data.targets import wrong_target
 
 LONGEST_NAME = 4000
 CHUNK_BYTES = 8 << 20  # larger ones leave the allocator's reuse, and each fresh page costs a fault
@@ -38,7 +48,7 @@ class ShardPlan:
     starts : int64 (shards + 1,)
         First client of every shard.
     label_dtype, count_dtype : dtype
-        Of y and class_counts.
+        Of y and class_counts (which are written where each row has a class).
     """
 
     raw: RawDataset
@@ -58,9 +68,11 @@ def make_plan(raw: RawDataset, partition: Partition, rows: Ints, offsets: Ints, 
         offsets,
         _client_ids(raw, partition),
         shard_starts(np.diff(offsets), shards),
-        smallest_unsigned(raw.classes - 1) if raw.classes <= 256 else np.dtype(np.int32),
+        target_dtype(raw),
         np.dtype(np.uint8),
     )
+    if not raw.has_classes:
+        return draft
     blocks = class_count_blocks(Partition(rows, offsets, "", {}), raw.labels, raw.classes)
     largest = max(int(block.max(initial=0)) for block in blocks)
     return replace(draft, count_dtype=smallest_unsigned(largest))
@@ -87,12 +99,13 @@ def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int],
     with growing_h5(folder / shard_name(index)) as h5:
         store(h5, OFFSETS, plan.offsets[first : last + 1] - plan.offsets[first])
         store(h5, CLIENT_IDS, plan.client_ids[first:last])
-        counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
-        mine = Partition(rows, plan.offsets[first : last + 1] - plan.offsets[first], "", {})
-        filled = 0
-        for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
-            counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
-            filled += len(block)
+        if plan.raw.has_classes:
+            counts = reserve(h5, CLASS_COUNTS, (last - first, plan.raw.classes), plan.count_dtype)
+            mine = Partition(rows, plan.offsets[first : last + 1] - plan.offsets[first], "", {})
+            filled = 0
+            for block in class_count_blocks(mine, plan.raw.labels, plan.raw.classes):
+                counts[filled : filled + len(block)] = block.astype(plan.count_dtype)
+                filled += len(block)
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
 
 
@@ -108,10 +121,10 @@ def write_validation(plan: ShardPlan, path: Path, rows: Ints, offsets: Ints, tic
 def _stream(
     h5: GrowingFile, raw: RawDataset, rows: Ints, label_dtype: np.dtype[Any], tick: Callable[[int], None]
 ) -> None:
-    labels = reserve(h5, LABELS, (len(rows),), label_dtype)
+    labels = reserve(h5, LABELS, (len(rows), *raw.target_shape), label_dtype)
     features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
     for low, part in chunks(raw, rows):
-        labels[low : low + len(part)] = raw.labels[part].astype(label_dtype)
+        labels[low : low + len(part)] = kept_as(raw, _read_targets(raw, part), label_dtype)
         features[low : low + len(part)] = _read(raw, part)
         h5.check()
         tick(len(part) * row_bytes(raw))
@@ -132,6 +145,59 @@ def _read(raw: RawDataset, rows: Ints) -> AnyArray:
         said = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
         raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {said}")
     return x.take(inverse_of(order), axis=0)
+
+
+def _read_targets(raw: RawDataset, rows: Ints) -> AnyArray:
+    """Targets of rows in the order given; the source is read front to back."""
+    if raw.read_targets is None:
+        return raw.labels[rows]
+    order = np.argsort(rows, kind="stable")
+    y = raw.targets_of(rows[order])
+    if y.shape != (len(rows), *raw.target_shape):
+        raise ValueError(f"the reader of {raw.name} gave targets {y.shape}, not {(len(rows), *raw.target_shape)}")
+    return y.take(inverse_of(order), axis=0)
+
+
+def target_dtype(raw: RawDataset) -> np.dtype[Any]:
+    """How targets are stored: classes and tokens in a small type of whole numbers, the others as 0 and 1 or floats."""
+    if raw.has_classes:
+        return smallest_unsigned(raw.classes - 1) if raw.classes <= 256 else np.dtype(np.int32)
+    if raw.targets == "tokens":
+        return np.dtype(np.int16 if raw.classes <= 1 << 15 else np.int32)
+    whole = raw.targets == "multilabel" and np.asarray(raw.test_y).dtype.kind in "bui"
+    return np.dtype(np.uint8 if whole else np.float32)
+
+
+def kept_as(raw: RawDataset, y: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Targets in the type they are stored in.
+
+    Raises
+    ------
+    UserError
+        Some are none, or would not be the same in that type.
+    """
+    if not raw.has_classes:
+        wrong = wrong_target(y, describe(raw))
+        fits = dtype.kind == "f" or y.dtype.kind in "bui" or bool((y == np.floor(y)).all())
+        if wrong is not None or not fits:
+            what = "some are fractions, those of the test part are not" if wrong is None else f"one is {wrong[1]}"
+            raise UserError(f"{raw.name} has targets that are no {raw.targets}: {what}")
+    return y.astype(dtype)
+
+
+def describe(raw: RawDataset) -> DataDescription:
+    """What a model has to know of the data set."""
+    return DataDescription(
+        raw.feature_shape,
+        raw.dtype,
+        raw.classes,
+        raw.task,
+        len(raw.vocabulary),
+        tuple(raw.mean),
+        tuple(raw.std),
+        raw.targets,
+        tuple(raw.target_shape),
+    )
 
 
 def _client_ids(raw: RawDataset, partition: Partition) -> AnyArray:

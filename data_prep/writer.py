@@ -21,7 +21,17 @@ from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.room import SPARE, megabytes
-from data_prep.shard import ShardPlan, chunks, make_plan, row_bytes, write_training, write_validation
+from data_prep.shard import (
+    ShardPlan,
+    chunks,
+    describe,
+    kept_as,
+    make_plan,
+    row_bytes,
+    target_dtype,
+    write_training,
+    write_validation,
+)
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
@@ -37,7 +47,6 @@ from fedmpi.data.schema import (
     VALIDATION,
     VECTORS,
     VOCABULARY,
-    DataDescription,
     Manifest,
     ShardFile,
     read_manifest,
@@ -100,7 +109,7 @@ def write_shards(
         raise UserError(f"--val {val_fraction} is impossible: give a fraction of at least 0 and below 1")
     _check(raw)
     test = np.arange(len(raw.test_y))
-    if partition.balanced_test:
+    if partition.balanced_test and raw.has_classes:
         test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     team = cluster or alone()
     folder = Path(out)
@@ -204,7 +213,7 @@ def _write_rest(
         samples=len(plan.rows),
         classes=raw.classes,
         class_names=raw.class_names,
-        description=_describe(raw),
+        description=describe(raw),
         train=tuple(train),
         test=_write_test(raw, folder / TEST, test),
         val=val,
@@ -224,7 +233,8 @@ def _write_rest(
 
 def _write_test(raw: RawDataset, path: Path, rows: Ints) -> ShardFile:
     with growing_h5(path) as h5:
-        store(h5, LABELS, raw.test_y[rows].astype(np.int64))
+        y, dtype = np.asarray(raw.test_y)[rows], np.dtype(np.int64) if raw.has_classes else target_dtype(raw)
+        store(h5, LABELS, kept_as(raw, y, dtype))
         features = reserve(h5, FEATURES, (len(rows), *raw.feature_shape), raw.dtype)
         for low, part in chunks(raw, rows):
             features[low : low + len(part)] = raw.test_x[part].astype(raw.dtype, copy=False)
@@ -258,12 +268,6 @@ def _write_vectors(raw: RawDataset, folder: Path) -> ShardFile | None:
     return entry(folder / VECTORS)
 
 
-def _describe(raw: RawDataset) -> DataDescription:
-    return DataDescription(
-        raw.feature_shape, raw.dtype, raw.classes, raw.task, len(raw.vocabulary), tuple(raw.mean), tuple(raw.std)
-    )
-
-
 def _check(raw: RawDataset) -> None:
     if raw.task == "text" and not raw.vocabulary:
         raise UserError(f"{raw.name} is text without a vocabulary, so a model could not size its embedding: give one")
@@ -272,6 +276,17 @@ def _check(raw: RawDataset) -> None:
             f"training samples of {raw.name} have the shape {raw.feature_shape}, test samples {raw.test_x.shape[1:]}: "
             "these files do not belong together"
         )
+    if not raw.has_classes:
+        try:
+            describe(raw).check()
+        except ValueError as error:
+            raise UserError(f"the data set {raw.name} cannot be described: {error}") from None
+        if np.shape(raw.test_y)[1:] != tuple(raw.target_shape):
+            raise UserError(
+                f"training targets of {raw.name} have the shape {tuple(raw.target_shape)}, test targets "
+                f"{np.shape(raw.test_y)[1:]}: these files do not belong together"
+            )
+        return
     for part, labels in (("training", raw.labels), ("test", raw.test_y)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < raw.classes:
             raise UserError(

@@ -29,6 +29,7 @@ def partition(
     class_names: tuple[str, ...] = (),
     superclasses: Ints | None = None,
     attribute_of: Callable[[str], Floats] | None = None,
+    labelled: bool = True,
     **options: OptionValue | None,
 ) -> Partition:
     """Draw a partition.
@@ -53,6 +54,8 @@ def partition(
         Superclass of every class.
     attribute_of : callable or None
         ``attribute_of(name)`` gives a number for every row, float64 (n,), as `data_prep.attributes.attribute` does.
+    labelled : bool
+        Whether the labels mean anything; where they do not, laws that go by them are refused.
     **options
         Options of the law; those left out or None take their defaults.
 
@@ -78,6 +81,11 @@ def partition(
     if law.needs and known[law.needs] is None:
         raise UserError(
             f"the partition {name} needs a data set that {NEEDS[law.needs]}, and this one does not: choose another"
+        )
+    if law.by_label and not labelled:
+        raise UserError(
+            f"the partition {name} deals rows out by their classes, but the rows of this data set have none: choose "
+            "iid, a law of sizes, user, or one of your own"
         )
     if len(labels) == 0:
         raise UserError("the data set has no training sample to partition: check the files given by --raw")

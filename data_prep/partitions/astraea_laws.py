@@ -192,4 +192,5 @@ ASTRAEA = Law(
         ),
     ),
     drops=True,
+    by_label=True,
 )

@@ -153,7 +153,8 @@ class Law:
     """One entry of the registry: the function, its options, and one sentence stating the law.
 
     `clients` says what ``--clients`` means to it: "required", or "optional" where the law can count the clients itself;
-    `needs` what it asks of the data set: a key of `NEEDS`, or "" where labels are enough.
+    `needs` what it asks of the data set: a key of `NEEDS`, or "" where labels are enough;
+    `by_label` that it goes by a class of each row, which only some data have.
     """
 
     draw: Callable[[Request], Draw]
@@ -162,3 +163,4 @@ class Law:
     clients: str = "required"
     needs: str = ""
     drops: bool = field(default=False)
+    by_label: bool = False

@@ -160,6 +160,7 @@ DIRICHLET = Law(
         ),
         LawOption("redraws", int, REDRAWS, "draws repeated at most while a client is empty", low=0),
     ),
+    by_label=True,
 )
 SHARDS = Law(
     draw_label_shards,
@@ -169,6 +170,7 @@ SHARDS = Law(
         LawOption("surplus", str, "drop", "rows that fill no shard: drop, or keep (uneven sizes)", ("drop", "keep")),
     ),
     drops=True,
+    by_label=True,
 )
 LABEL_SORTED = Law(
     draw_label_sorted,
@@ -176,4 +178,5 @@ LABEL_SORTED = Law(
     (LawOption("size", int, 300, "samples of a client", low=1),),
     clients="optional",
     drops=True,
+    by_label=True,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedmpi.config.choices import chosen
 from fedmpi.config.local_algorithm import algorithm_refusals
+from fedmpi.config.task_kinds import task_refusals
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -197,6 +198,7 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
         ),
         *_not_summed(c),
         *_unprotected(c),
+        *task_refusals(c),
         *algorithm_refusals(c),
     ]
 

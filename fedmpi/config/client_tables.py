@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmpi.common.registry import DIGITS
+from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import (
     OWN,
     PLANNED,
@@ -18,6 +20,7 @@ from fedmpi.config.base import (
     OpenTable,
     Positive,
     Probability,
+    Table,
     WholeOrZero,
     limits,
     not_with,
@@ -42,6 +45,18 @@ class DataTable(OpenTable):
     """Standardise features by the data set's mean and deviation; false: bytes become [0, 1], other numbers stay."""
 
 
+class LoraTable(Table):
+    """Small matrices that are trained in place of a model's values."""
+
+    rank: Annotated[Count, limits(1, 65_536, "no layer is that wide")] = 4
+    """r, rows of A and columns of B."""
+    alpha: Positive = 8.0
+    """α: what the matrices add is multiplied by α / r."""
+    targets: tuple[str, ...] = ()
+    """Linear layers beside which they stand: names as in the state dict, last parts of them, or patterns (* and ?);
+    none named = all."""
+
+
 class ModelTable(BaseModel):
     """Which model; keys other than `name` are options of the model itself (e.g. hidden = [200, 200] of the MLP)."""
 
@@ -50,24 +65,42 @@ class ModelTable(BaseModel):
     name: Choice = "mlp"
     """A built-in model (mlp, cnn, …), or "package.module:function" of your own: function(description, **options)."""
 
+    lora: LoraTable | None = None
+    """Small matrices beside Linear layers that alone are trained and sent, {rank, alpha, targets}; the other values
+    stay as they are (Hu et al. 2022)."""
+
     @property
     def options(self) -> dict[str, Any]:
-        """The model's own options: every key but `name`."""
-        return dict(self.model_extra or {})
+        """The model's own options: every key but `name`; and `lora` where it is set."""
+        return dict(self.model_extra or {}) | ({"lora": self.lora.model_dump()} if self.lora else {})
 
 
 class TaskTable(OpenTable):
     """What is learned; keys not listed here are options of the loss and of the metrics."""
 
-    kind: Literal["classification"] = "classification"
-    """classification: one of C classes a sample."""
+    kind: Literal["classification", "tokens", "multilabel", "regression"] = "classification"
+    """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
+    next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
     loss: Choice = "cross-entropy"
-    """cross-entropy; label-smoothing (option smoothing); focal (option gamma); or your own "package.module:function":
-    function(outputs (b, C), targets (b,)) -> (b,), one value a sample."""
+    """Of classification and tokens: cross-entropy; label-smoothing (option smoothing); focal (option gamma). Of
+    multilabel: bce, binary cross-entropy of each label. Of regression: mse; l1; huber (option delta). The first of each
+    unless another is named. Or your own "package.module:function": function(outputs (b, …), targets (b, …)) -> (b,),
+    one value a sample."""
     metrics: Choices = ()
-    """What else the global model is evaluated by, beside accuracy and macro-f1, which are always measured: top-k
-    (option k); calibration-error (option bins); or your own "package.module:function": function(outputs, targets) ->
-    dict of sums over the samples, recorded as means: test_NAME, val_NAME."""
+    """What else the global model is evaluated by, beside what its kind always measures (classification: accuracy and
+    macro-f1; tokens: accuracy and perplexity; multilabel: accuracy, macro-f1, mean-average-precision; regression: mae,
+    rmse, r2): top-5; top-k (option k); perplexity; calibration-error (option bins); or your own
+    "package.module:function": function(outputs, targets) -> dict of sums over the samples, recorded as means:
+    test_NAME, val_NAME."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loss_of_kind(cls, given: Any) -> Any:
+        """The kind's own loss where none is named."""
+        if isinstance(given, Mapping) and "loss" not in given:
+            kind = KINDS.get(str(given.get("kind", "")))
+            return given if kind is None else {**given, "loss": kind.loss}
+        return given
 
 
 class ParticipationTable(OpenTable):

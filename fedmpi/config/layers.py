@@ -89,6 +89,13 @@ def dotted(table: Values, prefix: str = "") -> Values:
     return flat
 
 
+def put_over(older: Values, newer: Values) -> None:
+    """Put newer values over older ones; of a table within a table only the keys that it names."""
+    for key, value in newer.items():
+        both = isinstance(value, dict) and isinstance(older.get(key), dict)
+        older[key] = {**older[key], **value} if both else value
+
+
 def assignments(settings: Sequence[str]) -> Values:
     """What `--set` says, as {"part.key": value}.
 

@@ -20,6 +20,7 @@ from fedmpi.config.layers import (
     flatten,
     nested,
     preset_values,
+    put_over,
     read_toml,
     refuse_values_of_digits,
 )
@@ -140,7 +141,7 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
     for origin, table in layers:
         flat = flatten(table, origin)
         drop_alternatives(user, flat)
-        user.update(flat)
+        put_over(user, flat)
         origins.update(dict.fromkeys(flat, origin))
     values: Values = {}
     if base is not None:
@@ -154,7 +155,7 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
     elif user.get("preset") is not None:
         values = preset_values(str(user["preset"]), user)
     drop_alternatives(values, user)
-    values.update(user)
+    put_over(values, user)
     values = without_foreign_options(values, origins, tables_by_name())
     config = _validate(values, origins)
     _refuse_meaningless(config, origins)

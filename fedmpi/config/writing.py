@@ -61,9 +61,11 @@ def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str
 
 def _is_default(config: ConfigTables, key: str) -> bool:
     """Whether a key of the configuration itself, not an option of a part, has the value that it has unless set."""
-    table, _, name = key.rpartition(".")
-    model = getattr(config, table) if table else config
-    field = type(model).model_fields.get(name)
+    *tables, name = key.split(".")
+    model: Any = config
+    for table in tables:
+        model = getattr(model, table, None)
+    field = type(model).model_fields.get(name) if isinstance(model, BaseModel) else None
     return field is not None and getattr(model, name) == field.get_default(call_default_factory=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,12 +18,13 @@ from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile
 from fedmpi.data.shardfile import ShardData
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.statistics import statistics
+from fedmpi.data.targets import MOST_CLASSES, Targets, kept_targets, targets_like
 
 NAME = ARRAYS
 LARGEST_BYTE = 255.0
 MOST_COUNTS = 1 << 31
 """Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
-MOST_CLIENTS, MOST_CLASSES = 1 << 30, 1 << 22
+MOST_CLIENTS = 1 << 30
 
 
 class ArrayShard(ShardData):
@@ -30,22 +32,30 @@ class ArrayShard(ShardData):
 
     Parameters
     ----------
-    x, y : arrays (n, …), int64 (n,)
-        Samples, client after client.
+    x, y : arrays (n, …)
+        Samples and their targets, client after client.
     offsets : int64 (clients + 1,)
         Client k holds rows ``offsets[k] : offsets[k + 1]``.
-    classes : int
-        C.
+    description : DataDescription
+        What they are.
     client_ids : array (clients,), optional
         Names of the clients; by default their indices.
     """
 
-    def __init__(self, x: AnyArray, y: AnyArray, offsets: Ints, classes: int, client_ids: AnyArray | None = None):
-        super().__init__({}, offsets, classes)
-        clients = len(offsets) - 1
-        owner = np.repeat(np.arange(clients), np.diff(offsets))
+    def __init__(
+        self,
+        x: AnyArray,
+        y: AnyArray,
+        offsets: Ints,
+        description: DataDescription,
+        client_ids: AnyArray | None = None,
+    ):
+        super().__init__({}, offsets, description)
+        clients, classes = len(offsets) - 1, description.classes
         self.x, self.y = x, y
-        self.class_counts = np.bincount(owner * classes + y, minlength=clients * classes).reshape(clients, classes)
+        if description.labelled:
+            owner = np.repeat(np.arange(clients), np.diff(offsets))
+            self.class_counts = np.bincount(owner * classes + y, minlength=clients * classes).reshape(clients, classes)
         self.client_ids = np.arange(clients) if client_ids is None else client_ids
 
 
@@ -58,8 +68,9 @@ class ClientArrays:
     ----------
     x : array or tensor (n, …)
         Features: uint8, floats (kept as float32), or whole numbers with `task`.
-    y : array or tensor (n,)
-        Labels, whole numbers from 0 on.
+    y : array or tensor (n, …)
+        Targets: classes (n,), whole numbers from 0 on; tokens (n, L), whole numbers, -1 at positions that count
+        nowhere; labels (n, C), true or false (or numbers from 0 to 1, with `targets`); numbers (n,) or (n, D).
     owner : array or tensor (n,)
         Each sample's client: an index from 0 on, or a name (clients are then numbered in the order of their names).
     test : pair of arrays
@@ -69,7 +80,10 @@ class ClientArrays:
     clients : int, optional
         N, where the last clients hold no sample.
     classes : int, optional
-        C; by default one more than the largest label.
+        C; by default one more than the largest label (of tokens, also of the vocabulary).
+    targets : {"classification", "tokens", "multilabel", "regression"}, optional
+        What y holds: by default whole numbers (n,) are classes, whole numbers (n, L) tokens, booleans (n, C) labels,
+        other numbers are what a regression predicts.
     task : {"image", "text", "vector"}, optional
         What a sample is: by default an image where it has three axes, else a vector. Text is token ids.
     vocabulary : int, optional
@@ -96,6 +110,7 @@ class ClientArrays:
         val: Sequence[Any] | None = None,
         clients: int | None = None,
         classes: int | None = None,
+        targets: Targets | None = None,
         task: Modality | None = None,
         vocabulary: int | None = None,
         mean: float | Sequence[float] | None = None,
@@ -103,7 +118,9 @@ class ClientArrays:
         name: str = "arrays",
     ):
         self.name = name
-        x, y = _features("x", x, task), _labels("y", y)
+        x, y = _features("x", x, task), _array(y)
+        self.targets = targets_like(y, targets)
+        y = kept_targets("y", y, self.targets)
         owner, names = _owners(owner)
         _check_length("y", y, "x", x)
         _check_length("owner", owner, "x", x)
@@ -112,8 +129,8 @@ class ClientArrays:
         count = _count(clients, names, owner)
         self.client_ids = np.arange(count) if names is None else names
         self.x, self.y, self.offsets = _by_owner(x, y, owner, count)
-        self.test = _pair("test", test, x, task)
-        self.val: tuple[AnyArray, Ints] | None = None
+        self.test = self._pair("test", test, task)
+        self.val: tuple[AnyArray, AnyArray] | None = None
         self.val_offsets: Ints | None = None
         if val is not None:
             if not _is_tuple(val, (2, 3)):
@@ -121,8 +138,8 @@ class ClientArrays:
                     f"{NAME}: val must be features and labels, and their owners where clients have their own"
                 )
             self._hold_out(val, task)
-        self.classes = self._classes(classes)
-        if count * self.classes > MOST_COUNTS:
+        self.classes = self._classes(classes, vocabulary)
+        if self.targets == "classification" and count * self.classes > MOST_COUNTS:
             raise UserError(
                 f"{NAME}: {count} clients times {self.classes} classes are more than {MOST_COUNTS} class counts: "
                 "number owners and labels from 0 on without gaps"
@@ -153,11 +170,14 @@ class ClientArrays:
     def store(self) -> ShardStore:
         """The arrays as a store of one shard."""
         parts = {"test": self.test} | ({} if self.val is None else {"val": self.val})
-        shard = ArrayShard(self.x, self.y, self.offsets, self.classes, self.client_ids)
+        shard = ArrayShard(self.x, self.y, self.offsets, self.description, self.client_ids)
         return ShardStore(self._manifest(), [shard], parts, validation_offsets=self.val_offsets)
 
+    def _pair(self, what: str, given: Sequence[Any], task: Modality | None) -> tuple[AnyArray, AnyArray]:
+        return _pair(what, given, self.x, self.y, self.targets, task)
+
     def _hold_out(self, val: Sequence[Any], task: Modality | None) -> None:
-        x, y = _pair("val", val[:2], self.x, task)
+        x, y = self._pair("val", val[:2], task)
         if len(val) > 2:
             owner, names = _owners(val[2], None if self.client_ids.dtype.kind in "iu" else self.client_ids)
             _check_length("val's owner", owner, "val's x", x)
@@ -165,8 +185,15 @@ class ClientArrays:
             x, y, self.val_offsets = _by_owner(x, y, owner, len(self.offsets) - 1)
         self.val = x, y
 
-    def _classes(self, classes: int | None) -> int:
+    def _classes(self, classes: int | None, vocabulary: int | None) -> int:
+        if self.targets not in ("classification", "tokens"):
+            width = math.prod(self.y.shape[1:])
+            if classes not in (None, width):
+                raise UserError(f"{NAME}: classes = {classes}, but a target has {width} values: leave classes out")
+            return width
         found = max(int(y.max(initial=0)) for y in (self.y, self.test[1], *(self.val or ())[1:])) + 1
+        if self.targets == "tokens" and classes is None:
+            found = max(found, vocabulary or 0)
         classes = _whole("classes", classes)
         if classes is not None and classes > MOST_CLASSES:
             raise UserError(f"{NAME}: classes = {classes} is more than {MOST_CLASSES}")
@@ -188,7 +215,8 @@ class ClientArrays:
             parts = (self.x, self.test[0], *(self.val or ())[:1])
             largest = max(int(part.max(initial=0)) for part in parts) + 1
             vocabulary = _whole("vocabulary", vocabulary)
-            return DataDescription(shape, dtype, self.classes, "text", max(largest, vocabulary or 0), (), ())
+            words = max(largest, vocabulary or 0)
+            return DataDescription(shape, dtype, self.classes, "text", words, (), (), self.targets, self.y.shape[1:])
         channels = shape[0] if len(shape) == 3 else 1
         if mean is not None or std is not None:
             centre = _per_channel("mean", 0.0 if mean is None else mean, channels)
@@ -197,7 +225,7 @@ class ClientArrays:
             centre, spread = self._measured(channels) if dtype == "uint8" else ((), ())
         if any(not 0 < value < np.inf for value in spread) or not np.isfinite(centre).all():
             raise UserError(f"{NAME}: std must be above 0 and mean finite, not {std} and {mean}")
-        return DataDescription(shape, dtype, self.classes, task, 0, centre, spread)
+        return DataDescription(shape, dtype, self.classes, task, 0, centre, spread, self.targets, self.y.shape[1:])
 
     def _measured(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of the training samples on the scale of x / 255, as data_prep measures them."""
@@ -214,7 +242,7 @@ class ClientArrays:
             clients=clients,
             samples=samples,
             classes=self.classes,
-            class_names=tuple(map(str, range(self.classes))),
+            class_names=tuple(map(str, range(self.classes))) if self.targets == "classification" else (),
             description=self.description,
             train=(ShardFile("", self.x.nbytes + self.y.nbytes, self.digest, 0, clients, samples),),
             test=ShardFile("", test_x.nbytes + test_y.nbytes, "", samples=len(test_y)),
@@ -279,16 +307,6 @@ def _features(what: str, given: Any, task: Modality | None) -> AnyArray:
     return x
 
 
-def _labels(what: str, given: Any) -> Ints:
-    y = _array(given)
-    if y.ndim != 1 or (y.dtype.kind not in "bui" and len(y)):
-        raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on")
-    if len(y) and not 0 <= y.min() <= y.max() < MOST_CLASSES:
-        wrong = y.min() if y.min() < 0 else y.max()
-        raise UserError(f"{NAME}: {what} holds the label {wrong}: classes are numbered from 0 on without gaps")
-    return y.astype(np.int64)
-
-
 def _owners(given: Any, known: AnyArray | None = None) -> tuple[Ints, AnyArray | None]:
     """The client of every sample, and the clients' names in order where the owners are names."""
     owner = _array(given)
@@ -337,7 +355,7 @@ def _count(clients: int | None, names: AnyArray | None, owner: Ints) -> int:
     return found if clients is None else clients
 
 
-def _by_owner(x: AnyArray, y: Ints, owner: Ints, clients: int) -> tuple[AnyArray, Ints, Ints]:
+def _by_owner(x: AnyArray, y: AnyArray, owner: Ints, clients: int) -> tuple[AnyArray, AnyArray, Ints]:
     """Read-only samples client after client, those of one client in the order given; where each client begins."""
     if (np.diff(owner) < 0).any():
         order = np.argsort(owner, kind="stable")
@@ -352,15 +370,20 @@ def _is_tuple(given: Any, lengths: tuple[int, ...]) -> bool:
     return hasattr(given, "__getitem__") and not isinstance(given, Mapping) and len(given) in lengths
 
 
-def _pair(what: str, given: Sequence[Any], like: AnyArray, task: Modality | None) -> tuple[AnyArray, Ints]:
+def _pair(
+    what: str, given: Sequence[Any], like: AnyArray, targets: AnyArray, kind: str, task: Modality | None
+) -> tuple[AnyArray, AnyArray]:
+    """The features and targets of another part, of the shape of the training samples' ones."""
     if not _is_tuple(given, (2,)):
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
-    x, y = _features(f"{what}'s x", given[0], task), _labels(f"{what}'s y", given[1])
+    x, y = _features(f"{what}'s x", given[0], task), kept_targets(f"{what}'s y", _array(given[1]), kind)
     _check_length(f"{what}'s y", y, f"{what}'s x", x)
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         raise UserError(
             f"{NAME}: {what}'s x has samples {x.dtype} {x.shape[1:]} where those of x are {like.dtype} {like.shape[1:]}"
         )
+    if y.shape[1:] != targets.shape[1:]:
+        raise UserError(f"{NAME}: {what}'s y has targets {y.shape[1:]} where those of y are {targets.shape[1:]}")
     if not len(x):
         raise UserError(f"{NAME}: {what} holds no sample: a run needs at least one")
     return x, y

@@ -42,7 +42,7 @@ def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -
     x, y = np.ascontiguousarray(x[rows]), y[rows]
     x.flags.writeable = y.flags.writeable = False
     manifest = _manifest(chosen, x, y, test_x)
-    return ShardStore(manifest, [ArrayShard(x, y, offsets, CLASSES)], {"test": (test_x, test_y)})
+    return ShardStore(manifest, [ArrayShard(x, y, offsets, manifest.description)], {"test": (test_x, test_y)})
 
 
 def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:

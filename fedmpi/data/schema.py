@@ -1,4 +1,6 @@
-"""The shard schema "fedmpi-shards/1": file names, data set names, and the manifest that describes a folder.
+"""The shard schema: file names, data set names, and the manifest that describes a folder.
+
+"fedmpi-shards/1" is a folder of one class a sample; "fedmpi-shards/2" one of any other targets, and says which.
 
 The only thing that data_prep (which writes) and fedmpi (which reads) agree on; see docs/data.md.
 """
@@ -17,8 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.common.task_kinds import TARGETS
 
-SCHEMA = "fedmpi-shards/1"
+SCHEMA, SCHEMA_OF_TARGETS = "fedmpi-shards/1", "fedmpi-shards/2"
 MANIFEST = "manifest.json"
 TEST = "test.h5"
 VALIDATION = "val.h5"
@@ -53,13 +56,17 @@ class DataDescription:
     dtype : {"uint8", "float32", "int32"}
         Stored dtype of the features.
     classes : int
-        C.
+        C, the values of an output: classes (of each position where targets are tokens), labels, or numbers.
     task : {"image", "text", "vector"}
         What a sample is.
     vocabulary : int
         Number of token ids; 0 unless task is "text".
     mean, std : tuple of float
         Per channel, applied to x / 255 (uint8) or x (float32); empty for token ids.
+    targets : {"classification", "tokens", "multilabel", "regression"}
+        What y holds (`TARGETS`).
+    target_shape : tuple of int
+        Shape of one sample's y: () for a class or a single number, (L,) for tokens, (C,) for labels.
     """
 
     feature_shape: tuple[int, ...]
@@ -69,6 +76,23 @@ class DataDescription:
     vocabulary: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    targets: str = "classification"
+    target_shape: tuple[int, ...] = ()
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every sample has one class."""
+        return self.targets == "classification"
+
+    @property
+    def counted(self) -> bool:
+        """Whether y holds numbers of classes, int64 in memory; otherwise numbers, float32."""
+        return self.targets in ("classification", "tokens")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of one sample's outputs, as a model gives them: (C,), or (L, C) where targets are tokens."""
+        return (*self.target_shape, self.classes) if self.targets == "tokens" else (self.classes,)
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> DataDescription:
@@ -93,6 +117,7 @@ class DataDescription:
             raise ValueError(f"samples of shape {self.feature_shape} hold nothing")
         if self.classes < 1:
             raise ValueError(f"{self.classes} classes: there is at least one")
+        self._check_targets()
         if (self.task == "text") != (self.dtype == "int32") or (self.task == "text" and self.vocabulary < 1):
             raise ValueError("texts are token ids of a vocabulary, int32, and nothing else is")
         channels = self.feature_shape[0] if len(self.feature_shape) == 3 else 1
@@ -100,6 +125,21 @@ class DataDescription:
             raise ValueError(f"mean and std are one number, or one for each of {channels} channels")
         if not all(map(math.isfinite, self.mean)) or not all(SMALLEST_STD < std < math.inf for std in self.std):
             raise ValueError("mean and std are finite numbers, std above 0")
+
+    def _check_targets(self) -> None:
+        shape = self.target_shape
+        if self.targets not in TARGETS:
+            raise ValueError(f"the targets {shown(self.targets, repr)} are unknown here")
+        if any(length < 1 for length in shape):
+            raise ValueError(f"targets of shape {shape} hold nothing")
+        fits = {
+            "classification": shape == (),
+            "tokens": len(shape) == 1,
+            "multilabel": shape == (self.classes,),
+            "regression": math.prod(shape) == self.classes,
+        }
+        if not fits[self.targets]:
+            raise ValueError(f"targets of shape {shape} are no {self.targets} of {self.classes} values")
 
 
 @dataclass(frozen=True)
@@ -129,7 +169,7 @@ class Manifest:
     clients, samples, classes, empty_clients, dropped, skipped : int
         N, n (training), C, clients without a sample, rows the law left out, rows that could not be read.
     class_names : tuple of str
-        C names.
+        C names; may be none where samples have no class of their own.
     description : DataDescription
         Shape, dtype and normalisation of a sample.
     train : tuple of ShardFile
@@ -173,12 +213,21 @@ class Manifest:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of manifest.json."""
-        return {"schema": SCHEMA, **asdict(self)}
+        entries = {"schema": SCHEMA_OF_TARGETS, **asdict(self)}
+        if self.description.labelled:
+            entries["schema"] = SCHEMA
+            entries["description"] = without_targets(entries["description"])
+        return entries
 
     def files(self) -> list[ShardFile]:
         """Every file of the folder but the manifest."""
         others = (self.test, self.val, self.extras, self.words, self.vectors)
         return [*self.train, *(file for file in others if file is not None)]
+
+
+def without_targets(description: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a description without those about targets, which one of a class a sample never had."""
+    return {name: value for name, value in description.items() if name not in ("targets", "target_shape")}
 
 
 def is_folder(path: Path) -> bool:
@@ -218,9 +267,10 @@ def read_manifest(folder: Path) -> Manifest:
         content = from_json(text)
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): {REPREPARE}") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+    if not isinstance(content, dict) or content.get("schema") not in (SCHEMA, SCHEMA_OF_TARGETS):
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
-        raise UserError(f"{path} has the schema {shown(found, repr)} but this version reads {SCHEMA!r}: {REPREPARE}")
+        known = f"{SCHEMA!r} and {SCHEMA_OF_TARGETS!r}"
+        raise UserError(f"{path} has the schema {shown(found, repr)} but this version reads {known}: {REPREPARE}")
     try:
         manifest = TypeAdapter(Manifest).validate_json(text, strict=True)
         _check(manifest)
@@ -242,7 +292,8 @@ def _check(manifest: Manifest) -> None:
     if manifest.clients < 1 or not manifest.train:
         raise ValueError("it lists no client, but a run needs at least one")
     manifest.description.check()
-    if manifest.classes != manifest.description.classes or len(manifest.class_names) != manifest.classes:
+    named = len(manifest.class_names) == manifest.classes or not (manifest.class_names or manifest.description.labelled)
+    if manifest.classes != manifest.description.classes or not named:
         raise ValueError(f"its numbers of classes differ: {manifest.classes}, and {len(manifest.class_names)} names")
     files = manifest.files()
     for file in files:

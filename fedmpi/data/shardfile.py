@@ -23,10 +23,20 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.read_ahead import ReadRequest
-from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, OFFSETS, REPREPARE, ShardFile
+from fedmpi.data.schema import (
+    CLASS_COUNTS,
+    CLIENT_IDS,
+    FEATURES,
+    LABELS,
+    OFFSETS,
+    REPREPARE,
+    DataDescription,
+    ShardFile,
+)
+from fedmpi.data.targets import wrong_target
 
-WHOLE, NAMES = "iu", "iuS"
-KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts"}
+WHOLE, NAMES, NUMBERS = "iu", "iuS", "biuf"
+KINDS = {WHOLE: "whole numbers", NAMES: "whole numbers or texts", NUMBERS: "numbers"}
 """Kinds of dtypes, and their names."""
 H5_ERRORS = (KeyError, RuntimeError, OSError, AttributeError, TypeError, ValueError)
 """What h5py raises when a file is damaged."""
@@ -85,13 +95,13 @@ class ShardData:
         By dataset name.
     offsets : int64 (clients + 1,)
         Client k of the shard holds rows ``offsets[k] : offsets[k + 1]``.
-    classes : int
-        C; labels lie below.
+    description : DataDescription
+        What the samples and their targets are.
     """
 
-    def __init__(self, sections: dict[str, Section], offsets: Ints, classes: int):
+    def __init__(self, sections: dict[str, Section], offsets: Ints, description: DataDescription):
         self._sections = sections
-        self._classes = classes
+        self._description = description
         self.offsets = offsets
 
     @cached_property
@@ -101,14 +111,14 @@ class ShardData:
 
     @cached_property
     def y(self) -> AnyArray:
-        """Labels (n,) as stored, all of them looked at once.
+        """Targets (n, ...) as stored, all of them looked at once.
 
         Raises
         ------
         UserError
-            One is none of the classes.
+            One is none of the classes, or no number.
         """
-        return labels_of(self._sections[LABELS], self._classes)
+        return targets_of(self._sections[LABELS], self._description)
 
     def requests(self, clients: Ints) -> list[ReadRequest]:
         """Where the samples of these clients of the shard lie, those without any left out; none in memory."""
@@ -120,7 +130,7 @@ class ShardData:
 
     @cached_property
     def class_counts(self) -> AnyArray:
-        """Samples of every client and class (clients, C), in a small unsigned type."""
+        """Samples of every client and class (clients, C), in a small unsigned type; where each sample has a class."""
         return self._sections[CLASS_COUNTS].map()
 
     @cached_property
@@ -130,7 +140,7 @@ class ShardData:
         return np.char.decode(stored, "utf-8", "replace") if stored.dtype.kind == "S" else stored
 
 
-def open_train(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtype: str, classes: int) -> ShardData:
+def open_train(path: Path, file: ShardFile, description: DataDescription) -> ShardData:
     """Check a training shard against the manifest's entry and shapes.
 
     Raises
@@ -139,34 +149,40 @@ def open_train(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtyp
         The file is missing, truncated, no HDF5, or disagrees with the manifest.
     """
     check_size(path, file)
-    sections = _sections(path, (FEATURES, LABELS, OFFSETS, CLIENT_IDS, CLASS_COUNTS))
-    _expect(sections, FEATURES, (file.samples, *feature_shape), path, dtype)
-    _expect(sections, LABELS, (file.samples,), path, WHOLE)
+    counted = (CLASS_COUNTS,) if description.labelled else ()
+    sections = _sections(path, (FEATURES, LABELS, OFFSETS, CLIENT_IDS, *counted))
+    _expect_samples(sections, file, description, path)
     _expect(sections, OFFSETS, (file.clients + 1,), path, WHOLE)
     _expect(sections, CLIENT_IDS, (file.clients,), path, NAMES)
-    _expect(sections, CLASS_COUNTS, (file.clients, classes), path, WHOLE)
-    return ShardData(sections, _offsets(sections[OFFSETS], path, file.samples), classes)
+    if counted:
+        _expect(sections, CLASS_COUNTS, (file.clients, description.classes), path, WHOLE)
+    return ShardData(sections, _offsets(sections[OFFSETS], path, file.samples), description)
 
 
-def open_part(path: Path, file: ShardFile, feature_shape: tuple[int, ...], dtype: str) -> tuple[Section, Section]:
+def open_part(path: Path, file: ShardFile, description: DataDescription) -> tuple[Section, Section]:
     """Check test.h5 or val.h5; the sections of x and y. Raises `UserError` as `open_train` does."""
     check_size(path, file)
     sections = _sections(path, (FEATURES, LABELS))
-    _expect(sections, FEATURES, (file.samples, *feature_shape), path, dtype)
-    _expect(sections, LABELS, (file.samples,), path, WHOLE)
+    _expect_samples(sections, file, description, path)
     return sections[FEATURES], sections[LABELS]
 
 
-def labels_of(section: Section, classes: int) -> AnyArray:
-    """The labels of a section, mapped, once all are known to lie in 0 … C − 1; raises `UserError` otherwise."""
-    labels = section.map()
-    if labels.size and not (labels.min() >= 0 and labels.max() < classes):
-        row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+def _expect_samples(sections: dict[str, Section], file: ShardFile, description: DataDescription, path: Path) -> None:
+    """Refuse features or targets of another shape or type than the manifest's."""
+    _expect(sections, FEATURES, (file.samples, *description.feature_shape), path, description.dtype)
+    numbers = WHOLE if description.counted else NUMBERS
+    _expect(sections, LABELS, (file.samples, *description.target_shape), path, numbers)
+
+
+def targets_of(section: Section, description: DataDescription) -> AnyArray:
+    """The targets of a section, mapped, once all are known to be what targets are; raises `UserError` otherwise."""
+    targets = section.map()
+    wrong = wrong_target(targets, description)
+    if wrong is not None:
         raise UserError(
-            f"the label of row {row} of {section.path} is {labels[row]}, none of the {classes} classes: the shard is "
-            f"damaged; {REPREPARE}"
+            f"the label of row {wrong[0]} of {section.path} is {wrong[1]}: the shard is damaged; {REPREPARE}"
         )
-    return labels
+    return targets
 
 
 def part_offsets(path: Path, file: ShardFile, clients: int) -> Ints | None:
@@ -293,7 +309,7 @@ def _section(h5: h5py.File, path: Path, name: str) -> Section:
 def _expect(sections: dict[str, Section], name: str, shape: tuple[int, ...], path: Path, dtype: str) -> None:
     """Refuse a dataset of another shape or type: a dtype, or kinds of them such as whole numbers ("iu")."""
     found = sections[name]
-    fits = found.dtype.kind in dtype if dtype in (WHOLE, NAMES) else found.dtype == np.dtype(dtype)
+    fits = found.dtype.kind in dtype if dtype in KINDS else found.dtype == np.dtype(dtype)
     if found.shape != shape or not fits:
         said = f"{KINDS.get(dtype, dtype)} {shape}"
         raise UserError(

@@ -20,11 +20,11 @@ from fedmpi.data.shardfile import (
     ShardData,
     check_checksum,
     check_size,
-    labels_of,
     open_part,
     open_train,
     part_offsets,
     read_arrays,
+    targets_of,
 )
 
 Samples = tuple[AnyArray, AnyArray]
@@ -115,7 +115,14 @@ class ShardStore:
         return read_arrays(self.folder / self.manifest.extras.name, self.manifest.extras)
 
     def class_counts(self, clients: Ints | None = None) -> Ints:
-        """Samples of every class held by the clients (all of them when None), int64 (m, C)."""
+        """Samples of every class held by the clients (all of them when None), int64 (m, C).
+
+        Raises
+        ------
+        UserError
+            The samples have no class each.
+        """
+        self._need_classes()
         if clients is None:
             return np.concatenate([shard.class_counts for shard in self._shards]).astype(np.int64)
         wanted = np.asarray(clients, np.int64)
@@ -128,10 +135,18 @@ class ShardStore:
 
     def class_count_blocks(self) -> Iterator[AnyArray]:
         """Class counts (m, C) of all clients in blocks, as stored: for passes over a large population."""
+        self._need_classes()
         step = max(1, _CELLS_AT_ONCE // self.description.classes)
         for shard in self._shards:
             counts = shard.class_counts
             yield from (counts[low : low + step] for low in range(0, len(counts), step))
+
+    def _need_classes(self) -> None:
+        if not self.description.labelled:
+            raise UserError(
+                f"the samples of {self.name} have no class each (targets: {self.description.targets}), so nothing can "
+                "be chosen by how many samples of a class a client holds"
+            )
 
     def client(self, client: int) -> Samples:
         """Features and labels of one client: read-only views of the mapped shard, in the stored dtypes."""
@@ -177,18 +192,19 @@ class ShardStore:
             order = np.argsort(positions, kind="stable")  # files are read front to back
             x, y = self.rows(positions[order])
             back = inverse_of(order)
-            return x.take(back, axis=0), y.take(back)
+            return x.take(back, axis=0), y.take(back, axis=0)
         if len(positions) and not 0 <= positions[0] <= positions[-1] < self.samples:
             raise IndexError(f"sample positions must lie in 0 ... {self.samples - 1}")
         x = np.empty((len(positions), *self.description.feature_shape), self.description.dtype)
-        y = np.empty(len(positions), np.int64)
+        numbers = np.int64 if self.description.counted else np.float32
+        y = np.empty((len(positions), *self.description.target_shape), numbers)
         cuts = np.searchsorted(positions, self._sample_starts)
         for shard in np.flatnonzero(np.diff(cuts)).tolist():
             mine = slice(cuts[shard], cuts[shard + 1])
             local = positions[mine] - self._sample_starts[shard]
             # With "clip" take writes into x directly; the positions are in range.
             self._shards[shard].x.take(local, axis=0, out=x[mine], mode="clip")
-            y[mine] = self._shards[shard].y.take(local)
+            y[mine] = self._shards[shard].y.take(local, axis=0)
         return x, y
 
     def span(self, start: int, stop: int) -> list[Samples]:
@@ -246,7 +262,8 @@ class ShardStore:
         folder, manifest = self.folder or Path(), self.manifest
         for file, shard in zip(manifest.train, self._shards, strict=True):
             check_features(folder / file.name, shard.x, self.description)
-            check_counts(folder / file.name, shard, self.description.classes)
+            if self.description.labelled:
+                check_counts(folder / file.name, shard, self.description.classes)
         for name, held in (("test", manifest.test), ("val", manifest.val)):
             if held is not None and name in self._parts:
                 check_features(folder / held.name, self._part(name)[0], self.description)
@@ -256,13 +273,13 @@ class ShardStore:
         if isinstance(x, Section):
             x = x.map()
         if isinstance(y, Section):
-            y = labels_of(y, self.description.classes)
+            y = targets_of(y, self.description)
         self._parts[name] = x, y
         return x, y
 
 
 def _take(shard: ShardData, rows: Ints) -> Samples:
-    return shard.x.take(rows, axis=0), shard.y.take(rows)
+    return shard.x.take(rows, axis=0), shard.y.take(rows, axis=0)
 
 
 def open_folder(folder: Path, verify: bool = False) -> ShardStore:
@@ -280,12 +297,10 @@ def open_folder(folder: Path, verify: bool = False) -> ShardStore:
         The folder or a file in it is missing, damaged or of another schema.
     """
     manifest = read_manifest(folder)
-    shape, dtype, classes = manifest.description.feature_shape, manifest.description.dtype, manifest.description.classes
-    shards = [open_train(folder / file.name, file, shape, dtype, classes) for file in manifest.train]
+    described = manifest.description
+    shards = [open_train(folder / file.name, file, described) for file in manifest.train]
     named: dict[str, ShardFile | None] = {"test": manifest.test, "val": manifest.val}
-    parts = {
-        name: open_part(folder / file.name, file, shape, dtype) for name, file in named.items() if file is not None
-    }
+    parts = {name: open_part(folder / file.name, file, described) for name, file in named.items() if file is not None}
     for file in manifest.files():
         check_size(folder / file.name, file)
         if verify:

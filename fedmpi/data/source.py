@@ -101,6 +101,7 @@ class ClientData:
         self.description = store.description if standardise else replace(store.description, mean=(), std=())
         self.sizes: Ints = store.sizes
         self.normalise = Normaliser(self.description, self.device)
+        self._numbers: type[np.generic] = np.int64 if self.description.counted else np.float32
         self._kept: dict[int, Tensors] = {}
         self._residence = Residence.on(self.device) if resident_bytes is None else Residence(resident_bytes)
 
@@ -118,6 +119,7 @@ class ClientData:
         -------
         x : float32 or int32 (r, \\*feature_shape)
         y : int64 (r,)
+            The targets: int64 (r, L) for tokens, float32 (r, \\*target_shape) for labels and numbers.
         """
         client = int(client)
         kept = self._kept.get(client)
@@ -125,7 +127,7 @@ class ClientData:
             return kept if rows is None else self._pick(kept, rows)
         x, y = self.store.client(client)
         if rows is not None:
-            return self._tensors(x.take(rows, axis=0), y.take(rows))
+            return self._tensors(x.take(rows, axis=0), y.take(rows, axis=0))
         tensors = self._tensors(x, y)
         self._keep(client, tensors)
         return tensors
@@ -148,8 +150,8 @@ class ClientData:
         return self._tensors(*self.store.rows(self.positions(np.asarray(clients, np.int64), rows_of)))
 
     def labels(self, client: int) -> Ints:
-        """The labels of one client, int64 (n,), a copy."""
-        return self.store.client(client)[1].astype(np.int64)
+        """The targets of one client, a copy: int64 (n,) of classes, otherwise as `load` gives them."""
+        return self.store.client(client)[1].astype(self._numbers)
 
     def positions(self, clients: Ints, rows_of: Sequence[Ints | None]) -> Ints:
         """Global sample positions of the clients' rows, client after client, int64 (sum of r,)."""
@@ -187,7 +189,7 @@ class ClientData:
         return tensors
 
     def _tensors(self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> Tensors:
-        return self.normalise(x), torch.from_numpy(y.astype(np.int64)).to(self.device)
+        return self.normalise(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
 
     def _pick(self, kept: Tensors, rows: Ints) -> Tensors:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)

@@ -58,8 +58,11 @@ def draw(store: ShardStore, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_INCHES, layout="constrained")
-    bubbles, histogram = figure.subplots(1, 2, width_ratios=(5, 3))
-    _draw_bubbles(bubbles, store)
+    if store.description.labelled:
+        bubbles, histogram = figure.subplots(1, 2, width_ratios=(5, 3))
+        _draw_bubbles(bubbles, store)
+    else:
+        histogram = figure.subplots()
     _draw_sizes(histogram, store.sizes)
     law = store.manifest.partition
     figure.suptitle(f"{store.name}, {law}: {store.clients:,} clients, {store.samples:,} samples")

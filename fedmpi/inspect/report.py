@@ -88,15 +88,19 @@ def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
     return client, label, held, size
 
 
-def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]]) -> Heterogeneity:
+def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]] | None) -> Heterogeneity:
     """All measures of a partition.
 
     Parameters
     ----------
     sizes : int64 (N,)
-    count_blocks : callable
-        Gives the class counts (m, C) of all clients in blocks; called twice.
+    count_blocks : callable or None
+        Gives the class counts (m, C) of all clients in blocks; called twice. None where samples have no class: what is
+        made of them is then 0.
     """
+    if count_blocks is None:
+        nothing = np.zeros(0, np.int64)
+        return Heterogeneity(*_of_sizes(sizes), (0, 0.0, 0), 0.0, 0.0, 0.0, nothing)
     totals = np.asarray(sum(block.sum(axis=0, dtype=np.int64) for block in count_blocks()), np.int64)
     pooled, uniform = totals / totals.sum(), np.full(len(totals), 1 / len(totals))
     sums = np.zeros(3)
@@ -110,20 +114,22 @@ def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]]) -> Hetero
         measures = divergences(block, pooled), divergences(block, uniform), label_distances(block, pooled)
         sums += [values.sum() for values in measures]
     kl_to_global, kl_to_uniform, label_emd = (sums / seen).tolist()
-    low, first, median, third, high = (float(value) for value in np.percentile(sizes, (0, 25, 50, 75, 100)))
     return Heterogeneity(
-        clients=len(sizes),
-        samples=int(sizes.sum()),
-        empty_clients=len(sizes) - seen,
-        size_quartiles=(low, first, median, third, high),
-        size_mean=float(sizes.mean()),
-        gini=gini(sizes),
+        *_of_sizes(sizes),
         classes_per_client=(fewest, held_sum / seen, most),
         kl_to_global=kl_to_global,
         kl_to_uniform=kl_to_uniform,
         label_emd=label_emd,
         class_totals=totals,
     )
+
+
+def _of_sizes(sizes: Ints) -> tuple[int, int, int, tuple[float, float, float, float, float], float, float]:
+    """The first fields of `Heterogeneity`, which follow from the sizes."""
+    low, first, median, third, high = (float(value) for value in np.percentile(sizes, (0, 25, 50, 75, 100)))
+    quartiles = low, first, median, third, high
+    empty = int(np.count_nonzero(sizes == 0))
+    return len(sizes), int(sizes.sum()), empty, quartiles, float(sizes.mean()), gini(sizes)
 
 
 @dataclass(frozen=True)
@@ -168,13 +174,21 @@ class Inspection:
                 f"min {low:g}, quartiles {first:g} | {median:g} | {third:g}, max {high:g}, mean {found.size_mean:.4g}",
             ),
             ("size imbalance", f"Gini {found.gini:.3f}"),
-            ("classes per client", f"min {fewest}, mean {mean_classes:.2f}, max {most} of {manifest.classes}"),
-            ("class totals", f"min {found.class_totals.min():,}, max {found.class_totals.max():,}"),
-            ("KL to pooled labels", f"mean {found.kl_to_global:.4f} nats"),
-            ("KL to uniform labels", f"mean {found.kl_to_uniform:.4f} nats"),
-            ("EMD of labels", f"mean {found.label_emd:.4f} (sum of |p_k - p|, at most 2)"),
-            ("files", self._files()),
         ]
+        if manifest.description.labelled:
+            lines += [
+                ("classes per client", f"min {fewest}, mean {mean_classes:.2f}, max {most} of {manifest.classes}"),
+                ("class totals", f"min {found.class_totals.min():,}, max {found.class_totals.max():,}"),
+                ("KL to pooled labels", f"mean {found.kl_to_global:.4f} nats"),
+                ("KL to uniform labels", f"mean {found.kl_to_uniform:.4f} nats"),
+                ("EMD of labels", f"mean {found.label_emd:.4f} (sum of |p_k - p|, at most 2)"),
+            ]
+        else:
+            of = " x ".join(map(str, manifest.description.target_shape)) or "one"
+            lines += [
+                ("targets", f"{manifest.description.targets}, {of} a sample, {manifest.classes} values an output")
+            ]
+        lines += [("files", self._files())]
         return lines + [("note", note) for note in manifest.notes]
 
     def plot(self, path: Path | str) -> None:
@@ -197,7 +211,8 @@ class Inspection:
 def inspect_store(store: ShardStore, verified: bool = False) -> Inspection:
     """Measure an open store."""
 
-    return Inspection(store, measure(store.sizes, store.class_count_blocks), verified)
+    blocks = store.class_count_blocks if store.description.labelled else None
+    return Inspection(store, measure(store.sizes, blocks), verified)
 
 
 def inspect_folder(path: Path | str, verify: bool = False, digits_options: dict[str, Any] | None = None) -> Inspection:

@@ -6,6 +6,7 @@ nothing but the model and its own samples: not on the rank, nor on who is measur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -22,7 +24,9 @@ from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
+from fedmpi.tasks.metrics import Metric, MetricTally
 
 ROWS_AT_ONCE = 2000
 
@@ -59,6 +63,9 @@ class ClientMeasures:
         module = build(config.model.name, config.model.options, data.description, config.seed)
         self.model = FlatModel(module, device, loss)
         self._point = torch.empty_like(self.model.initial)
+        measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
+        self._metrics = [Metric(resolve("metric", name)) for name in measured]
+        self._rows = rows_at_once(data.description, ROWS_AT_ONCE)
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
         """The numbers of these clients at the model w (d,), float64 (k, names); NaN for clients without samples.
@@ -94,7 +101,7 @@ class ClientMeasures:
         return np.stack([columns[name] for name in names], axis=1) if names else np.empty((len(clients), 0))
 
     def _evaluated(self, round: int, w: Tensor, client: int) -> tuple[float, float]:
-        """Mean loss and accuracy over all samples of a client, in evaluation mode."""
+        """Mean loss and accuracy over all samples of a client, in evaluation mode; NaN where the task has none."""
         draws = forward_traits(self.model, self.data.description).draws
         with named_client(client, self.rank), kept_generator() if draws else nullcontext():
             if draws:
@@ -102,13 +109,13 @@ class ClientMeasures:
             self.model.bind(self._point.copy_(w))
             self.model.module.eval()
             x, y = self.data.load(client)
-            total, correct = 0.0, 0
+            total, tally = 0.0, MetricTally(self._metrics, self.model.loss.kind)
             with torch.inference_mode():
-                for first in range(0, len(y), ROWS_AT_ONCE):
-                    part = slice(first, first + ROWS_AT_ONCE)
+                for first in range(0, len(y), self._rows):
+                    part = slice(first, first + self._rows)
                     outputs = self.model.module(x[part])
                     total += float(self.model.loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
-                    correct += int((outputs.argmax(dim=1) == y[part]).sum())
+                    tally.add(outputs, y[part])
             if not np.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
-        return total / len(y), correct / len(y)
+        return total / len(y), tally.numbers().get("accuracy", math.nan) if tally.judged else math.nan

@@ -20,6 +20,7 @@ from fedmpi.local.diagnostics import weight_divergence
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 ROWS_AT_ONCE = 2000
@@ -41,7 +42,7 @@ class LocalLosses:
     """
 
     def __init__(self, config: Config, data: DataSource, device: torch.device, loss: Loss = CROSS_ENTROPY):
-        self.data = data
+        self.data, self._rows = data, rows_at_once(data.description, ROWS_AT_ONCE)
         module = build(config.model.name, config.model.options, data.description, config.seed)
         self.model = FlatModel(module, device, loss)
         self.model.module.eval()
@@ -65,8 +66,8 @@ class LocalLosses:
         self.model.bind(values)
         total = 0.0
         with torch.inference_mode():
-            for first in range(0, len(y), ROWS_AT_ONCE):
-                part = slice(first, first + ROWS_AT_ONCE)
+            for first in range(0, len(y), self._rows):
+                part = slice(first, first + self._rows)
                 total += self.model.loss.total(self.model.module(x[part]), y[part])
         return total / len(y)
 

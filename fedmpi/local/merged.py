@@ -26,6 +26,7 @@ from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, tas
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.models.memory import halved
+from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
@@ -69,7 +70,7 @@ class MergedEngine:
     ):
         self.on_divergence = on_divergence or OnDivergence()
         self._left_out: list[int] = []
-        self._rows = CHUNK_ROWS.get(model.device.type, CHUNK_ROWS["cpu"])
+        self._rows = rows_at_once(source.description, CHUNK_ROWS.get(model.device.type, CHUNK_ROWS["cpu"]))
         self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
         self._load_positions = getattr(source, "load_positions", None)

@@ -24,6 +24,7 @@ from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import DataSource
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel, add_gradients
+from fedmpi.tasks.kinds import rows_at_once
 
 Probe = Literal["full", "batch", "sample"]
 
@@ -88,7 +89,7 @@ def client_gradients(
                 seed_module(streams, round, client)
             rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client, purpose)
             x, y = source.load(client, rows)
-            _mean_gradient(model, point.copy_(w), x, y, gradient)
+            _mean_gradient(model, point.copy_(w), x, y, gradient, rows_at_once(source.description, PROBE_ROWS))
             if not bool(torch.isfinite(gradient.sum())):
                 raise FloatingPointError("its gradient is not finite: training diverged; lower local.lr")
         yield client, gradient
@@ -160,13 +161,13 @@ def _probed_count(n: int, probe: Probe, batch_rows: int | None) -> int:
     return min(n, {"full": n, "batch": n if batch_rows is None else batch_rows, "sample": 1}[probe])
 
 
-def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: Tensor) -> None:
-    """The gradient of the mean loss of (x, y) at `point`, into `out` (t,)."""
+def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: Tensor, rows: int) -> None:
+    """The gradient of the mean loss of (x, y) at `point`, into `out` (t,), in passes of so many rows."""
     model.bind(point)
     model.module.train()
     model.masks.source = NoMasks()
     views = model.views(out.zero_())
-    for first in range(0, len(y), PROBE_ROWS):
-        part = slice(first, first + PROBE_ROWS)
+    for first in range(0, len(y), rows):
+        part = slice(first, first + rows)
         _, gradients = model.loss_gradient(x[part], y[part])
         add_gradients(views, gradients, len(y[part]) / len(y))

@@ -225,7 +225,7 @@ class SequentialEngine:
         """The rows of a client in the order they are visited, in memory that is used again."""
         buffers = self._gathered
         if buffers is None or len(buffers[0]) < len(rows) or buffers[0].shape[1:] != x.shape[1:]:
-            buffers = self._gathered = x.new_empty(len(rows), *x.shape[1:]), y.new_empty(len(rows))
+            buffers = self._gathered = x.new_empty(len(rows), *x.shape[1:]), y.new_empty(len(rows), *y.shape[1:])
         some_x, some_y = buffers[0][: len(rows)], buffers[1][: len(rows)]
         torch.index_select(x, 0, rows, out=some_x)
         torch.index_select(y, 0, rows, out=some_y)

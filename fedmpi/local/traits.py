@@ -94,7 +94,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
             torch.default_generator.manual_seed(0)
             whole = _logits(model, x, description)
             halves = [_logits(model, half, description) for half in x.chunk(2)]
-            loss = loss_traits(model.loss, whole, description.classes)
+            loss = loss_traits(model.loss, whole, description)
             kept = _bytes_kept(model, x)
     finally:
         model.masks.source = previous
@@ -179,15 +179,25 @@ def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor
             f"the model cannot read {description.task} samples of shape {tuple(description.feature_shape)}: "
             f"{raised(error)}"
         ) from error
-    if not isinstance(logits, Tensor) or logits.shape != (len(x), description.classes):
+    if not isinstance(logits, Tensor) or not _fits(tuple(logits.shape), len(x), description):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(
-            f"the model must return logits of shape (samples, {description.classes}), one a class of the data, "
-            f"but {len(x)} samples gave {found}"
-        )
+        wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"
+        what = {
+            "classification": f"logits of shape {wanted}, one a class of the data",
+            "tokens": f"logits of shape {wanted}, one a class at every position",
+            "multilabel": f"logits of shape {wanted}, one a label",
+            "regression": f"outputs of shape {wanted}, the numbers to predict",
+        }[description.targets]
+        raise UserError(f"the model must return {what}, but {len(x)} samples gave {found}")
     if logits.device != x.device:
         raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {logits.device}")
     return logits
+
+
+def _fits(shape: tuple[int, ...], samples: int, description: DataDescription) -> bool:
+    """Whether outputs of this shape are those of the task; numbers may also have the shape of the targets."""
+    own = description.targets == "regression" and shape[1:] == description.target_shape
+    return shape[:1] == (samples,) and (own or shape[1:] == description.output_shape)
 
 
 def _made_up_samples(model: FlatModel, description: DataDescription) -> Tensor:

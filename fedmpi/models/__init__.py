@@ -14,6 +14,7 @@ from fedmpi.cluster.memory import free_memory
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.registry import object_name, resolve
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.lora import with_lora
 from fedmpi.models.room import BuiltWithin
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def build(
         A built-in name; "package.module:function" or the function itself, called as
         function(description, **options); or a module, which is copied and keeps its values.
     options : mapping
-        The model's own options.
+        The model's own options; and "lora", of small matrices that are trained in place of its values (`models.lora`).
     description : DataDescription
         The data it is for.
     seed : int
@@ -52,7 +53,7 @@ def build(
     Returns
     -------
     nn.Module
-        On the CPU, mapping (b, …) samples to (b, C) logits.
+        On the CPU, mapping (b, …) samples to (b, C) logits, or (b, L, C) where targets are tokens.
 
     Raises
     ------
@@ -60,10 +61,12 @@ def build(
         Unknown name, failing import, an option the model does not have, or anything its function raises; `NoRoom`
         where its values would take more memory than there is.
     """
+    lora = options.get("lora")
+    options = {key: value for key, value in options.items() if key != "lora"}
     if isinstance(name, nn.Module):
         if options:
             raise UserError(f"model.{next(iter(options))} means nothing here: the model is given as a module")
-        return copy.deepcopy(name)
+        return _adapted(copy.deepcopy(name), lora, seed)
     part = resolve("model", name)
     checked = part.checked(options)
     room = free_memory() if room is None else room
@@ -82,7 +85,16 @@ def build(
         raise UserError(
             f"model.name = {part.name!r} returned {type(model).__name__}: the function must return a nn.Module"
         )
-    return model
+    return _adapted(model, lora, seed)
+
+
+def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.Module:
+    """The model, or the model with small matrices, drawn from the stream (MODEL_INIT, 1), that alone are trained."""
+    if lora is None:
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT, 1))
+        return with_lora(model, lora)
 
 
 def in_words(name: Any, options: Mapping[str, Any]) -> str:

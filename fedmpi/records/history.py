@@ -10,6 +10,7 @@ import math
 import time
 from typing import Any
 
+from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import Config
 from fedmpi.updates.traffic import cost_to_target
 
@@ -42,6 +43,7 @@ class History:
 
     def __init__(self, config: Config, keeps: bool):
         self.config = config
+        self._kind = KINDS[config.task.kind]
         self.rounds = 0
         self.seconds_before = 0.0
         self.changes: list[str] = []
@@ -71,8 +73,9 @@ class History:
         self.rounds += 1
         if self._lines is not None:
             self._lines.append(as_line(record))
-        self._judge = "val" if "val_accuracy" in record else self._judge
-        judged = record.get(f"{self._judge}_accuracy")
+        score = self._kind.score
+        self._judge = "val" if f"val_{score}" in record else self._judge
+        judged = record.get(f"{self._judge}_{score}")
         self._last = {**self._last, **record} if judged is None else record
         for link in self._links:
             self._links[link] += int(record.get(f"bytes_{link}", 0))
@@ -81,15 +84,16 @@ class History:
         self._spent |= {key: record[key] for key in SPENT if key in record}
         self._accuracies.append(record.get("test_accuracy", record.get("val_accuracy")))
         self._round_bytes.append(sum(int(record.get(f"bytes_{link}", 0)) for link in LINKS))
-        if judged is not None and judged > self._best.get(f"{self._judge}_accuracy", -1.0):
+        best = self._best.get(f"{self._judge}_{score}")
+        if judged is not None and (best is None or (judged > best if self._kind.higher else judged < best)):
             self._best = record
 
     def summary(self, facts: Record) -> Record:
         """Final and best scores, seconds, samples, privacy, bytes over the whole run, and the facts of the run."""
-        parts = dict.fromkeys(("test", self._judge))
+        parts, score = dict.fromkeys(("test", self._judge)), self._kind.score
         summary: Record = {
             "final": {k: v for k, v in self._last.items() if k.startswith(SCORES) or k in ("round", "train_loss")},
-            **{f"best_{part}_accuracy": self._best.get(f"{part}_accuracy") for part in parts},
+            **{f"best_{part}_{score}": self._best.get(f"{part}_{score}") for part in parts},
             "best_round": self._best.get("round"),
             "best_chosen_on": self._judge,
             "wall_seconds": self.seconds,

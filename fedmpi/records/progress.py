@@ -192,11 +192,24 @@ class TerminalWarnings(logging.Handler):
         print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
+LOSSES = {"test": "test loss", "val": "validation loss"}
+MEASURED = {
+    "macro_f1": "macro-F1",
+    "perplexity": "perplexity",
+    "mean_average_precision": "mean average precision",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R²",
+}
+
+
 def _facts(record: dict[str, Any]) -> dict[str, str]:
     facts = {"loss": f"loss {record['train_loss']:.4f}"} if record.get("train_loss") is not None else {}
     for part, name in (("test", "accuracy"), ("val", "validation accuracy")):
         if f"{part}_accuracy" in record:
             facts[name] = f"{name} {record[f'{part}_accuracy']:.4f}"
+        elif f"{part}_loss" in record:
+            facts[name] = f"{LOSSES[part]} {_number(record[f'{part}_loss'])}"
     if record["seconds"] > 0:
         facts["clients/s"] = f"{record['participants'] / record['seconds']:.0f} clients/s"
     return facts
@@ -236,7 +249,12 @@ def _scores(summary: dict[str, Any]) -> dict[str, str]:
             rows[f"{name} accuracy"] = _number(final.get(f"{part}_accuracy"))
             rows[f"best {name} accuracy"] = f"{_number(summary[f'best_{part}_accuracy'])} ({best})"
             rows[f"{name} loss"] = _number(final.get(f"{part}_loss"))
-            rows["macro-F1" if part == "test" else "validation macro-F1"] = _number(final.get(f"{part}_macro_f1"))
+        elif f"{part}_loss" in final:
+            rows[f"{name} loss"] = _number(final.get(f"{part}_loss"))
+            rows[f"best {name} loss"] = f"{_number(summary[f'best_{part}_loss'])} ({best})"
+        for key, title in MEASURED.items():
+            if f"{part}_{key}" in final:
+                rows[title if part == "test" else f"validation {title}"] = _number(final.get(f"{part}_{key}"))
     return rows
 
 

@@ -26,6 +26,7 @@ from fedmpi.config import Config, config_toml
 from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
 from fedmpi.records.checkpoint import Checkpoint, copied, newest_checkpoint, save_checkpoint
+from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
@@ -35,7 +36,16 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger("fedmpi")
-WRITTEN = ("config.toml", "metrics.jsonl", "run.log", "summary.json", "model.safetensors", "engine.json")
+WRITTEN = (
+    "config.toml",
+    "metrics.jsonl",
+    "run.log",
+    "summary.json",
+    "model.safetensors",
+    "engine.json",
+    CONFUSION,
+    CLASSES,
+)
 """Files of a run that are written to, or replaced, while it lasts."""
 OF_A_RUN = (
     "config.toml",
@@ -44,6 +54,8 @@ OF_A_RUN = (
     "model.safetensors",
     "summary.json",
     "engine.json",
+    CONFUSION,
+    CLASSES,
     "run.log",
     FOLDER,
 )
@@ -193,7 +205,12 @@ class Recorder:
                 f"rounds = {next_round} or more, or choose another --out"
             )
         if next_round < self.config.rounds:
-            for name in ("summary.json", "model.safetensors"):  # the summary tells that there is a final model
+            for name in (
+                "summary.json",
+                "model.safetensors",
+                CONFUSION,
+                CLASSES,
+            ):  # the summary tells that there is a final model
                 (self.folder / name).unlink(missing_ok=True)
         if self.changes.keys:
             write_whole(self.folder / "config.toml", self.changes.text(self.config, next_round))
@@ -269,11 +286,13 @@ class Recorder:
         """Wait until the last checkpoint is on the disk."""
         self._beside.wait()
 
-    def finish(self, model: nn.Module, facts: Record) -> Record:
-        """Write the final model and the summary; returns the summary."""
+    def finish(self, model: nn.Module, facts: Record, confusion: Confusion | None = None) -> Record:
+        """Write the final model, whom it takes for whom where that is known, and the summary; returns the summary."""
         self.saved()
         with self._writing():
             write_whole(self.folder / "model.safetensors", model_file(model))
+            for name, content in (confusion.files() if confusion is not None else {}).items():
+                write_whole(self.folder / name, content)
             kept = {"plugins": digests(self.sources)} if self.sources else {}
             summary = self.history.summary(facts | kept)
             write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

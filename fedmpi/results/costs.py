@@ -40,13 +40,15 @@ def spent(records: Sequence[Record]) -> dict[str, Floats]:
 
 
 def judged(records: Sequence[Record]) -> str:
-    """The key of the accuracy that judges a run: on the test part, or on the validation part if only that is told."""
-    return "test_accuracy" if any("test_accuracy" in record for record in records) else "val_accuracy"
+    """The key that judges a run: its accuracy on the test part, or on the validation part if only that is told; the
+    loss on them of tasks without one."""
+    keys = ("test_accuracy", "val_accuracy", "test_loss", "val_loss")
+    return next((key for key in keys if any(key in record for record in records)), "val_accuracy")
 
 
 def rises(key: str) -> bool:
     """Whether more of what a record tells is better."""
-    return not key.endswith(("loss", "seconds")) and not key.startswith("bytes")
+    return not key.endswith(("loss", "seconds", "perplexity", "mae", "rmse")) and not key.startswith("bytes")
 
 
 def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:

@@ -20,6 +20,7 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
+from fedmpi.config.base import written
 from fedmpi.config.choices import chosen, data_options, options
 from fedmpi.data.copies.client_samples import SampleSource, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
@@ -45,6 +46,7 @@ from fedmpi.rounds.sum import Around, RoundTotals, own_updates
 from fedmpi.rounds.training import Trainer
 from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
+from fedmpi.tasks.kinds import check_targets
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
 from fedmpi.updates.compression import check_residuals
@@ -131,7 +133,8 @@ class Experiment:
         samples = client_samples(config, store, streams, device)
         data = samples.data
         evaluated = EvaluatedParts(config, store, data)
-        loss = task_loss(config.task.loss, options(config, "loss"))
+        check_targets(config.task.kind, store.description, str(written(config.data.shards)))
+        loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
         model = FlatModel(build_model(config, data.description, device, cluster), device, loss)
         check_buffers(config, model)
         settle_threads(config, cluster, model.size, data.sizes)

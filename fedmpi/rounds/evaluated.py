@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import resolve
+from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import Config
 from fedmpi.config.choices import all_chosen, options_of_part
 from fedmpi.data.copies.client_samples import SampleSource
@@ -13,10 +15,19 @@ from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.shards import ShardStore
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved
-from fedmpi.tasks.evaluation import BUILT_IN, Evaluation, evaluate
-from fedmpi.tasks.metrics import ALWAYS, Metric
+from fedmpi.records.confusion import Confusion
+from fedmpi.tasks.evaluation import Evaluation, evaluate
+from fedmpi.tasks.kinds import rows_at_once
+from fedmpi.tasks.metrics import Metric
 
 NAMES = {"test": "test", "val": "validation"}
+
+
+def task_metrics(config: Config) -> list[Metric]:
+    """What a run measures: what its kind of task always does, and what else `task.metrics` names."""
+    always = KINDS[config.task.kind].metrics
+    chosen = [*(resolve("metric", name) for name in always), *all_chosen(config, "metric")]
+    return [Metric(part, options_of_part(config, part)) for part in dict.fromkeys(chosen)]
 
 
 class EvaluatedParts:
@@ -33,6 +44,8 @@ class EvaluatedParts:
     ----------
     most_samples : int
         Of the largest of the parts.
+    confusion : Confusion or None
+        Of the model evaluated last, on the test part of a classification.
 
     Raises
     ------
@@ -42,11 +55,10 @@ class EvaluatedParts:
 
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
-        self._data, self._rows = data, config.evaluation.batch_size
-        self.metrics = [
-            *BUILT_IN,
-            *(Metric(p, options_of_part(config, p)) for p in all_chosen(config, "metric") if p.name not in ALWAYS),
-        ]
+        self._data, self._rows = data, rows_at_once(data.description, config.evaluation.batch_size)
+        self.metrics = task_metrics(config)
+        self.confusion: Confusion | None = None
+        self._names = store.manifest.class_names
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         self.most_samples = max(store.part_samples(part) for part in self.names)
         for part in self.names:
@@ -58,7 +70,7 @@ class EvaluatedParts:
                 )
 
     def scores(self, flat: FlatModel, model: Tensor) -> dict[str, float]:
-        """Losses, accuracies, macro-F1 and what else is chosen of the global model (d,) on each part."""
+        """Loss, metrics of the task and what else is chosen of the global model (d,) on each part."""
         flat.bind(model)
         facts: dict[str, float] = {}
         for part in self.names:
@@ -66,6 +78,8 @@ class EvaluatedParts:
             with flat.loss.kept_generators():
                 found = self._evaluated(flat, x, y)
             facts |= found.facts(part)
+            if part == "test" and found.confusion is not None:
+                self.confusion = Confusion(found.confusion, self._names)
         return facts
 
     def _evaluated(self, flat: FlatModel, x: Tensor, y: Tensor) -> Evaluation:

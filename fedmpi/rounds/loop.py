@@ -251,7 +251,9 @@ class Simulation:
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:
-            self.summary = self.recorder.finish(self.experiment.model.module, facts)
+            self.summary = self.recorder.finish(
+                self.experiment.model.module, facts, self.experiment.evaluated.confusion
+            )
 
     def close(self) -> None:
         """End the display, where the run was broken off."""

@@ -14,7 +14,12 @@ from fedmpi.sweeps.plan import PlannedRun, Sweep
 from fedmpi.sweeps.runner import Outcome, Started
 from fedmpi.sweeps.standing import Standing, recorded
 
-SCORES = (("test_accuracy", "test accuracy"), ("val_accuracy", "validation accuracy"))
+SCORES = (
+    ("test_accuracy", "test accuracy"),
+    ("val_accuracy", "validation accuracy"),
+    ("test_loss", "test loss"),
+    ("val_loss", "validation loss"),
+)
 
 
 def show_plan(sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Standing]) -> None:

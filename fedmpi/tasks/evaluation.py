@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmpi.common.registry import resolve
+from fedmpi.common.task_kinds import CLASSIFICATION
+from fedmpi.common.types import Ints
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
-from fedmpi.tasks.metrics import ALWAYS, Metric, MetricTally
+from fedmpi.tasks.metrics import Metric, MetricTally
 
-BUILT_IN = tuple(Metric(resolve("metric", name)) for name in ALWAYS)
+BUILT_IN = tuple(Metric(resolve("metric", name)) for name in CLASSIFICATION.metrics)
 """Accuracy and macro-F1."""
 
 
@@ -26,10 +29,14 @@ class Evaluation:
         Mean over the samples.
     numbers : dict
         What the metrics came to, by name.
+    confusion : int64 (C, C) or None
+        Samples of each true class (rows) by the class predicted, where macro-F1 is among the metrics of a
+        classification.
     """
 
     loss: float
     numbers: dict[str, float]
+    confusion: Ints | None = None
 
     def facts(self, part: str) -> dict[str, float]:
         """What a record says of them: "test_loss", "val_accuracy", ..."""
@@ -49,9 +56,9 @@ def evaluate(
     Parameters
     ----------
     module : nn.Module
-        Returns logits (b, C).
+        Returns outputs (b, …), as the loss and the metrics read them.
     x, y : Tensor
-        Features (n, …) and labels (n,), on the module's device.
+        Features (n, …) and targets (n, …), on the module's device.
     batch_size : int
         Samples evaluated at once.
     loss : Loss
@@ -66,7 +73,7 @@ def evaluate(
     """
     was_training = module.training
     module.eval()
-    total, tally = 0.0, MetricTally(metrics)
+    total, tally = 0.0, MetricTally(metrics, loss.kind)
     with torch.inference_mode():
         for start in range(0, len(y), batch_size):
             labels = y[start : start + batch_size]
@@ -74,4 +81,6 @@ def evaluate(
             total += loss.total(logits, labels)
             tally.add(logits, labels)
     module.train(was_training)
-    return Evaluation(total / len(y), tally.numbers())
+    counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
+    confusion = None if counted is None else np.asarray(counted, np.int64)
+    return Evaluation(total / len(y), tally.numbers(), confusion)

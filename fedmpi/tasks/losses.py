@@ -1,10 +1,12 @@
 """What a model's outputs cost, sample by sample: built-in losses, and the loss that a run trains and evaluates with.
 
-A loss is a function (outputs, targets) -> (b,): one value a sample, of that sample's outputs and target alone.
+A loss is a function (outputs, targets) -> (b,): one value a sample, of that sample's outputs and target alone. Where
+a sample has many targets, its loss is the mean over those that count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.generators import kept_generators
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register, resolve
+from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
+from fedmpi.data.schema import DataDescription
 
 if TYPE_CHECKING:
     import torch
@@ -26,54 +30,122 @@ else:
     torch, functional = Later("torch"), Later("torch.nn.functional")
 
 
-@register("loss", "cross-entropy")
+OF_CLASSES = ("classification", "tokens")
+
+
+@register("loss", "cross-entropy", tasks=OF_CLASSES)
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """−log of the target's probability under the softmax of the outputs.
 
     Parameters
     ----------
-    outputs : Tensor (b, C)
-    targets : int64 Tensor (b,)
+    outputs : Tensor (b, C) or (b, L, C)
+    targets : int64 Tensor (b,) or (b, L)
 
     Returns
     -------
     Tensor (b,)
+        Of tokens the mean over the positions that count, 0 where none does.
     """
-    return functional.cross_entropy(outputs, targets, reduction="none")
+    return _over_positions(functional.cross_entropy, outputs, targets)
 
 
-@register("loss", "label-smoothing")
+def _over_positions(of_classes: Callable[..., Tensor], outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    """A loss of classes (n, C), (n,) -> (n,), of every sample, or its mean over the sample's positions that count."""
+    if targets.dim() == 1:
+        return of_classes(outputs, targets, reduction="none", **options)
+    flat = of_classes(outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED, **options)
+    return flat.view(targets.shape).sum(1) / (targets != IGNORED).sum(1).clamp_min(1)
+
+
+@register("loss", "label-smoothing", tasks=OF_CLASSES)
 def label_smoothing(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.1) -> Tensor:
     """Cross-entropy towards a target that leaves a share of its weight to all classes alike (Szegedy et al. 2016, §7).
 
     Parameters
     ----------
-    outputs : Tensor (b, C)
-    targets : int64 Tensor (b,)
+    outputs : Tensor (b, C) or (b, L, C)
+    targets : int64 Tensor (b,) or (b, L)
     smoothing : float
         Share of the weight, in [0, 1], that is spread evenly over the C classes.
     """
     if not 0 <= smoothing <= 1:
         raise UserError(f"task.smoothing = {smoothing:g}: a share of the weight lies in [0, 1]")
-    return functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+    return _over_positions(functional.cross_entropy, outputs, targets, label_smoothing=smoothing)
 
 
-@register("loss", "focal")
+@register("loss", "focal", tasks=OF_CLASSES)
 def focal(outputs: Tensor, targets: Tensor, *, gamma: float = 2.0) -> Tensor:
     """(1 − p)^γ · −log p with p the target's probability: samples told well already count less (Lin et al. 2017, Eq 4).
 
     Parameters
     ----------
-    outputs : Tensor (b, C)
-    targets : int64 Tensor (b,)
+    outputs : Tensor (b, C) or (b, L, C)
+    targets : int64 Tensor (b,) or (b, L)
     gamma : float
         γ ≥ 0; 0 is cross-entropy.
     """
     if not gamma >= 0:
         raise UserError(f"task.gamma = {gamma:g}: the exponent of the focal loss is 0 or more")
-    surprise = functional.cross_entropy(outputs, targets, reduction="none")
-    missing = -torch.expm1(-surprise)
-    return missing.clamp_min(torch.finfo(missing.dtype).tiny) ** gamma * surprise
+
+    def focused(outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        surprise = functional.cross_entropy(outputs, targets, **options)
+        missing = -torch.expm1(-surprise)
+        return missing.clamp_min(torch.finfo(missing.dtype).tiny) ** gamma * surprise
+
+    return _over_positions(focused, outputs, targets)
+
+
+@register("loss", "bce", tasks=("multilabel",))
+def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of each label under the logistic function of its output, the mean over the labels.
+
+    Parameters
+    ----------
+    outputs : Tensor (b, C)
+        Logits.
+    targets : float Tensor (b, C)
+        0 or 1, or between them.
+    """
+    wanted = targets.to(outputs.dtype)
+    return functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none").mean(1)
+
+
+@register("loss", "mse", tasks=("regression",))
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(y − ŷ)², the mean over the numbers of a sample.
+
+    Parameters
+    ----------
+    outputs, targets : Tensor (b, …)
+    """
+    return functional.mse_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
+
+
+@register("loss", "l1", tasks=("regression",))
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """|y − ŷ|, the mean over the numbers of a sample.
+
+    Parameters
+    ----------
+    outputs, targets : Tensor (b, …)
+    """
+    return functional.l1_loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(1)
+
+
+@register("loss", "huber", tasks=("regression",))
+def huber(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tensor:
+    """Half the squared error up to δ, δ(|y − ŷ| − δ/2) beyond (Huber 1964), the mean over the numbers of a sample.
+
+    Parameters
+    ----------
+    outputs, targets : Tensor (b, …)
+    delta : float
+        δ above 0: the error from which on it grows in proportion.
+    """
+    if not delta > 0:
+        raise UserError(f"task.delta = {delta:g}: the Huber loss bends at an error above 0")
+    return functional.huber_loss(outputs, targets, reduction="none", delta=delta).reshape(len(targets), -1).mean(1)
 
 
 class Loss:
@@ -85,10 +157,12 @@ class Loss:
         A loss of `fedmpi.common.registry`.
     options : mapping, optional
         Its options.
+    kind : TaskKind
+        Of the task.
     """
 
-    def __init__(self, part: Part, options: Mapping[str, Any] | None = None):
-        self.part = part
+    def __init__(self, part: Part, options: Mapping[str, Any] | None = None, kind: TaskKind = CLASSIFICATION):
+        self.part, self.kind = part, kind
         with naming(part):
             self._function: PerSample = part.make(options or {})
         takes(part, self._function, "outputs", "targets")
@@ -99,13 +173,14 @@ class Loss:
         return self.part.name
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every sample, (b,), of the outputs' type.
+        """The loss of every sample, (b,), of the outputs' type; outputs of a regression get the targets' shape.
 
         Raises
         ------
         PartFailure
             The function raised an exception, or returned anything else.
         """
+        outputs = self.kind.aligned(outputs, targets)
         if self.part.foreign:  # which may change what it is given: the labels are those of the data
             outputs = outputs if outputs.requires_grad else outputs.clone()
             targets = targets.clone()
@@ -152,7 +227,9 @@ class CrossEntropyLoss(Loss):
 CROSS_ENTROPY = CrossEntropyLoss(resolve("loss", cross_entropy))
 
 
-def task_loss(choice: Any = "cross-entropy", options: Mapping[str, Any] | None = None) -> Loss:
+def task_loss(
+    choice: Any = "cross-entropy", options: Mapping[str, Any] | None = None, kind: str = "classification"
+) -> Loss:
     """The loss of a run.
 
     Parameters
@@ -161,6 +238,8 @@ def task_loss(choice: Any = "cross-entropy", options: Mapping[str, Any] | None =
         A built-in name, "package.module:object", or the function itself.
     options : mapping, optional
         Its options.
+    kind : str
+        Of the task, a key of `KINDS`.
 
     Raises
     ------
@@ -168,7 +247,18 @@ def task_loss(choice: Any = "cross-entropy", options: Mapping[str, Any] | None =
         Unknown name or option, failing import.
     """
     part = resolve("loss", choice)
-    return CrossEntropyLoss(part, options) if part.object is cross_entropy else Loss(part, options)
+    if kind == CLASSIFICATION.name and part.object is cross_entropy:
+        return CrossEntropyLoss(part, options)
+    return Loss(part, options, KINDS[kind])
+
+
+def made_up_targets(description: DataDescription, samples: int) -> Tensor:
+    """Targets (samples, …) that a loss can be tried on: classes 0, 1, …, C − 1, 0, …; 0 and 1 in turn; numbers."""
+    count = samples * math.prod(description.target_shape)
+    if description.counted:
+        return (torch.arange(count) % description.classes).view(samples, *description.target_shape)
+    values = torch.arange(count) % 2 if description.targets == "multilabel" else torch.arange(count) % 7 - 3
+    return values.float().view(samples, *description.target_shape)
 
 
 @dataclass(frozen=True)
@@ -187,16 +277,16 @@ class LossTraits:
     couples: bool = False
 
 
-def loss_traits(loss: Loss, outputs: Tensor, classes: int) -> LossTraits:
+def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> LossTraits:
     """Try a loss on some outputs; call it where torch's generators are put back afterwards.
 
     Parameters
     ----------
     loss : Loss
-    outputs : Tensor (b, C)
+    outputs : Tensor (b, …)
         Of a model; left as they are.
-    classes : int
-        C: the targets tried are 0, 1, …, C − 1, 0, …
+    description : DataDescription
+        Of the data: the targets tried are `made_up_targets`.
 
     Raises
     ------
@@ -205,7 +295,7 @@ def loss_traits(loss: Loss, outputs: Tensor, classes: int) -> LossTraits:
     """
     if isinstance(loss, CrossEntropyLoss):
         return LossTraits()
-    targets = torch.arange(len(outputs), device=outputs.device) % classes
+    targets = made_up_targets(description, len(outputs)).to(outputs.device)
     before = torch.get_rng_state()
     with torch.enable_grad():
         tried = outputs.detach().clone().requires_grad_()

@@ -16,47 +16,76 @@ from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register
+from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.nn import functional
 
     Sums = dict[str, Tensor]
 else:
-    torch = Later("torch")
+    torch, functional = Later("torch"), Later("torch.nn.functional")
 
-ALWAYS = ("accuracy", "macro-f1")
-"""What a classification is evaluated by whatever else is chosen."""
+OF_CLASSES = ("classification", "tokens")
+"""Tasks whose metrics see a class and one output a class, of every sample or of every position."""
+MOST_CONFUSED = 4096
+"""Classes up to which who is taken for whom is counted."""
 
 
-@register("metric", "accuracy")
+@register("metric", "accuracy", tasks=(*OF_CLASSES, "multilabel"))
 def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Share of samples whose largest output is that of their class.
+    """Share of samples (tokens: of positions) whose largest output is that of their class; of labels: with all right.
+
+    Parameters
+    ----------
+    outputs : Tensor (b, C)
+    targets : int64 Tensor (b,), or float Tensor (b, C)
+        A label is there where its output is above 0, and its target above 1/2.
+    """
+    if targets.dim() == 2:
+        return {"accuracy": ((outputs > 0) == (targets > 0.5)).all(1).sum()}
+    return {"accuracy": (outputs.argmax(1) == targets).sum()}
+
+
+@register("metric", "macro-f1", tasks=(*OF_CLASSES, "multilabel"))
+class MacroF1:
+    """Unweighted mean over the classes, or labels, of F1 = 2 TP / (2 TP + FP + FN)."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """The confusion matrix (C, C): rows are true classes, columns predicted ones; of labels, and of very many
+        classes, three counts of each."""
+        classes = outputs.shape[1]
+        if targets.dim() == 2:
+            guessed, there = outputs > 0, targets > 0.5
+            return {"right": (guessed & there).sum(0), "guessed": guessed.sum(0), "there": there.sum(0)}
+        if classes > MOST_CONFUSED:
+            guess = outputs.argmax(1)
+            drawn = {"right": targets[guess == targets], "guessed": guess, "there": targets}
+            return {name: torch.bincount(each, minlength=classes) for name, each in drawn.items()}
+        pairs = targets * classes + outputs.argmax(1)
+        return {"confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """The mean of the classes' F1."""
+        if "confusion" in sums:
+            return {"macro_f1": macro_f1(sums["confusion"])}
+        return {"macro_f1": mean_f1(sums["right"], sums["guessed"] + sums["there"])}
+
+
+@register("metric", "top-5", tasks=OF_CLASSES)
+def top_5(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Share of samples (of tokens: positions) whose class is among those of the five largest outputs.
 
     Parameters
     ----------
     outputs : Tensor (b, C)
     targets : int64 Tensor (b,)
     """
-    return {"accuracy": (outputs.argmax(1) == targets).sum()}
+    return top_k(outputs, targets, k=5)
 
 
-@register("metric", "macro-f1")
-class MacroF1:
-    """Unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """The confusion matrix (C, C): rows are true classes, columns predicted ones."""
-        classes = outputs.shape[1]
-        pairs = targets * classes + outputs.argmax(1)
-        return {"confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)}
-
-    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """The mean of the classes' F1."""
-        return {"macro_f1": macro_f1(sums["confusion"])}
-
-
-@register("metric", "top-k")
+@register("metric", "top-k", tasks=OF_CLASSES)
 def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
     """Share of samples whose class is among those of the k largest outputs.
 
@@ -73,7 +102,21 @@ def top_k(outputs: Tensor, targets: Tensor, *, k: int = 5) -> dict[str, Any]:
     return {f"top_{k}_accuracy": (largest == targets[:, None]).any(1).sum()}
 
 
-@register("metric", "calibration-error")
+@register("metric", "perplexity", tasks=OF_CLASSES)
+class Perplexity:
+    """exp of the mean over all samples (of tokens: all positions) of −log of the target's probability."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Σ −log p of the targets."""
+        return {"surprise": functional.cross_entropy(outputs, targets, reduction="none").double().sum()}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """exp(Σ −log p / samples), infinite where no float holds it."""
+        with np.errstate(over="ignore"):
+            return {"perplexity": float(np.exp(sums["surprise"] / samples)) if samples else 1.0}
+
+
+@register("metric", "calibration-error", tasks=OF_CLASSES)
 class CalibrationError:
     """How far the largest probability is from the share of right answers (ECE, Guo et al. 2017, Eq 3).
 
@@ -109,9 +152,18 @@ def macro_f1(confusion: np.ndarray) -> float:
     confusion : int (C, C)
         Rows are true classes, columns predicted ones. Classes that occur in neither are left out.
     """
-    true_positive = np.diag(confusion).astype(np.float64)
-    involved = confusion.sum(0) + confusion.sum(1)
-    present = involved > 0
+    return mean_f1(np.diag(confusion), confusion.sum(0) + confusion.sum(1))
+
+
+def mean_f1(right: np.ndarray, involved: np.ndarray) -> float:
+    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved.
+
+    Parameters
+    ----------
+    right, involved : int (C,)
+        TP, and 2 TP + FP + FN, of each class.
+    """
+    true_positive, present = right.astype(np.float64), involved > 0
     return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else 0.0
 
 
@@ -137,6 +189,7 @@ class Metric:
         self.part = part
         with calling(part):
             self._metric: Callable[[Tensor, Tensor], Mapping[str, Any]] = part.make(options or {})
+        self.gathers: bool = not part.foreign and getattr(self._metric, "gathers", False)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
         """The sums over a batch by name: integers as int64, other numbers as float64, on the processor.
@@ -208,11 +261,20 @@ class MetricTally:
     Parameters
     ----------
     metrics : iterable of Metric
+    kind : TaskKind
+        Of the task: the built-in metrics see what it judges by, others the outputs and targets as they are.
+
+    Attributes
+    ----------
+    samples, judged : int
+        Samples so far, and rows that the built-in metrics saw: positions that count, where targets are tokens.
     """
 
-    def __init__(self, metrics: Iterable[Metric]):
+    def __init__(self, metrics: Iterable[Metric], kind: TaskKind = CLASSIFICATION):
         self._sums: list[tuple[Metric, Sums]] = [(metric, {}) for metric in metrics]
-        self.samples = 0
+        self._gathered: dict[str, list[Tensor]] = {}
+        self.kind = kind
+        self.samples = self.judged = 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         """One batch more.
@@ -222,8 +284,14 @@ class MetricTally:
         PartFailure
             As `Metric.sums`; or the metric returned other sums than of the batch before.
         """
+        given = outputs, targets
+        judged = self.kind.judged(outputs, targets)
         for metric, sums in self._sums:
-            found = metric.sums(outputs, targets)
+            found = metric.sums(*(given if metric.part.foreign else judged))
+            if metric.gathers:
+                for name, value in found.items():
+                    self._gathered.setdefault(f"{metric.part.name}.{name}", []).append(value)
+                continue
             if sums and (sums.keys() != found.keys() or any(sums[n].shape != found[n].shape for n in sums)):
                 raise refuse_result(
                     metric.part,
@@ -232,6 +300,11 @@ class MetricTally:
             for name, value in found.items():
                 sums[name] = sums[name] + value if name in sums else value
         self.samples += len(targets)
+        self.judged += len(judged[1])
+
+    def sums(self, metric: str) -> Sums:
+        """What a built-in metric has added up so far; {} where it is none of these."""
+        return next((sums for one, sums in self._sums if one.part.name == metric), {})
 
     def numbers(self) -> dict[str, float]:
         """What is recorded, by name.
@@ -243,7 +316,13 @@ class MetricTally:
         """
         found: dict[str, float] = {}
         for metric, sums in self._sums:
-            own = metric.numbers(sums, self.samples)
+            prefix = f"{metric.part.name}."
+            gathered = {
+                name.removeprefix(prefix): torch.cat(values)
+                for name, values in self._gathered.items()
+                if metric.gathers and name.startswith(prefix)
+            }
+            own = metric.numbers(gathered or sums, self.samples if metric.part.foreign else self.judged)
             if twice := sorted((found.keys() | {"loss"}) & own.keys()):
                 raise refuse_result(metric.part, f"gives {twice[0]!r}, which is measured already: name it otherwise")
             found |= own

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from fedmpi.common.task_kinds import KINDS
 from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
-from fedmpi.testing.losses import made_up_outputs
+from fedmpi.testing.losses import made_up_outputs, task_of
 
 CUTS = ((24,), (9, 15), (1, 1, 20, 2))
 """Sizes of the batches into which the same samples are cut."""
@@ -27,7 +28,7 @@ def metric_checks(subject: Subject) -> Iterator[Check]:
 
 def bare(subject: Subject) -> list[np.ndarray]:
     """The sums of some samples, by the part itself, without the care that runs take of it."""
-    outputs, targets = made_up_outputs()
+    outputs, targets = made_up_outputs(task_of(subject))
     found = subject.made()(outputs, targets)
     demand(isinstance(found, dict), f"it returns {type(found).__name__}: return a dictionary of sums over the samples")
     return [np.asarray(found[name]) for name in sorted(found)]
@@ -35,8 +36,9 @@ def bare(subject: Subject) -> list[np.ndarray]:
 
 def numbers(subject: Subject, batches: Sequence[int]) -> dict[str, float]:
     """What a run would record of some samples, cut into batches of these sizes."""
-    outputs, targets = made_up_outputs()
-    tally = MetricTally([Metric(subject.part, subject.options)])
+    kind = KINDS[task_of(subject)]
+    outputs, targets = made_up_outputs(kind.name)
+    tally = MetricTally([Metric(subject.part, subject.options)], kind)
     for x, y in zip(torch.split(outputs, list(batches)), torch.split(targets, list(batches)), strict=True):
         tally.add(x, y)
     return tally.numbers()
@@ -62,7 +64,7 @@ def _same(whole: dict[str, float], found: dict[str, float], how: str) -> None:
 
 def finite(subject: Subject) -> str:
     """Numbers that a record can hold; outputs and targets are left as they are."""
-    outputs, targets = made_up_outputs()
+    outputs, targets = made_up_outputs(task_of(subject))
     kept, labels = outputs.clone(), targets.clone()
     bare_metric = subject.made()
     bare_metric(outputs, targets)

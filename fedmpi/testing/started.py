@@ -21,6 +21,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fedmpi.common.registry import Part
+from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
 
 SMALL = {
@@ -189,9 +190,10 @@ def _stopped_halfway(straight: Path, out: Path) -> None:
 
 
 def startable(part: Part) -> str | None:
-    """Why no other process could load the part, or None."""
+    """Why no run could be started with the part, or None."""
     if not part.foreign:
-        return None
+        tasks = part.marks.get("tasks", (CLASSIFICATION.name,))
+        return None if CLASSIFICATION.name in tasks else f"the runs tried are classifications, and it is for {tasks[0]}"
     if part.source is None or "<" in part.name:
         return "runs in processes of their own need the part at the top level of a file"
     return None

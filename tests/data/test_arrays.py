@@ -139,7 +139,7 @@ def test_text_is_token_ids():
         ({"y": Y[:-1]}, "y has 59 entries where x has 60"),
         ({"owner": OWNER[:-1]}, "owner has 59 entries where x has 60"),
         ({"y": Y - 1}, "y holds the label -1"),
-        ({"y": Y.astype(float)}, "y is float64 (60,); it must be (n,) whole numbers"),
+        ({"y": Y.astype(float), "targets": "classification"}, "y is float64 (60,); it must be (n,) whole numbers"),
         ({"owner": OWNER - 1}, "owner holds -1"),
         ({"owner": OWNER / 2}, "owner holds float64 values"),
         ({"clients": 3}, "there are 3 clients, but a sample of client 5"),

@@ -115,6 +115,12 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: (a.summary["parameters"], b.summary["parameters"]) == (55_210, 780),
     ),
+    "model.lora": Key(
+        f"{SOME} rounds=1 model.hidden=[20]",
+        ("{{rank=1}}", "{{rank=2}}"),
+        "model",
+        lambda a, b: (a.summary["parameters"], b.summary["parameters"]) == (64 + 20 + 20 + 10, 2 * (64 + 20 + 20 + 10)),
+    ),
     "task.loss": Key(
         f"{SOME} rounds=1",
         ("cross-entropy", "focal"),
@@ -668,8 +674,8 @@ tests/faults/test_signals_and_stalls.py."""
 OF_DEATHS = ("cluster.on_rank_failure",)
 """Keys that show where ranks die only: see tests/mpi/test_deaths.py."""
 
-ONE_VALUE = ("task.kind",)
-"""Keys with a single value, which nothing can be compared with."""
+OF_DATA = ("task.kind",)
+"""Keys whose values each go with data of their own: see tests/tasks/test_kinds.py."""
 
 
 def together(seen: Seen, t: int) -> set[tuple[int, int]]:

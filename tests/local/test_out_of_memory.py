@@ -96,10 +96,14 @@ class Small(nn.Module):
 
 def test_an_evaluation_goes_on_with_fewer_samples_at_once() -> None:
     x, y = torch.randn(50, 16), torch.arange(50) % 4
-    store = SimpleNamespace(part_samples=lambda part: 50 if part == "test" else 0)
-    data = SimpleNamespace(description=SimpleNamespace(classes=4), test=lambda: (x, y))
+    store = SimpleNamespace(
+        part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))
+    )
+    data = SimpleNamespace(description=FLAT, test=lambda: (x, y))
     evaluation = SimpleNamespace(parts=lambda val: ("test",), batch_size=40, on="test")
-    parts = EvaluatedParts(SimpleNamespace(evaluation=evaluation, task=SimpleNamespace(metrics=[])), store, data)  # type: ignore[arg-type]
+    parts = EvaluatedParts(
+        SimpleNamespace(evaluation=evaluation, task=SimpleNamespace(kind="classification", metrics=[])), store, data
+    )  # type: ignore[arg-type]
     torch.manual_seed(1)
     model = FlatModel(Small(50))
     whole = parts.scores(model, model.initial)

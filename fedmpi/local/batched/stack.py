@@ -263,10 +263,10 @@ class BoundNet:
         self.dropouts = [dropout for op in self.ops for dropout in dropouts_of(op)]
         self.own_padding = any(isinstance(op, GraphOp) for op in self.ops)
         place = Place(clients, rows, stack.workspace, parameters, len(self.ops))
-        self.loss = stacked_loss(stack.loss, place, current)
+        self.loss = stacked_loss(stack.loss, place, current, net.description)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self.clients_x = list(self.x.unbind(0))
-        self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.view(-1)
+        self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.flatten(0, 1)
         self._backward = list(reversed(self.ops[net.first_trained :]))
 
     def attach(self, tables: Tables | None, fused: bool) -> None:

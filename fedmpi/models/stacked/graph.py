@@ -31,7 +31,7 @@ class GraphLayer:
     Parameters
     ----------
     run : callable
-        run(bound, samples, words) -> outputs (k · b, C).
+        run(bound, samples, words) -> outputs (k · b, …).
     slots : dict
         Parameter (by id) -> where it lies.
     alone : set of int
@@ -40,7 +40,8 @@ class GraphLayer:
         In the order in which they are met.
     values : int
         Floats that one row needs.
-    classes : int
+    outputs : int
+        Values of one row's outputs.
     token_dtype : torch.dtype or None
         Where the samples are token ids.
     feature_shape : tuple of int
@@ -57,7 +58,7 @@ class GraphLayer:
     alone: frozenset[int]
     dropouts: tuple[tuple[int, float], ...]
     values: int
-    classes: int
+    outputs: int
     token_dtype: torch.dtype | None
     feature_shape: tuple[int, ...]
     words: bool
@@ -79,7 +80,7 @@ class GraphOp:
 
     def __init__(self, layer: GraphLayer, place: Place, x: Tensor):
         self.layer, self.clients, self.rows = layer, place.clients, place.rows
-        self.output = place.take("output", place.clients, place.rows, layer.classes)
+        self.output = place.take("output", place.clients, place.rows, layer.outputs)
         self.weights = {key: Weight.of(slot, place.parameters, key in layer.alone) for key, slot in layer.slots.items()}
         self.dropouts = [
             Dropout(units, p, columns=False).bind(replace(place, number=(place.number, number)), self.output)
@@ -222,7 +223,7 @@ class Writer:
     dropouts: list[tuple[int, float]] = field(default_factory=list)
     uses: Counter[int] = field(default_factory=Counter)
 
-    def layer(self, classes: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
+    def layer(self, outputs: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
         """The graph as a layer.
 
         Raises
@@ -242,7 +243,7 @@ class Writer:
             alone=frozenset(key for key, count in self.uses.items() if count == 1),
             dropouts=tuple(self.dropouts),
             values=self._values(),
-            classes=classes,
+            outputs=outputs,
             token_dtype=torch.int32 if text else None,
             feature_shape=feature_shape,
             words=self.words is not None,

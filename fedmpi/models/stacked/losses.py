@@ -1,5 +1,5 @@
-"""Losses of many clients side by side, on the outputs (k, b, C) of the last layer: cross-entropy by hand, any other
-through autograd.
+"""Losses of many clients side by side, on the outputs (k, b, …) of the last layer, those of a row flat: cross-entropy by
+hand, any other through autograd.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked.base import Place
 from fedmpi.tasks.losses import CROSS_ENTROPY, CrossEntropyLoss, Loss
 
@@ -17,7 +18,7 @@ class StackedLoss(Protocol):
     """A loss bound to k clients of b rows."""
 
     labels: Tensor
-    """int64 (k, b), to be filled before every step."""
+    """Targets (k, b, …), to be filled before every step."""
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
         """∂/∂outputs of Σ weights · loss, (k, b, C); see `CrossEntropy.gradient`."""
@@ -26,11 +27,11 @@ class StackedLoss(Protocol):
         """The losses (rows,) of one client's rows of the last step."""
 
 
-def stacked_loss(loss: Loss, place: Place, outputs: Tensor) -> StackedLoss:
-    """The stacked form of a loss on the outputs (k, b, C)."""
+def stacked_loss(loss: Loss, place: Place, outputs: Tensor, description: DataDescription) -> StackedLoss:
+    """The stacked form of a loss on the outputs (k, b, C) of such samples."""
     if isinstance(loss, CrossEntropyLoss):
         return CrossEntropy(place, outputs)
-    return PerSampleLoss(place, outputs, loss)
+    return PerSampleLoss(place, outputs, loss, description)
 
 
 class CrossEntropy:
@@ -83,19 +84,23 @@ class PerSampleLoss:
 
     Attributes
     ----------
-    labels : int64 (k, b)
+    labels : int64 or float32 (k, b, …)
         To be filled before every step.
     """
 
-    def __init__(self, place: Place, outputs: Tensor, loss: Loss):
+    def __init__(self, place: Place, outputs: Tensor, loss: Loss, description: DataDescription):
         self.loss, self.outputs = loss, outputs
-        self.labels = place.take("labels", place.clients, place.rows, dtype=torch.int64)
+        self._shape = description.output_shape
+        numbers = torch.int64 if description.counted else torch.float32
+        self.labels = place.take("labels", place.clients, place.rows, *description.target_shape, dtype=numbers)
 
     def gradient(self, weights: Tensor | float, counted: Tensor | None, sums: Tensor) -> Tensor:
         """As `CrossEntropy.gradient`."""
-        outputs, labels = self.outputs.flatten(0, 1), self.labels.view(-1)
+        outputs, labels = self.outputs.view(-1, *self._shape), self.labels.flatten(0, 1)
         if counted is None:
-            losses, gradient = self._of(outputs, labels, torch.full(labels.shape, float(weights), dtype=outputs.dtype))
+            losses, gradient = self._of(
+                outputs, labels, torch.full(labels.shape[:1], float(weights), dtype=outputs.dtype)
+            )
             sums.view(-1).add_(losses)
             return gradient.view(self.outputs.shape)
         rows = counted.reshape(-1).nonzero().squeeze(1)
@@ -106,7 +111,8 @@ class PerSampleLoss:
 
     def alone(self, client: int, rows: int) -> Tensor:
         """See `StackedLoss.alone`."""
-        return self.loss.per_sample(self.outputs[client, :rows], self.labels[client, :rows])
+        outputs = self.outputs[client, :rows].view(rows, *self._shape)
+        return self.loss.per_sample(outputs, self.labels[client, :rows])
 
     def _of(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The losses (r,) and the gradient (r, C) of Σ weights · loss, in memory of its own."""

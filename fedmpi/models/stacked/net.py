@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from weakref import WeakKeyDictionary
 
@@ -112,8 +113,9 @@ def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:
             start += -(-slot.size // ALIGNMENT) * ALIGNMENT
         offset += slot.size
     feature_shape, text = tuple(description.feature_shape), description.task == "text"
-    layers.append(Writer(traced, slots, words).layer(description.classes, feature_shape, text))
-    return StackedNet(tuple(layers), tuple(slots.values()), offset, start, feature_shape, text)
+    outputs = math.prod(description.output_shape)
+    layers.append(Writer(traced, slots, words).layer(outputs, feature_shape, text))
+    return StackedNet(tuple(layers), tuple(slots.values()), offset, start, description)
 
 
 def _axes(traced: Traced) -> dict[int, tuple[int, ...]]:

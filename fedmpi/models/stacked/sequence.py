@@ -32,18 +32,25 @@ class StackedNet:
         Of all parameters that lie in the stack: all but the word vectors.
     size, stack_size : int
         Values of the flat vector; of a client's row in the stack, alignment included.
-    feature_shape : tuple of int
-        Of one sample.
-    reads_words : bool
-        Whether samples are token ids.
+    description : DataDescription
+        Of the samples and their targets.
     """
 
     layers: tuple[Layer, ...]
     slots: tuple[Slot, ...]
     size: int
     stack_size: int
-    feature_shape: tuple[int, ...]
-    reads_words: bool = False
+    description: DataDescription
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.description.feature_shape)
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether samples are token ids."""
+        return self.description.task == "text"
 
     @property
     def embedding(self) -> Embedding | None:
@@ -129,10 +136,9 @@ class _Translation:
     def finish(self) -> StackedNet:
         if self.offsets:
             raise NotStackable("some parameters belong to no layer")
-        if not self.layers or not isinstance(self.layers[-1], Linear) or self.shape != (self.description.classes,):
+        if not self.layers or not isinstance(self.layers[-1], Linear) or self.shape != self.description.output_shape:
             raise NotStackable("the last layer is not a Linear of one logit a class")
-        shape, words = tuple(self.description.feature_shape), self.description.task == "text"
-        return StackedNet(tuple(self.layers), tuple(self.slots), self.size, self.start, shape, words)
+        return StackedNet(tuple(self.layers), tuple(self.slots), self.size, self.start, self.description)
 
     def slot(self, parameter: Tensor | None, axes: tuple[int, ...] | None = None, stack: bool = True) -> Slot:
         """Reserve a place for a parameter; every parameter has one."""

@@ -57,7 +57,8 @@ def check(net: StackedNet, module: nn.Module, description: DataDescription) -> N
     flat = torch.stack([own, own + 0.3 * spread * torch.randn(own.shape, generator=generator, dtype=own.dtype)])
     flat = flat.to(parameters[0].device)
     samples = [made_up(module, description, ROWS + client)[:count] for client, count in enumerate(COUNTS)]
-    towards = torch.randn(2, ROWS, description.classes, generator=generator, dtype=own.dtype).to(flat.device)
+    outputs = math.prod(description.output_shape)
+    towards = torch.randn(2, ROWS, outputs, generator=generator, dtype=own.dtype).to(flat.device)
     was_training = module.training
     try:
         with _without_dropout(module.train()), torch.random.fork_rng(devices=[]):
@@ -90,7 +91,7 @@ def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> t
             values[name] = flat[place : place + count].view(parameter.shape).clone().requires_grad_()
             place += count
     with torch.enable_grad():
-        outputs = torch.func.functional_call(module, values, (samples,))
+        outputs = torch.func.functional_call(module, values, (samples,)).reshape(len(samples), -1)
         total = (outputs * towards[: len(samples)]).sum()
         gradients = torch.autograd.grad(total, list(values.values()), allow_unused=True)
     pairs = zip(gradients, values.values(), strict=True)

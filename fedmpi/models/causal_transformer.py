@@ -1,0 +1,137 @@
+"""A small causal transformer: each position sees those before it (Radford et al. 2019: norms before, GELU)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import register
+from fedmpi.models.next_token import predicts_everywhere
+from fedmpi.models.text_layers import text_shape
+
+if TYPE_CHECKING:
+    from fedmpi.data.schema import DataDescription
+
+SPREAD = 0.02
+"""Standard deviation of fresh vectors."""
+
+
+class CausalAttention(nn.Module):
+    """Scaled dot-product attention of every position to itself and those before it, several heads.
+
+    Parameters
+    ----------
+    width : int
+        Size of a position's vector, a multiple of `heads`.
+    heads : int
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, L, width) to the same."""
+        count, length, width = x.shape
+        split = (count, length, self.heads, width // self.heads)
+        query, key, value = (layer(x).view(split).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        found: Tensor = self.output(attended.transpose(1, 2).reshape(count, length, width))
+        return found
+
+
+class Block(nn.Module):
+    """Attention and two dense layers, each on a norm of its input and added to it."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float):
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(width), CausalAttention(width, heads)
+        self.dense_norm, self.widen, self.narrow = (
+            nn.LayerNorm(width),
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, width),
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.dropout_of_dense = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, L, width) to the same."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        x = x + self.dropout_of_dense(self.narrow(functional.gelu(self.widen(self.dense_norm(x)))))
+        return x
+
+
+class CausalTransformer(nn.Module):
+    """Vectors of tokens and of positions, blocks, a norm, the logits at every position or at the last alone."""
+
+    def __init__(
+        self,
+        length: int,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        layers: int,
+        hidden: int,
+        dropout: float,
+        classes: int,
+        everywhere: bool,
+    ):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.empty(length, width))
+        self.blocks = nn.Sequential(*(Block(width, heads, hidden, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, classes)
+        self.everywhere = everywhere
+        for values in (self.words.weight, self.positions):
+            nn.init.normal_(values, std=SPREAD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """From (n, L) token ids to (n, L, C) logits, or (n, C)."""
+        states = self.norm(self.blocks(self.words(tokens) + self.positions))
+        logits: Tensor = self.output(states if self.everywhere else states[:, -1])
+        return logits
+
+
+@register("model", "causal-transformer")
+def causal_transformer(
+    description: DataDescription,
+    *,
+    dimension: int = 128,
+    heads: int = 4,
+    layers: int = 2,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A small transformer that predicts the next token at every position from those before it.
+
+    Parameters
+    ----------
+    description : DataDescription
+        Texts of L token ids; of a classification the last position predicts the class.
+    dimension : int
+        Size of the vector of a token, a multiple of `heads`.
+    heads, layers : int
+        Of the attention, and of blocks.
+    hidden : int, optional
+        Units of the dense layer of a block; four times `dimension` by default.
+    dropout : float
+        After the attention and after the dense layers.
+
+    Raises
+    ------
+    UserError
+        The data are no texts, their targets neither tokens nor classes, or `heads` does not divide `dimension`.
+    """
+    length, vocabulary = text_shape(description, "causal-transformer")
+    everywhere = predicts_everywhere(description, "causal-transformer")
+    if heads < 1 or dimension % heads:
+        raise UserError(f"model.heads = {heads} does not divide model.dimension = {dimension}: choose a divisor")
+    width, inner = dimension, 4 * dimension if hidden is None else hidden
+    return CausalTransformer(length, vocabulary, width, heads, layers, inner, dropout, description.classes, everywhere)

@@ -1,0 +1,104 @@
+"""LoRA: the values of a model stay, and small matrices beside its Linear layers are learned (Hu et al. 2022, Eq 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.common.errors import UserError
+
+
+class LoraLinear(nn.Linear):
+    """W x + b + (α / r) B A x: weight and bias as they were, and never trained; A and B are.
+
+    Parameters
+    ----------
+    layer : nn.Linear
+        Its weight and bias, under their names.
+    rank : int
+        r.
+    alpha : float
+        α.
+
+    Attributes
+    ----------
+    lora_a, lora_b : (r, inputs), (outputs, r)
+        A uniform as a fresh Linear layer's weight is; B zero, so that the model is at first as it was.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale = alpha / rank
+        like = layer.weight
+        self.lora_a = nn.Parameter(torch.empty(rank, layer.in_features, dtype=like.dtype, device=like.device))
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=like.dtype, device=like.device))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, inputs) to (…, outputs)."""
+        small = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
+        return functional.linear(x, self.weight, self.bias) + self.scale * small
+
+
+def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+    """The module with small matrices beside its Linear layers, the only values that are trained from now on.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Changed in place; its random generator draws the matrices A.
+    options : mapping
+        `rank`; `alpha`; `targets`, names of layers as in the state dict, their last parts, or patterns with * and ?;
+        none means all.
+
+    Raises
+    ------
+    UserError
+        A target names no Linear layer, there is none at all, or the model has statistics that would go on changing.
+    """
+    rank, alpha, targets = int(options["rank"]), float(options["alpha"]), tuple(options["targets"])
+    layers = {name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
+    if not layers:
+        raise UserError("model.lora goes beside Linear layers, but the model has none: leave it out")
+    for target in targets:
+        if not any(_named(name, (target,)) for name in layers):
+            raise UserError(f"model.lora.targets: no Linear layer is named {target!r}; there are {', '.join(layers)}")
+    if any(buffer is not None and buffer.is_floating_point() for buffer in _kept_buffers(module)):
+        raise UserError(
+            "model.lora keeps all of a model but its small matrices, and this model has statistics (batch norm) that "
+            "change while it trains: choose a model without"
+        )
+    module.requires_grad_(False)
+    made: dict[int, nn.Module] = {}
+    for name, layer in layers.items():
+        if targets and not _named(name, targets):
+            continue
+        if id(layer) not in made:
+            made[id(layer)] = LoraLinear(layer, rank, alpha)
+        if not name:
+            return made[id(layer)]
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, made[id(layer)])
+    return module
+
+
+def _named(name: str, targets: Sequence[str]) -> bool:
+    """Whether one of the targets is the layer's name, its last part, or a pattern of either."""
+    return any(fnmatchcase(each, target) for target in targets for each in (name, name.rpartition(".")[2]))
+
+
+def _kept_buffers(module: nn.Module) -> list[Tensor | None]:
+    """The buffers that the state dict holds."""
+    return [
+        buffer
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if name not in owner._non_persistent_buffers_set
+    ]

@@ -1,0 +1,89 @@
+"""Who is taken for whom: RUN/confusion.csv and RUN/classes.csv, of the final model on the test part."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
+
+CONFUSION, CLASSES = "confusion.csv", "classes.csv"
+MEASURES = ("samples", "predicted", "precision", "recall", "f1")
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """A confusion matrix and the names of its classes.
+
+    Parameters
+    ----------
+    counts : int64 (C, C)
+        Rows are true classes, columns predicted ones.
+    names : tuple of str
+        C names.
+    """
+
+    counts: Ints
+    names: tuple[str, ...]
+
+    def classes(self) -> list[dict[str, Any]]:
+        """Of each class the samples, how often it was predicted, precision, recall and F1; these are 0 where nothing
+        can be told."""
+        right, held, guessed = np.diag(self.counts), self.counts.sum(1), self.counts.sum(0)
+        numbers = {
+            "samples": held,
+            "predicted": guessed,
+            "precision": right / np.maximum(guessed, 1),
+            "recall": right / np.maximum(held, 1),
+            "f1": 2 * right / np.maximum(held + guessed, 1),
+        }
+        return [
+            {"class": name, **{key: values[place].item() for key, values in numbers.items()}}
+            for place, name in enumerate(self.names)
+        ]
+
+    def files(self) -> dict[str, bytes]:
+        """The contents of the two files by name."""
+        matrix = [["true \\ predicted", *self.names]]
+        matrix += [[name, *map(str, row)] for name, row in zip(self.names, self.counts.tolist(), strict=True)]
+        told = self.classes()
+        classes = [["class", *MEASURES], *([str(value) for value in one.values()] for one in told)]
+        return {CONFUSION: _as_csv(matrix), CLASSES: _as_csv(classes)}
+
+
+def read_confusion(folder: Path) -> Confusion:
+    """The matrix that a finished run left.
+
+    Raises
+    ------
+    UserError
+        There is none, or it is damaged.
+    """
+    path = folder / CONFUSION
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        names = tuple(rows[0][1:])
+        counts = np.array([[int(value) for value in row[1:]] for row in rows[1:]], np.int64)
+        if counts.shape != (len(names), len(names)) or (counts < 0).any():
+            raise ValueError(f"{counts.shape} counts of {len(names)} classes")
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} holds no {CONFUSION}: it is written at the end of a classification evaluated on test data"
+        ) from None
+    except (OSError, ValueError, IndexError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    return Confusion(counts, names)
+
+
+def _as_csv(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,97 @@
+"""Metrics of labels, of which a sample may have several, and of numbers; as scikit-learn defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedmpi.common.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register("metric", "mean-average-precision", tasks=("multilabel",))
+class MeanAveragePrecision:
+    """Unweighted mean over the labels of the area under precision and recall, Σ (R_i − R_{i−1}) P_i.
+
+    It is no function of sums: the outputs of all samples are kept until the last, 16 C bytes a sample.
+    """
+
+    gathers = True
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """The outputs and whether the labels are there, (b, C), to be gathered."""
+        return {"outputs": outputs, "there": targets > 0.5}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """The mean over the labels that some sample has; 0 where none has any."""
+        outputs, there = np.asarray(sums["outputs"]), np.asarray(sums["there"], bool)
+        held = np.flatnonzero(there.any(axis=0))
+        each = [average_precision(outputs[:, label], there[:, label]) for label in held]
+        return {"mean_average_precision": float(np.mean(each)) if each else 0.0}
+
+
+@register("metric", "mae", tasks=("regression",))
+class MeanAbsoluteError:
+    """Mean of |y − ŷ|; of several numbers a sample, the mean over them."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Σ |y − ŷ| of each number, (D,)."""
+        return {"errors": (outputs.double() - targets.double()).abs().sum(0)}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """The mean over samples and numbers."""
+        return {"mae": float(np.mean(sums["errors"] / samples))}
+
+
+@register("metric", "rmse", tasks=("regression",))
+class RootMeanSquaredError:
+    """Root of the mean of (y − ŷ)²; of several numbers a sample, the mean of their roots."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Σ (y − ŷ)² of each number, (D,)."""
+        return {"squares": (outputs.double() - targets.double()).square().sum(0)}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """The mean over the numbers."""
+        return {"rmse": float(np.mean(np.sqrt(sums["squares"] / samples)))}
+
+
+@register("metric", "r2", tasks=("regression",))
+class Determination:
+    """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; of several numbers a sample, the mean over them.
+
+    A number that is the same in all samples has R² = 1 where it is always met, else 0.
+    """
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Σ (y − ŷ)², Σ y and Σ y² of each number, (D,)."""
+        y = targets.double()
+        return {"squares": (outputs.double() - y).square().sum(0), "targets": y.sum(0), "powers": y.square().sum(0)}
+
+    def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """The mean over the numbers."""
+        left = np.asarray(sums["squares"])
+        spread = np.asarray(sums["powers"] - sums["targets"] ** 2 / samples)
+        spread = np.where(spread > 1e-14 * np.asarray(sums["powers"]), spread, 0.0)  # less is the rounding of the sums
+        constant = np.where(left == 0, 1.0, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {"r2": float(np.mean(np.where(spread > 0, 1 - left / spread, constant)))}
+
+
+def average_precision(scores: np.ndarray, there: np.ndarray) -> float:
+    """Σ (R_i − R_{i−1}) P_i over the thresholds between different scores, from the highest on.
+
+    Parameters
+    ----------
+    scores : (n,)
+    there : bool (n,)
+        At least one.
+    """
+    order = np.argsort(-scores.astype(np.float64), kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # equal scores are taken together
+    found = np.cumsum(there[order])[ends].astype(np.float64)
+    return float(np.sum(np.diff(found, prepend=0.0) / found[-1] * found / (ends + 1)))

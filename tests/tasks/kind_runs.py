@@ -1,0 +1,48 @@
+"""A program: a run of each kind of task with exact sums.
+
+[mpiexec -n N] python -m tests.tasks.kind_runs OUT.npz
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import fedmpi
+from tests.tasks.worlds import BASE, WORLDS
+
+EXACT = {"aggregation.exact": True}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: ("fedavg", {**BASE, **world, **EXACT}) for name, world in WORLDS.items()},
+    "strata": ("fedstas", {"rounds": 2, **WORLDS["tokens"], **EXACT, "participation.count": 4}),
+    "lora": (
+        "fedavg",
+        {**BASE, **WORLDS["tokens"], **EXACT, "model.name": "causal-transformer", "model.lora": {"rank": 2}},
+    ),
+}
+
+
+def outcomes() -> dict[str, np.ndarray]:
+    """By run: the final model, then what the records tell of every round."""
+    found = {}
+    for name, (preset, settings) in RUNS.items():
+        if settings["model.name"] == "causal-transformer":
+            settings = {key: value for key, value in settings.items() if key != "model.units"}
+        run = fedmpi.run(preset, {**settings, "cluster.threads": 1})
+        values = [tensor.numpy().ravel() for tensor in run.model.state_dict().values()]
+        told = [record[key] for record in run.records for key in sorted(record) if key.startswith(("test_", "train_"))]
+        found[name] = np.concatenate([*values, told]).astype(np.float64)
+    return found
+
+
+def main() -> int:
+    found = outcomes()
+    if fedmpi.run({"rounds": 1, "participation.clients": "all", "cluster.threads": 1}).records:  # rank 0
+        np.savez(sys.argv[1], **found)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Whole runs of each kind of task: engines agree, numbers are those of plain loops, what does not fit is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, r2_score
+from torch import nn
+from torch.nn import functional
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.common.task_kinds import KINDS
+from fedmpi.config import Config
+from fedmpi.config.loading import given_config
+from tests.mpi.launch import run_mpi
+from tests.tasks import worlds
+from tests.tasks.worlds import BASE, WORLDS, run
+
+DATA = {"tokens": worlds.tokens, "multilabel": worlds.labels, "regression": worlds.numbers}
+ONE_STEP = {"local.steps": 1, "local.epochs": None, "local.batch_size": "all"}
+
+
+def values(run: fedmpi.Run) -> np.ndarray:
+    return np.concatenate([value.numpy().ravel() for value in run.model.state_dict().values()]).astype(np.float64)
+
+
+def one_step(world: str, **further: Any) -> fedmpi.Run:
+    settings = {**BASE, **WORLDS[world], "local.steps": 1, "local.batch_size": "all", **further}
+    del settings["local.epochs"]
+    return fedmpi.run("fedavg", settings)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_one_step_of_everyone_is_one_weighted_gradient(world: str):
+    merged, one_by_one = (one_step(world, **{"local.engine": engine}) for engine in ("merged", "sequential"))
+    assert np.abs(values(merged) - values(one_by_one)).max() < 1e-6
+    assert merged.records[0]["train_loss"] == pytest.approx(one_by_one.records[0]["train_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("world", [name for name in WORLDS if name != "tokens"])
+def test_clients_side_by_side_come_to_the_same(world: str):
+    for further in ({}, {"local__optimizer": "adam", "local__lr": 0.01}, {"local__batch_size": 7}):
+        batched, one_by_one = (run(world, local__engine=engine, **further) for engine in ("batched", "sequential"))
+        assert np.abs(values(batched) - values(one_by_one)).max() < 2e-5
+        assert batched.records[-1]["train_loss"] == pytest.approx(one_by_one.records[-1]["train_loss"], rel=1e-4)
+
+
+def test_the_run_says_which_engine_trains_tokens_and_why():
+    with pytest.raises(UserError, match='"batched" is not possible here: NextToken has no stacked form'):
+        run("tokens", local__engine="batched")
+    engine = run("tokens").summary["engine"]
+    assert "sequential (NextToken has no stacked form)" in engine
+
+
+def plain_tokens(module: nn.Module, x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Mean loss of a sample, perplexity and accuracy over all positions that count, one sample at a time."""
+    losses, surprise, right, counted = [], 0.0, 0, 0
+    with torch.no_grad():
+        for tokens, wanted in zip(torch.from_numpy(x), torch.from_numpy(y), strict=True):
+            logits = module(tokens[None])[0]
+            own = 0.0
+            there = 0
+            for row, target in zip(logits.double(), wanted.tolist(), strict=True):
+                if target >= 0:
+                    own -= float(row.log_softmax(0)[target])
+                    right += int(row.argmax() == target)
+                    there += 1
+            losses.append(own / there if there else 0.0)
+            surprise, counted = surprise + own, counted + there
+    return float(np.mean(losses)), math.exp(surprise / counted), right / counted
+
+
+@pytest.mark.parametrize("model", ["char-lstm", "causal-transformer"])
+def test_scores_of_tokens_are_those_of_a_plain_loop_over_positions(model: str):
+    options = {"model__dimension": 8} if model == "char-lstm" else {"model__dimension": 8, "model__units": None}
+    settings = {**BASE, **WORLDS["tokens"], "model.name": model, "model.dimension": 8}
+    if model == "causal-transformer":
+        del settings["model.units"]
+    assert options
+    done = fedmpi.run("fedavg", settings)
+    loss, perplexity, accuracy = plain_tokens(done.model, *worlds.tokens().test)
+    final = done.records[-1]
+    assert final["test_perplexity"] == pytest.approx(perplexity, rel=1e-5)
+    assert final["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert final["test_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    assert "test_macro_f1" not in final
+
+
+def test_a_round_of_tokens_is_that_of_a_plain_loop():
+    """FedAvg by hand: each client one full-batch step of torch's SGD from the start, averaged by samples."""
+    settings = {"rounds": 1, "local.lr": 0.4, "local.engine": "sequential"}
+    arrays, done = worlds.tokens(), one_step("tokens", **settings)
+    config = Config(preset="fedavg", **{"model": {"name": "char-lstm", "units": 12}})
+    from fedmpi.models import build
+
+    module = build("char-lstm", config.model.options, arrays.description, seed=config.seed)
+    start = [value.detach().clone() for value in module.parameters()]
+    mean = [torch.zeros_like(value, dtype=torch.float64) for value in start]
+    for client in range(worlds.CLIENTS):
+        x, y = (torch.from_numpy(np.array(part)) for part in arrays.store.client(client))
+        for value, first in zip(module.parameters(), start, strict=True):
+            value.data.copy_(first)
+        module.zero_grad()
+        total = torch.zeros(())
+        for logits, wanted in zip(module(x), y, strict=True):
+            if (wanted >= 0).any():
+                total = total + functional.cross_entropy(logits, wanted, ignore_index=-1)
+        (total / len(y)).backward()
+        for value, place in zip(module.parameters(), mean, strict=True):
+            assert value.grad is not None
+            place += (value.data - 0.4 * value.grad).double() * len(y) / len(arrays.x)
+    found = dict(done.model.named_parameters())
+    for (name, _), expected in zip(module.named_parameters(), mean, strict=True):
+        assert torch.allclose(found[name].double(), expected, rtol=1e-5, atol=1e-6), name
+
+
+def test_scores_of_labels_and_numbers_are_scikit_learns_of_the_final_model():
+    done, (x, y) = run("multilabel"), worlds.labels().test
+    with torch.no_grad():
+        outputs = done.model(torch.from_numpy(np.array(x))).numpy()
+    expected = average_precision_score(y, outputs, average="macro")
+    assert done.records[-1]["test_mean_average_precision"] == pytest.approx(expected, rel=1e-9)
+    done, (x, y) = run("regression of three"), worlds.three_numbers().test
+    with torch.no_grad():
+        outputs = done.model(torch.from_numpy(np.array(x))).numpy()
+    assert done.records[-1]["test_r2"] == pytest.approx(r2_score(y.astype(float), outputs.astype(float)), rel=1e-9)
+
+
+def test_a_regression_is_judged_by_its_loss():
+    done = run("regression", rounds=4, evaluation__every=1)
+    losses = [record["test_loss"] for record in done.records]
+    assert losses[-1] < losses[0] and "test_accuracy" not in done.records[-1]
+    assert done.summary["best_test_loss"] == min(losses) and done.summary["best_round"] == int(np.argmin(losses))
+    assert "best_test_accuracy" not in done.summary and "test_loss" in repr(done)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_a_loss_of_its_own_unless_another_is_named(kind: str):
+    assert Config(preset="fedavg", task={"kind": kind}).task.loss == KINDS[kind].loss
+    assert Config(preset="fedavg", task={"kind": kind, "loss": squares}).task.loss is squares
+
+
+def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square()
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"kind": "regression", "loss": "cross-entropy"}, 'task.loss = "cross-entropy" is for task.kind = "class'),
+        ({"kind": "tokens", "loss": "bce"}, 'task.loss = "bce" is for task.kind = "multilabel"'),
+        ({"loss": "mse"}, 'task.loss = "mse" is for task.kind = "regression", not "classification"'),
+        ({"kind": "regression", "metrics": ["perplexity"]}, 'task.metrics = "perplexity" is for'),
+        ({"kind": "classification", "metrics": ["r2"]}, 'task.metrics = "r2" is for task.kind = "regression"'),
+    ],
+)
+def test_losses_and_metrics_of_another_kind_are_refused(task: dict[str, Any], words: str):
+    with pytest.raises(UserError, match=words):
+        Config(preset="fedavg", task=task)
+
+
+def test_data_of_another_kind_are_refused():
+    with pytest.raises(UserError, match='task.kind = "classification" does not go with the data .*are tokens'):
+        fedmpi.run("fedavg", BASE, data=worlds.tokens())
+    with pytest.raises(UserError, match='set task.kind = "classification"'):
+        fedmpi.run("fedavg", {**BASE, "task.kind": "tokens"})
+
+
+@pytest.mark.parametrize(
+    ("world", "model", "words"),
+    [
+        ("tokens", "text-cnn", r"logits of shape \(samples, 12, \d+\), one a class at every position"),
+        ("tokens", "mlp", "mlp"),
+        ("multilabel", "char-lstm", "reads texts"),
+        ("regression of three", "tests.tasks.test_kinds:two_values", r"outputs of shape \(samples, 3\), the numbers"),
+    ],
+)
+def test_models_of_another_kind_are_refused(world: str, model: str, words: str):
+    settings = {key: value for key, value in WORLDS[world].items() if not key.startswith("model.")}
+    with pytest.raises(UserError, match=words):
+        fedmpi.run("fedavg", {**BASE, **settings, "model.name": model})
+
+
+def two_values(description: Any) -> nn.Module:
+    return nn.Linear(description.feature_shape[0], 2)
+
+
+FITS = {
+    "fedstas": {"participation.count": 4},
+    "fedsso": {"participation.count": 4},
+    "fedsampling": {"samples.wanted": 100, "samples.threshold": 80},
+    "fedprox": {"participation.count": 4},
+}
+TOKENS = {"rounds": 2, "cluster.threads": 1, **WORLDS["tokens"]}
+
+
+@pytest.mark.parametrize("preset", FITS)
+def test_systems_that_need_no_class_a_sample_learn_tokens(preset: str):
+    done = fedmpi.run(preset, {**TOKENS, **FITS[preset]})
+    assert done.records[-1]["test_perplexity"] < 40 and len(done.records) == 2
+
+
+REFUSED = {
+    "astraea": ({}, "rebalance.enabled copies the samples of scarce classes"),
+    "astraea-mediator": ({}, 'topology.scheduling = "greedy" groups clients by their class counts'),
+    "fedstas": (
+        {"participation.features": "label-histogram", "participation.draw": "uniform"},
+        '"label-histogram" makes strata of the clients',
+    ),
+    "fedavg": ({"attack.kind": "label-flip"}, '"label-flip" turns class y'),
+    "fedprox": ({"system.availability": "label-group", "system.by_label": [0.5]}, "most frequent class of a client"),
+}
+
+
+@pytest.mark.parametrize("kind", ["tokens", "multilabel", "regression"])
+@pytest.mark.parametrize("preset", REFUSED)
+def test_parts_that_need_a_class_a_sample_refuse_other_tasks_by_name(preset: str, kind: str):
+    further, words = REFUSED[preset]
+    with pytest.raises(UserError, match=words) as refusal:
+        given_config(preset, {"task.kind": kind, **further})
+    assert f'with task.kind = "{kind}" a sample' in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_what_needs_an_accuracy_is_refused_where_there_is_none():
+    for further in ({"evaluation.target_accuracy": 0.5}, {"participation.clients": by_accuracy}):
+        with pytest.raises(UserError, match="accuracy"):
+            given_config("fedavg", {"task.kind": "regression", **further})
+
+
+@fedmpi.client_sampler(needs=("accuracy",))
+def by_accuracy(view: Any) -> fedmpi.Cohort:
+    return fedmpi.Cohort(view.available[: view.count])
+
+
+def test_a_sampler_may_draw_by_what_clients_measure_of_tokens():
+    settings = {**TOKENS, "participation.clients": measured, "participation.count": 2}
+    assert len(fedmpi.run("fedavg", settings).records) == 2
+    assert ACCURACIES and all(0 <= value <= 1 for value in ACCURACIES)
+
+
+ACCURACIES: list[float] = []
+
+
+@fedmpi.client_sampler(measures=("accuracy", "loss"))
+class measured:
+    def candidates(self, view: Any) -> np.ndarray:
+        return view.available
+
+    def draw(self, view: Any) -> fedmpi.Cohort:
+        ACCURACIES.extend(view.fresh("accuracy").tolist())
+        return fedmpi.Cohort(np.sort(np.argsort(-view.fresh("loss"))[: view.count]))
+
+
+def test_rows_may_be_chosen_by_targets_of_any_shape():
+    settings = {**TOKENS, "participation.clients": "all", "samples.rule": fullest}
+    done = fedmpi.run("fedavg", settings)
+    assert 0 < done.records[0]["samples"] < len(worlds.tokens().x)
+
+
+@fedmpi.row_rule
+def fullest(client: Any) -> np.ndarray:
+    assert client.labels.shape[1:] == (worlds.LENGTH,)
+    return np.flatnonzero((client.labels >= 0).all(axis=1))
+
+
+@pytest.mark.slow
+def test_one_rank_and_three_come_to_the_same_bits(tmp_path: Path):
+    job = run_mpi(3, ["-m", "tests.tasks.kind_runs", tmp_path / "three.npz"])
+    assert job.returncode == 0, job.stderr[-2000:]
+    from tests.tasks.kind_runs import outcomes
+
+    alone = outcomes()
+    with np.load(tmp_path / "three.npz") as three:
+        assert set(three.files) == set(alone)
+        for name, found in alone.items():
+            np.testing.assert_array_equal(three[name], found, err_msg=name)

@@ -1,0 +1,101 @@
+"""The losses of tokens, labels and numbers, and their gradients, are those of plain loops in double precision."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.tasks.losses import task_loss
+
+SAMPLES, LENGTH, CLASSES = 6, 5, 4
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(2).standard_normal(shape) * 2)
+
+
+def token_targets() -> torch.Tensor:
+    targets = torch.from_numpy(np.random.default_rng(3).integers(-1, CLASSES, (SAMPLES, LENGTH)))
+    targets[0], targets[1] = -1, 2
+    return targets
+
+
+def by_hand_of_tokens(
+    outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0, gamma: float = 0
+) -> list[float]:
+    found = []
+    for logits, wanted in zip(outputs.tolist(), targets.tolist(), strict=True):
+        at = []
+        for row, target in zip(logits, wanted, strict=True):
+            if target == -1:
+                continue
+            norm = math.log(sum(math.exp(value) for value in row))
+            surprise = norm - row[target]
+            p = math.exp(-surprise)
+            even = sum(norm - value for value in row) / len(row)
+            at.append((1 - p) ** gamma * ((1 - smoothing) * surprise + smoothing * even))
+        found.append(sum(at) / len(at) if at else 0.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("cross-entropy", {}), ("label-smoothing", {"smoothing": 0.2}), ("focal", {"gamma": 1.5})]
+)
+def test_of_tokens_the_mean_over_the_positions_that_count(name: str, options: dict[str, float]):
+    outputs, targets = drawn(SAMPLES, LENGTH, CLASSES), token_targets()
+    found = task_loss(name, options, "tokens").per_sample(outputs, targets)
+    assert found.tolist() == pytest.approx(by_hand_of_tokens(outputs, targets, **options), abs=1e-12)
+    assert found[0] == 0, "a sample of which no position counts costs nothing"
+
+
+def test_positions_that_do_not_count_have_no_gradient():
+    outputs, targets = drawn(SAMPLES, LENGTH, CLASSES).requires_grad_(), token_targets()
+    (gradient,) = torch.autograd.grad(task_loss("cross-entropy", kind="tokens").mean(outputs, targets), outputs)
+    assert torch.equal(gradient.abs().sum(2) > 0, targets != -1)
+
+
+def test_of_labels_the_mean_of_the_binary_cross_entropies():
+    outputs, targets = drawn(SAMPLES, CLASSES), (drawn(SAMPLES, CLASSES) > 0).float()
+    expected = [
+        sum(-math.log(1 / (1 + math.exp(-z if t else z))) for z, t in zip(row, wanted, strict=True)) / CLASSES
+        for row, wanted in zip(outputs.tolist(), targets.tolist(), strict=True)
+    ]
+    assert task_loss("bce", kind="multilabel").per_sample(outputs, targets).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(SAMPLES,), (SAMPLES, 3), (SAMPLES, 2, 3)])
+@pytest.mark.parametrize(
+    ("name", "options", "of_error"),
+    [
+        ("mse", {}, lambda e: e * e),
+        ("l1", {}, abs),
+        ("huber", {"delta": 0.7}, lambda e: e * e / 2 if abs(e) <= 0.7 else 0.7 * (abs(e) - 0.35)),
+    ],
+)
+def test_of_numbers_the_mean_over_those_of_a_sample(shape, name, options, of_error):
+    targets = torch.from_numpy(np.random.default_rng(4).standard_normal(shape))
+    values = math.prod(shape[1:])
+    outputs = drawn(SAMPLES, values)
+    errors = (outputs - targets.reshape(SAMPLES, -1)).tolist()
+    expected = [sum(of_error(e) for e in row) / values for row in errors]
+    assert task_loss(name, options, "regression").per_sample(outputs, targets).tolist() == pytest.approx(expected)
+
+
+def test_a_loss_of_ones_own_sees_the_outputs_of_a_regression_in_the_shape_of_its_targets():
+    loss = task_loss(squared, kind="regression")
+    outputs, targets = drawn(SAMPLES, 1), drawn(SAMPLES)
+    assert torch.equal(loss.per_sample(outputs, targets), (outputs[:, 0] - targets) ** 2)
+
+
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    assert outputs.shape == targets.shape
+    return (outputs - targets) ** 2
+
+
+def test_an_error_at_which_huber_cannot_bend_is_refused():
+    with pytest.raises(UserError, match="task.delta = 0"):
+        task_loss("huber", {"delta": 0.0}, "regression").per_sample(drawn(2, 1), drawn(2))
