@@ -346,16 +346,24 @@ def show(
 
 @app.command()
 def inspect(
-    shards: Annotated[str, typer.Argument(metavar="SHARDS", help='A folder of shards, or "digits".')],
+    shards: Annotated[
+        str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, "digits", or the folder of a finished run.')
+    ],
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw clients and sizes.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
 ) -> None:
-    """Show clients, sizes, class balance and heterogeneity of a folder of shards.
+    """Show clients, sizes, class balance and heterogeneity of shards; of a run, how well it tells each class.
 
     Example: fedmpi inspect digits
     """
+    from fedmpi.inspect.classes import is_run, show_classes
     from fedmpi.inspect.report import inspect_folder
 
+    if is_run(Path(shards)):
+        if plot is not None or verify:
+            raise UserError(f"{shards} is the folder of a run: --plot and --verify are for shards")
+        show_classes(Path(shards), console())
+        return
     inspection = inspect_folder(shards, verify=verify)
     inspection.render(console())
     if plot is not None:

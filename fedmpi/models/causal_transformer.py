@@ -106,7 +106,7 @@ def causal_transformer(
     dimension: int = 128,
     heads: int = 4,
     layers: int = 2,
-    hidden: int | None = None,
+    widening: int = 4,
     dropout: float = 0.0,
 ) -> nn.Module:
     """A small transformer that predicts the next token at every position from those before it.
@@ -119,8 +119,8 @@ def causal_transformer(
         Size of the vector of a token, a multiple of `heads`.
     heads, layers : int
         Of the attention, and of blocks.
-    hidden : int, optional
-        Units of the dense layer of a block; four times `dimension` by default.
+    widening : int
+        Units of the dense layer of a block, in multiples of `dimension`.
     dropout : float
         After the attention and after the dense layers.
 
@@ -133,5 +133,5 @@ def causal_transformer(
     everywhere = predicts_everywhere(description, "causal-transformer")
     if heads < 1 or dimension % heads:
         raise UserError(f"model.heads = {heads} does not divide model.dimension = {dimension}: choose a divisor")
-    width, inner = dimension, 4 * dimension if hidden is None else hidden
+    width, inner = dimension, widening * dimension
     return CausalTransformer(length, vocabulary, width, heads, layers, inner, dropout, description.classes, everywhere)

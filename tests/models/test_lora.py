@@ -1,0 +1,154 @@
+"""LoRA: only small matrices are trained, sent and counted; every other value stays to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedmpi
+from fedmpi.common.errors import UserError
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.lora import LoraLinear, with_lora
+from tests.tasks import worlds
+from tests.tasks.worlds import BASE
+
+RANK, ALPHA = 2, 6.0
+OPTIONS = {"rank": RANK, "alpha": ALPHA, "targets": ()}
+ATTENTION = {"rank": RANK, "alpha": ALPHA, "targets": ("query", "blocks.*.narrow")}
+LANGUAGE = {
+    **BASE,
+    "task.kind": "tokens",
+    "model.name": "causal-transformer",
+    "model.dimension": 12,
+    "model.heads": 3,
+    "local.lr": 0.3,
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3, bias=False))
+
+
+def test_the_model_is_at_first_as_it_was_and_then_w_plus_the_product():
+    plain, small, x = net(), with_lora(net(), OPTIONS), torch.randn(5, 4)
+    assert torch.equal(plain(x), small(x))
+    layer = small[0]
+    assert isinstance(layer, LoraLinear)
+    with torch.no_grad():
+        layer.lora_b.normal_()
+        merged = plain[0].weight + ALPHA / RANK * layer.lora_b @ layer.lora_a
+        expected = nn.functional.linear(x, merged, plain[0].bias)
+        assert torch.allclose(layer(x), expected, atol=1e-6)
+
+
+def test_values_keep_their_names_and_only_the_small_ones_are_trained():
+    small = with_lora(net(), OPTIONS)
+    assert list(net().state_dict()) == [name for name in small.state_dict() if "lora" not in name]
+    trained = [name for name, value in small.named_parameters() if value.requires_grad]
+    assert trained == ["0.lora_a", "0.lora_b", "2.lora_a", "2.lora_b"]
+    assert FlatModel(small).size == RANK * (4 + 6 + 6 + 3)
+
+
+def test_matrices_are_the_runs_own_whatever_the_global_generator():
+    first = build(net, {"lora": OPTIONS}, worlds.labels().description, seed=5)
+    torch.rand(3)
+    again = build(net, {"lora": OPTIONS}, worlds.labels().description, seed=5)
+    other = build(net, {"lora": OPTIONS}, worlds.labels().description, seed=6)
+    assert torch.equal(first[0].lora_a, again[0].lora_a) and not torch.equal(first[0].lora_a, other[0].lora_a)
+
+
+@pytest.mark.parametrize(
+    ("targets", "chosen"),
+    [(("0",), ["0"]), (("?",), ["0", "2"]), (("2", "0"), ["0", "2"]), ((), ["0", "2"])],
+)
+def test_targets_are_names_or_patterns(targets: tuple[str, ...], chosen: list[str]):
+    small = with_lora(net(), {**OPTIONS, "targets": targets})
+    assert [name for name, part in small.named_modules() if isinstance(part, LoraLinear)] == chosen
+
+
+def test_a_layer_that_stands_twice_has_one_pair_of_matrices():
+    layer = nn.Linear(4, 4)
+    small = with_lora(nn.Sequential(layer, layer), OPTIONS)
+    assert small[0] is small[1] and len([p for p in small.parameters() if p.requires_grad]) == 2
+    assert isinstance(with_lora(nn.Linear(4, 4), OPTIONS), LoraLinear)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 1, 3)), OPTIONS, "the model has none"),
+        (net(), {**OPTIONS, "targets": ("query",)}, "no Linear layer is named 'query'; there are 0, 2"),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), OPTIONS, "batch norm"),
+    ],
+)
+def test_models_that_it_does_not_suit_are_refused(module: nn.Module, options: dict[str, Any], words: str):
+    with pytest.raises(UserError, match=words):
+        with_lora(module, options)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "merged"])
+def test_bytes_are_those_of_the_small_matrices_and_the_rest_stays_to_the_bit(engine: str):
+    settings = {**LANGUAGE, "model.lora": ATTENTION, "local.engine": engine}
+    if engine == "merged":
+        settings |= {"local.steps": 1, "local.batch_size": "all"}
+        del settings["local.epochs"]
+    arrays = worlds.tokens()
+    done = fedmpi.run("fedavg", settings, data=arrays)
+    start = build("causal-transformer", {"dimension": 12, "heads": 3, "lora": ATTENTION}, arrays.description, seed=0)
+    small = 2 * RANK * (12 + 12) + 2 * RANK * (48 + 12)
+    assert done.summary["parameters"] == small
+    for record in done.records:
+        assert record["bytes_client_up"] == record["bytes_client_down"] == 4 * small * worlds.CLIENTS
+    moved = set()
+    for (name, before), (_, after) in zip(start.state_dict().items(), done.model.state_dict().items(), strict=True):
+        if not torch.equal(before, after):
+            moved.add(name.rpartition(".")[2])
+    assert moved == {"lora_a", "lora_b"}
+    assert done.records[-1]["test_loss"] < plain_loss(start, arrays)
+
+
+def plain_loss(module: nn.Module, arrays: fedmpi.ClientArrays) -> float:
+    x, y = (torch.from_numpy(part.copy()) for part in arrays.test)
+    with torch.no_grad():
+        logits = module(x)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none")
+    return float((losses.view(y.shape).sum(1) / (y >= 0).sum(1).clamp_min(1)).mean())
+
+
+def test_clients_do_not_touch_what_is_frozen_and_the_run_says_who_trains():
+    done = fedmpi.run("fedavg", {**BASE, "task.kind": "multilabel", "model.lora": {"rank": 1}}, data=worlds.labels())
+    assert "sequential" in done.summary["engine"] and "frozen" in done.summary["engine"]
+
+
+def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
+    config = fedmpi.Config.load
+    del config
+    from fedmpi.config import load_config
+
+    found = load_config(None, ["preset=fedavg", "model.lora.rank=3", "model.lora.alpha=2"]).model.lora
+    assert found is not None and (found.rank, found.alpha, found.targets) == (3, 2.0, ())
+    for wrong in ("model.lora.rank=0", "model.lora.alpha=-1", "model.lora.width=3", "model.lora=4"):
+        with pytest.raises(UserError, match=r"model.lora"):
+            load_config(None, ["preset=fedavg", wrong])
+
+
+def test_a_module_given_as_an_object_takes_them_too():
+    given = net()
+    done = fedmpi.run(
+        "fedavg",
+        {**BASE, "task.kind": "regression", "model.lora": {"rank": 1}},
+        data=worlds.three_numbers(),
+        model=five(),
+    )
+    assert done.summary["parameters"] == 5 + 3
+    assert given[0].weight.requires_grad
+
+
+def five() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(5, 3)

@@ -1,0 +1,92 @@
+"""Who is taken for whom: the files of a finished run, what they say, and how they are shown."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+import fedmpi
+from fedmpi.cli import app
+from fedmpi.common.errors import UserError
+from fedmpi.data.opening import open_store
+from fedmpi.data.source import ClientData
+from fedmpi.inspect.classes import mixed_up
+from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion, read_confusion
+from tests.tasks import worlds
+from tests.tasks.worlds import BASE, WORLDS
+
+SETTINGS = {"rounds": 2, "participation.count": 5, "model.hidden": [8], "cluster.threads": 1, "checkpoint.every": 1}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> fedmpi.Run:
+    return fedmpi.run("fedavg", SETTINGS, out=tmp_path_factory.mktemp("runs") / "RUN")
+
+
+def test_the_files_are_those_of_the_final_model_on_the_test_part(done: fedmpi.Run):
+    x, y = ClientData(open_store("digits")).test()
+    with torch.no_grad():
+        guess = done.model(x).argmax(1).numpy()
+    found = read_confusion(done.folder)
+    np.testing.assert_array_equal(found.counts, confusion_matrix(y.numpy(), guess, labels=range(10)))
+    with (done.folder / CLASSES).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    precision, recall, f1, support = precision_recall_fscore_support(
+        y.numpy(), guess, labels=range(10), zero_division=0
+    )
+    for place, row in enumerate(rows):
+        assert (row["class"], int(row["samples"])) == (str(place), support[place])
+        told = [float(row[name]) for name in ("precision", "recall", "f1")]
+        assert told == pytest.approx([precision[place], recall[place], f1[place]], rel=1e-12)
+    assert np.mean([float(row["f1"]) for row in rows]) == pytest.approx(done.records[-1]["test_macro_f1"], rel=1e-12)
+
+
+def test_a_run_that_goes_on_writes_them_anew(done: fedmpi.Run, tmp_path: Path):
+    first = fedmpi.run("fedavg", SETTINGS, out=tmp_path / "RUN")
+    before = (first.folder / CONFUSION).read_bytes()
+    assert before == (done.folder / CONFUSION).read_bytes()
+    more = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
+    assert (more.folder / CONFUSION).read_bytes() != before
+    again = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
+    assert read_confusion(again.folder).counts.sum() == read_confusion(first.folder).counts.sum()
+
+
+def test_other_tasks_have_none(tmp_path: Path):
+    made = fedmpi.run("fedavg", {**BASE, **WORLDS["multilabel"]}, out=tmp_path / "RUN")
+    assert not (made.folder / CONFUSION).exists() and not (made.folder / CLASSES).exists()
+    with pytest.raises(UserError, match="holds no confusion.csv"):
+        read_confusion(made.folder)
+    assert worlds.LABELS
+
+
+def test_names_with_commas_and_quotes_come_back(tmp_path: Path):
+    made = Confusion(np.array([[3, 1], [0, 5]]), ('a,"b"', "c\nd"))
+    for name, content in made.files().items():
+        (tmp_path / name).write_bytes(content)
+    found = read_confusion(tmp_path)
+    assert found.names == made.names
+    np.testing.assert_array_equal(found.counts, made.counts)
+
+
+@pytest.mark.parametrize("text", ["", "true,a\na,1,2\n", "true,a\na,x\n", "true,a\na,-1\n"])
+def test_a_damaged_file_is_refused(text: str, tmp_path: Path):
+    (tmp_path / CONFUSION).write_text(text)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_confusion(tmp_path)
+
+
+def test_what_is_mixed_up_is_named_most_often_first():
+    counts = np.array([[5, 2, 0], [7, 1, 0], [0, 1, 9]])
+    found = mixed_up(Confusion(counts, ("cat", "dog", "cow")))
+    assert found == ["dog taken for cat: 7 of 8", "cat taken for dog: 2 of 7", "cow taken for dog: 1 of 10"]
+
+
+def test_inspect_shows_a_run(done: fedmpi.Run, capsys: pytest.CaptureFixture[str]):
+    app(["inspect", str(done.folder)], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "precision" in shown and "taken for" in shown
