@@ -46,7 +46,7 @@ class CausalAttention(nn.Module):
         return found
 
 
-class Block(nn.Module):
+class CausalBlock(nn.Module):
     """Attention and two dense layers, each on a norm of its input and added to it."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float):
@@ -85,7 +85,7 @@ class CausalTransformer(nn.Module):
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, hidden, dropout) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(CausalBlock(width, heads, hidden, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, classes)
         self.everywhere = everywhere

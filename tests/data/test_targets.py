@@ -19,8 +19,8 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.common.errors import UserError
 from fedmpi.data.assignment import offsets_of
+from fedmpi.data.opening import open_store
 from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, read_manifest
-from fedmpi.data.shards import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.inspect.report import inspect_folder
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.config import Config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack
@@ -100,10 +101,8 @@ def test_an_evaluation_goes_on_with_fewer_samples_at_once() -> None:
         part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))
     )
     data = SimpleNamespace(description=FLAT, test=lambda: (x, y))
-    evaluation = SimpleNamespace(parts=lambda val: ("test",), batch_size=40, on="test")
-    parts = EvaluatedParts(
-        SimpleNamespace(evaluation=evaluation, task=SimpleNamespace(kind="classification", metrics=[])), store, data
-    )  # type: ignore[arg-type]
+    config = Config(preset="fedavg", evaluation={"batch_size": 40, "on": "test"})
+    parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
     torch.manual_seed(1)
     model = FlatModel(Small(50))
     whole = parts.scores(model, model.initial)
