@@ -10,6 +10,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi.common.errors import UserError
+from fedmpi.config import load_config
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.lora import LoraLinear, with_lora
@@ -120,16 +121,7 @@ def plain_loss(module: nn.Module, arrays: fedmpi.ClientArrays) -> float:
     return float((losses.view(y.shape).sum(1) / (y >= 0).sum(1).clamp_min(1)).mean())
 
 
-def test_clients_do_not_touch_what_is_frozen_and_the_run_says_who_trains():
-    done = fedmpi.run("fedavg", {**BASE, "task.kind": "multilabel", "model.lora": {"rank": 1}}, data=worlds.labels())
-    assert "sequential" in done.summary["engine"] and "frozen" in done.summary["engine"]
-
-
 def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
-    config = fedmpi.Config.load
-    del config
-    from fedmpi.config import load_config
-
     found = load_config(None, ["preset=fedavg", "model.lora.rank=3", "model.lora.alpha=2"]).model.lora
     assert found is not None and (found.rank, found.alpha, found.targets) == (3, 2.0, ())
     for wrong in ("model.lora.rank=0", "model.lora.alpha=-1", "model.lora.width=3", "model.lora=4"):
@@ -138,7 +130,6 @@ def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
 
 
 def test_a_module_given_as_an_object_takes_them_too():
-    given = net()
     done = fedmpi.run(
         "fedavg",
         {**BASE, "task.kind": "regression", "model.lora": {"rank": 1}},
@@ -146,7 +137,6 @@ def test_a_module_given_as_an_object_takes_them_too():
         model=five(),
     )
     assert done.summary["parameters"] == 5 + 3
-    assert given[0].weight.requires_grad
 
 
 def five() -> nn.Module:

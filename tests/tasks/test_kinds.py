@@ -22,9 +22,6 @@ from tests.mpi.launch import run_mpi
 from tests.tasks import worlds
 from tests.tasks.worlds import BASE, WORLDS, run
 
-DATA = {"tokens": worlds.tokens, "multilabel": worlds.labels, "regression": worlds.numbers}
-ONE_STEP = {"local.steps": 1, "local.epochs": None, "local.batch_size": "all"}
-
 
 def values(run: fedmpi.Run) -> np.ndarray:
     return np.concatenate([value.numpy().ravel() for value in run.model.state_dict().values()]).astype(np.float64)
@@ -43,7 +40,7 @@ def test_one_step_of_everyone_is_one_weighted_gradient(world: str):
     assert merged.records[0]["train_loss"] == pytest.approx(one_by_one.records[0]["train_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("world", [name for name in WORLDS if name != "tokens"])
+@pytest.mark.parametrize("world", WORLDS)
 def test_clients_side_by_side_come_to_the_same(world: str):
     for further in ({}, {"local__optimizer": "adam", "local__lr": 0.01}, {"local__batch_size": 7}):
         batched, one_by_one = (run(world, local__engine=engine, **further) for engine in ("batched", "sequential"))
@@ -52,10 +49,10 @@ def test_clients_side_by_side_come_to_the_same(world: str):
 
 
 def test_the_run_says_which_engine_trains_tokens_and_why():
-    with pytest.raises(UserError, match='"batched" is not possible here: NextToken has no stacked form'):
-        run("tokens", local__engine="batched")
-    engine = run("tokens").summary["engine"]
-    assert "sequential (NextToken has no stacked form)" in engine
+    engine = run("tokens", **{"aggregation__exact": True}).summary["engine"]
+    assert engine.startswith("auto: sequential (aggregation.exact") and "nothing is merged: aggregation.exact" in engine
+    merged = one_step("tokens").summary["engine"]
+    assert merged.startswith("auto: one-step clients are merged") and f"{2 * worlds.CLIENTS} merged" in merged
 
 
 def plain_tokens(module: nn.Module, x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -78,11 +75,9 @@ def plain_tokens(module: nn.Module, x: np.ndarray, y: np.ndarray) -> tuple[float
 
 @pytest.mark.parametrize("model", ["char-lstm", "causal-transformer"])
 def test_scores_of_tokens_are_those_of_a_plain_loop_over_positions(model: str):
-    options = {"model__dimension": 8} if model == "char-lstm" else {"model__dimension": 8, "model__units": None}
     settings = {**BASE, **WORLDS["tokens"], "model.name": model, "model.dimension": 8}
     if model == "causal-transformer":
         del settings["model.units"]
-    assert options
     done = fedmpi.run("fedavg", settings)
     loss, perplexity, accuracy = plain_tokens(done.model, *worlds.tokens().test)
     final = done.records[-1]

@@ -1,5 +1,5 @@
-"""Losses of many clients side by side, on the outputs (k, b, …) of the last layer, those of a row flat: cross-entropy by
-hand, any other through autograd.
+"""Losses of many clients side by side, on the outputs (k, b, …) of the last layer, those of a row flat: cross-entropy
+by hand, any other through autograd.
 """
 
 from __future__ import annotations
