@@ -88,7 +88,7 @@ class ClientMeasures:
         held = np.flatnonzero(self.data.sizes[clients] > 0)
         if "loss" in columns or "accuracy" in columns:
             for place in held.tolist():
-                loss, accuracy = self._evaluated(round, w, int(clients[place]))
+                loss, accuracy = self._evaluated(round, w, int(clients[place]), "accuracy" in columns)
                 for name, value in (("loss", loss), ("accuracy", accuracy)):
                     if name in columns:
                         columns[name][place] = value
@@ -100,8 +100,11 @@ class ClientMeasures:
                 columns["gradient_norm"][place] = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
         return np.stack([columns[name] for name in names], axis=1) if names else np.empty((len(clients), 0))
 
-    def _evaluated(self, round: int, w: Tensor, client: int) -> tuple[float, float]:
-        """Mean loss and accuracy over all samples of a client, in evaluation mode; NaN where the task has none."""
+    def _evaluated(self, round: int, w: Tensor, client: int, judged: bool) -> tuple[float, float]:
+        """Mean loss over all samples of a client, in evaluation mode, and its accuracy.
+
+        The latter is NaN where the task has none, no position counts, or it is not asked for.
+        """
         draws = forward_traits(self.model, self.data.description).draws
         with named_client(client, self.rank), kept_generator() if draws else nullcontext():
             if draws:
@@ -109,7 +112,7 @@ class ClientMeasures:
             self.model.bind(self._point.copy_(w))
             self.model.module.eval()
             x, y = self.data.load(client)
-            total, tally = 0.0, MetricTally(self._metrics, self.model.loss.kind)
+            total, tally = 0.0, MetricTally(self._metrics if judged else (), self.model.loss.kind)
             with torch.inference_mode():
                 for first in range(0, len(y), self._rows):
                     part = slice(first, first + self._rows)
@@ -118,4 +121,4 @@ class ClientMeasures:
                     tally.add(outputs, y[part])
             if not np.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
-        return total / len(y), tally.numbers().get("accuracy", math.nan) if tally.judged else math.nan
+        return total / len(y), tally.numbers().get("accuracy", math.nan)

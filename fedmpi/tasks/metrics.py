@@ -6,6 +6,7 @@ are the sums divided by the number of samples; a class says otherwise in its met
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any
@@ -111,9 +112,9 @@ class Perplexity:
         return {"surprise": functional.cross_entropy(outputs, targets, reduction="none").double().sum()}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """exp(Σ −log p / samples), infinite where no float holds it."""
+        """exp(Σ −log p / samples), infinite where no float holds it, NaN where no position counts."""
         with np.errstate(over="ignore"):
-            return {"perplexity": float(np.exp(sums["surprise"] / samples)) if samples else 1.0}
+            return {"perplexity": float(np.exp(sums["surprise"] / samples)) if samples else math.nan}
 
 
 @register("metric", "calibration-error", tasks=OF_CLASSES)
@@ -141,7 +142,7 @@ class CalibrationError:
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
         """Σ over the bins of |right − probability| / n."""
-        return {"calibration_error": float(np.abs(sums["right"] - sums["probability"]).sum() / samples)}
+        return {"calibration_error": float(np.abs(sums["right"] - sums["probability"]).sum() / max(samples, 1))}
 
 
 def macro_f1(confusion: np.ndarray) -> float:
@@ -213,7 +214,7 @@ class Metric:
         return {str(name): self._added_up(str(name), value) for name, value in found.items()}
 
     def numbers(self, sums: Sums, samples: int) -> dict[str, float]:
-        """What is recorded of the sums over all samples.
+        """What is recorded of the sums over all samples; NaN of none.
 
         Raises
         ------
@@ -229,7 +230,7 @@ class Metric:
                         f"returned {name!r} of shape {tuple(value.shape)}: return single numbers, or write a class "
                         "with result(sums, samples), which makes numbers of arrays",
                     )
-            return {name: float(value.item() / samples) for name, value in sums.items()}
+            return {name: float(value.item() / samples) if samples else math.nan for name, value in sums.items()}
         given = {name: value.numpy() if value.dim() else value.item() for name, value in sums.items()}
         with calling(self.part):
             found = own(given, samples)

@@ -105,6 +105,12 @@ def test_of_tokens_each_position_that_counts_counts_once(rows: int):
     assert found == pytest.approx(expected, rel=TIGHT)
 
 
+def test_where_no_position_counts_nothing_is_told():
+    outputs, targets = ragged()
+    found = tallied("tokens", ("accuracy", "perplexity"), outputs[:20], targets[:20])
+    assert all(math.isnan(value) for value in found.values()) and len(found) == 2
+
+
 def test_macro_f1_of_very_many_classes_needs_no_matrix():
     generator = np.random.default_rng(4)
     classes = MOST_CONFUSED + 10
