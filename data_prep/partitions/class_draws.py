@@ -77,4 +77,5 @@ PATHOLOGICAL = Law(
         LawOption("draws", str, "random", "all at random; client k's first is k mod C; or k, k + 1, ... mod C", DRAWS),
     ),
     drops=True,
+    by_label=True,
 )

@@ -92,6 +92,7 @@ INNER_DIRICHLET = Law(
         LawOption("alpha", float, None, "concentration; small means few classes a client", low=1e-4),
         LawOption("sigma", float, 0.0, "sizes ~ LogNormal(0, sigma^2) in proportion; 0: equal sizes", low=0.0),
     ),
+    by_label=True,
 )
 PACHINKO = Law(
     draw_pachinko,
@@ -103,4 +104,5 @@ PACHINKO = Law(
     ),
     needs="superclasses",
     drops=True,
+    by_label=True,
 )
