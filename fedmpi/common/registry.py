@@ -329,15 +329,22 @@ def _kind_of_call(found: Any) -> str | None:
     """The kind told by how a function, or an object of a class, is called; None where several kinds are called so."""
     called = inspect.unwrap(found.__call__) if inspect.isclass(found) else found
     names, made = _positional(called), _positional(found)
+    returned = inspect.get_annotations(called).get("return")
+    if _name_of(returned) == ARRAYS:
+        return SOURCE
     if names == ("outputs", "targets"):
-        returned = inspect.get_annotations(called).get("return")
         return "metric" if _is_dictionary(returned) or hasattr(found, "result") else "loss"
     return TELLING.get(names) or TELLING.get(names[:1]) or TELLING.get(made[:1])
 
 
 def _is_dictionary(annotation: Any) -> bool:
+    return _name_of(annotation).lower() in ("dict", "mapping")
+
+
+def _name_of(annotation: Any) -> str:
+    """Of a type, written as text or not, without its module and what stands in brackets."""
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return name.rpartition(".")[2].partition("[")[0].lower() in ("dict", "mapping")
+    return name.partition("[")[0].rpartition(".")[2]
 
 
 def _positional(found: Any) -> tuple[str, ...]:

@@ -267,3 +267,15 @@ def test_hundreds_of_clients_of_a_rank_count_as_they_are_judged() -> None:
     judged.flush()
     expected = np.average(np.arange(200), weights=shares)
     assert (total.tensor / judged.weight).tolist() == pytest.approx([expected] * 6, rel=1e-6)
+
+
+def test_weights_that_average_models_cannot_judge() -> None:
+    class Both:
+        def __call__(self, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+            return np.ones(len(cohort.clients))
+
+        def after(self, work: ClientWork) -> float:
+            return 1.0
+
+    with pytest.raises(UserError, match=r"Both' averages models, .* leave out averages_models or after\(\)"):
+        weighing(weights(normalised=False, averages_models=True)(Both))

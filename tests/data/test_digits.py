@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 
 import fedmpi
 from fedmpi.common.errors import UserError
+from fedmpi.common.registry import describe
 from fedmpi.config import build_config, config_table, config_toml, load_config
 from fedmpi.config.choices import data_options
 from fedmpi.data.embedded import load_digits_split
@@ -107,6 +108,10 @@ def numbered(**options: Any) -> fedmpi.ClientArrays:
     owner = np.repeat(np.arange(len(options)), list(options.values()))
     x = np.arange(len(owner), dtype=np.float32).reshape(-1, 1)
     return fedmpi.ClientArrays(x, owner % 2, owner, test=(x, owner % 2))
+
+
+def test_the_kind_of_data_of_ones_own_is_told_by_what_it_returns() -> None:
+    assert describe("tests.data.test_digits:numbered").kind == "data source"
 
 
 def test_data_of_ones_own_may_take_options_that_the_digits_have_too() -> None:
