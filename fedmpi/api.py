@@ -325,7 +325,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 def load_runs(pattern: str | Path) -> list[Run]:
-    """The runs in all folders that a pattern names, as "runs/fedavg-*", in the order of their names.
+    """The runs in all folders that a pattern names, as `runs/fedavg-*`, in the order of their names.
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedmpi.config.relevance import why_meaningless
 from fedmpi.config.tables import ConfigTables
 
 Values = dict[str, Any]
+DATA = "data.shards"
 
 
 def config_table(config: ConfigTables) -> Values:
@@ -50,16 +52,23 @@ def flat_table(config: ConfigTables) -> Values:
 def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str]]:
     """(key, its value in `table`, its value in `config`) wherever a table read from TOML and a configuration differ.
 
-    A key that the table lacks counts as its default: an earlier version wrote it, which did not know the key.
+    A key that the table lacks counts as its default: an earlier version wrote it, which did not know the key. Two ways
+    to write one folder of shards do not differ.
     """
     there, here = dotted(table), dotted(tomllib.loads(config_toml(config)))
-    here = {key: value for key, value in here.items() if key in there or not _is_default(config, key)}
+    here = {key: value for key, value in here.items() if key in there or not is_default(config, key)}
     keys = [*here, *(key for key in there if key not in here)]
     shown = [(key, _value(there, key), _value(here, key)) for key in keys]
-    return [(key, old, new) for key, old, new in shown if old != new]
+    same = {DATA} if _same_folder(there.get(DATA), here.get(DATA)) else set()
+    return [(key, old, new) for key, old, new in shown if old != new and key not in same]
 
 
-def _is_default(config: ConfigTables, key: str) -> bool:
+def _same_folder(one: Any, other: Any) -> bool:
+    """Whether two texts name one folder that is there."""
+    return isinstance(one, str) and isinstance(other, str) and os.path.isdir(one) and os.path.samefile(one, other)
+
+
+def is_default(config: ConfigTables, key: str) -> bool:
     """Whether a key of the configuration itself, not an option of a part, has the value that it has unless set."""
     *tables, name = key.split(".")
     model: Any = config

@@ -24,7 +24,7 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
     path = folder / "metrics.jsonl"
     try:
         lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
-        return [_table(json.loads(line)) for line in lines if line.endswith(b"\n")]
+        return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
 
@@ -54,6 +54,13 @@ def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
     if not isinstance(rounds, int) or not isinstance(last, int):
         raise UserError(f"{path} and summary.json beside it do not say how many rounds there were: they are damaged")
     return "ended" if last + 1 < rounds else "finished"
+
+
+def _record(read: Any) -> Record:
+    record = _table(read)
+    if not isinstance(record.get("round"), int):
+        raise ValueError(f"round = {record.get('round')!r} in a record")
+    return record
 
 
 def _table(read: Any) -> Record:

@@ -10,11 +10,9 @@ import hashlib
 import json
 import logging
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -22,6 +20,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
+from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
 from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
@@ -31,9 +30,9 @@ from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, part_sources
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from fedmpi.records.tracking import Trackers, open_trackers, refuse_missing
+from fedmpi.records.tracking.names import numbers
+from fedmpi.records.tracking.picture import picture, shown
 
 log = logging.getLogger("fedmpi")
 WRITTEN = (
@@ -85,6 +84,7 @@ class Recorder:
     def __init__(self, folder: Path, config: Config, resume: bool):
         self.folder = folder
         self.config = config
+        refuse_missing(config)
         self.sources = part_sources(config)
         self.changes = Changes()
         self.hold = self._claim(resume)
@@ -93,7 +93,8 @@ class Recorder:
         except OSError as error:
             self.hold.release()
             raise _unwritable(folder, error) from error
-        self._events: SummaryWriter | None = None
+        self._trackers = Trackers([])
+        self._finished = False
         self._summed = hashlib.sha256()
         self._beside = Beside()
         self.history = History(config, keeps=False)
@@ -141,7 +142,7 @@ class Recorder:
     def _open_log(self) -> None:
         self._handler = RunLog(self.folder / "run.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._level, self._excepthook = log.level, threading.excepthook
+        self._level = log.level
         log.addHandler(self._handler)
         log.setLevel(logging.INFO)
         if self.hold.before is not None:
@@ -187,11 +188,7 @@ class Recorder:
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self.history.add(json.loads(line))
-            if self.config.logging.tensorboard:
-                from torch.utils.tensorboard import SummaryWriter  # slow, and not wanted by everybody
-
-                threading.excepthook = self._leave_to_the_writer
-                self._events = SummaryWriter(str(self.folder), purge_step=len(kept))
+            self._trackers = open_trackers(self.folder, self.config, len(kept))
         if checkpoint:
             self.history.seconds_before = float(checkpoint.header["seconds"])
             log.info("resumed at round %d", checkpoint.next_round)
@@ -254,10 +251,20 @@ class Recorder:
                 file.write(line)
             self._summed.update(line)
             self.history.add(record)
-            if self._events is not None:
-                for key, value in record.items():
-                    if isinstance(value, (int, float)) and key != "round":
-                        self._events.add_scalar(key, value, record["round"])
+            self._trackers.record(record["round"], numbers(record))
+
+    def show_clients(self, clients: int, class_counts: Callable[[Ints], Ints]) -> None:
+        """Show what clients hold of each class to the programs that follow the run.
+
+        Parameters
+        ----------
+        clients : int
+            N.
+        class_counts : callable
+            (clients) -> int64 (m, C).
+        """
+        with self._writing():
+            self._trackers.show(lambda: picture(class_counts(shown(clients))))
 
     @property
     def checkpoints(self) -> Path:
@@ -296,6 +303,7 @@ class Recorder:
             kept = {"plugins": digests(self.sources)} if self.sources else {}
             summary = self.history.summary(facts | kept)
             write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        self._finished = True
         return summary
 
     def close(self) -> None:
@@ -305,21 +313,14 @@ class Recorder:
         except RunFailure as failure:  # of a run that another failure has ended
             log.warning("%s", failure)
         try:
-            if self._events is not None:
-                with writing(self.folder):
-                    self._events.close()
+            with writing(self.folder):
+                self._trackers.close(self._finished)
         finally:
-            threading.excepthook = self._excepthook
             log.removeHandler(self._handler)
             log.setLevel(self._level)
             with suppress(OSError):
                 self._handler.close()
             self.hold.release()
-
-    def _leave_to_the_writer(self, args: threading.ExceptHookArgs) -> None:
-        """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
-        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
-            self._excepthook(args)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -333,8 +334,7 @@ class Recorder:
         with open(self.folder / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
         sync_folder(self.folder)
-        if self._events is not None:
-            self._events.flush()
+        self._trackers.flush()
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:

@@ -11,7 +11,9 @@ const OKABE_ITO = {
 };
 const DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]];
 const configurations = data.configurations, hidden = new Set(), figures = [];
-const labels = configurations.map((one) => one.label);
+/* Vega keeps values by name in plain objects, which know some names already ("constructor"): these get a sign that is not seen. */
+const UNSEEN = "\u200b", safe = (text) => (text in Object.prototype ? text + UNSEEN : text);
+const labels = configurations.map((one) => safe(one.label));
 const dash = (i) => DASHES[Math.floor(i / 8) % DASHES.length];
 const theme = () => root.dataset.theme || "light";
 const colour = (i, mode = theme()) => OKABE_ITO[mode][i % 8];
@@ -52,14 +54,14 @@ function save(name, kind, text) {
 function csv(rows) {
   const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const cell = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
+    const text = value === null || value === undefined ? "" : String(value).replaceAll(UNSEEN, "");
     return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
   return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
 
 /* ---- tables that sort ---- */
-/** columns: [{title, number}], rows: [[{text, sort, node} or text]] */
+/** columns: [{title, number}], rows: [[{text, sort, node, values} or text]]; values: {end of the column's title in the CSV: number} */
 function table(name, columns, rows) {
   const body = make("tbody");
   const cells = rows.map((row) => row.map((cell) => (cell !== null && typeof cell === "object" ? cell : { text: cell })));
@@ -82,7 +84,11 @@ function table(name, columns, rows) {
     fill();
   }
   fill();
-  const plain = () => cells.map((row) => Object.fromEntries(row.map((cell, i) => [columns[i].title, typeof cell.text === "string" ? cell.text.trim() : cell.text])));
+  const plain = () => cells.map((row) => Object.fromEntries(row.flatMap((cell, i) => {
+    if (cell.values) return Object.entries(cell.values).map(([end, value]) => [columns[i].title + end, value]);
+    if (columns[i].number) return [[columns[i].title, typeof cell.sort === "number" ? cell.sort : typeof cell.text === "number" ? cell.text : null]];
+    return [[columns[i].title, typeof cell.text === "string" ? cell.text.trim() : cell.text]];
+  })));
   return { node: make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body)), csv: () => save(name + ".csv", "text/csv", csv(plain())) };
 }
 function card(title, name, made, note, wide = true) {
@@ -91,7 +97,7 @@ function card(title, name, made, note, wide = true) {
     note ? make("p", { class: "note" }, note) : null, made.node);
 }
 const named = (i) => ({ text: " " + labels[i], sort: labels[i], node: () => swatch(i) });
-const pair = (values) => ({ text: spread(values), sort: values ? values[0] : null });
+const pair = (values) => ({ text: spread(values), sort: values ? values[0] : null, values: { "": values ? values[0] : null, ...(severalSeeds ? { " (deviation)": values ? values[1] : null } : {}) } });
 
 /* ---- figures ---- */
 function look(mode) {
@@ -342,7 +348,7 @@ function targetTable() {
     const t = levels.indexOf(level);
     const rows = configurations.map((one, i) => {
       const reached = costs[i].round ? costs[i].round.n[t] : 0;
-      return [named(i), { text: reached + " of " + one.seeds.length, sort: reached / one.seeds.length }, ...axes.map((axis) => pair(costs[i][axis] && costs[i][axis].mean[t] !== null ? [costs[i][axis].mean[t], costs[i][axis].deviation[t]] : null))];
+      return [named(i), { text: reached + " of " + one.seeds.length, sort: reached / one.seeds.length, values: { "": reached, " (of)": one.seeds.length } }, ...axes.map((axis) => pair(costs[i][axis] && costs[i][axis].mean[t] !== null ? [costs[i][axis].mean[t], costs[i][axis].deviation[t]] : null))];
     });
     made = table("to-target", [{ title: "configuration" }, { title: "runs that reached it", number: true }, ...axes.map((axis) => ({ title: titles[axis], number: true }))], rows);
     place.replaceChildren(made.node);

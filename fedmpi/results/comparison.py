@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.records.history import SCORES, Record
-from fedmpi.results.costs import Spread, first_reached, judged, rises, spent
+from fedmpi.results.costs import Spread, better, first_reached, judged, spent
 from fedmpi.results.gather import OneRun
 from fedmpi.results.grouping import GroupsAlike, SeedGroup, blocks_of
 from fedmpi.results.intervals import Difference, paired
@@ -27,8 +27,10 @@ class Row:
     Attributes
     ----------
     group : SeedGroup
-    final, best : Spread
-        The metric in the end, and of the best evaluation.
+    final : Spread
+        The metric in the end.
+    best : Spread or None
+        Of the best round; None of a metric of which neither more nor less is better.
     reference : SeedGroup or None
         What it is compared with; None where there is nothing, and for a reference itself.
     common : tuple of int
@@ -45,7 +47,7 @@ class Row:
 
     group: SeedGroup
     final: Spread
-    best: Spread
+    best: Spread | None
     reference: SeedGroup | None = None
     common: tuple[int, ...] = ()
     difference: float | None = None
@@ -164,11 +166,12 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
 
 def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: float | None, last: int) -> Row:
     finals = {seed: _late(run, metric, last) for seed, run in group.runs.items()}
-    best = [(max if rises(metric) else min)(_curve(run, metric).values()) for run in group.runs.values()]
+    choose = {"more": max, "less": min, None: None}[better(metric)]
+    best = [choose(_curve(run, metric).values()) for run in group.runs.values()] if choose else []
     reached = [cost for run in group.runs.values() if (cost := _cost(run, metric, target)) is not None]
     costs = {key: Spread.of([cost[key] for cost in reached if key in cost]) for key in COSTS}
     final, summit = Spread.of(list(finals.values())), Spread.of(best)
-    assert final is not None and summit is not None  # a group has a run
+    assert final is not None  # a group has a run
     told = {key: spread for key, spread in costs.items() if spread is not None}
     row = Row(group, final, summit, reached=len(reached), costs=told)
     if reference is None or reference is group:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedmpi.common.types import Floats
-from fedmpi.records.history import LINKS, Record
+from fedmpi.records.history import LINKS, SCORES, Record
 
 AXES = {
     "round": "round",
@@ -18,6 +19,12 @@ AXES = {
     "virtual_seconds": "virtual seconds",
 }
 """What a curve can be drawn against."""
+LESS_IS_BETTER = (
+    ("loss", "error", "perplexity", "mae", "rmse", "seconds", "gini", "divergence", "drift", "diverged", "clipped_fraction"),
+    ("kl_", "bytes", "stratum_spread"),
+)
+"""Ends and beginnings of keys of which less is better."""
+MORE_IS_BETTER = ("client_use_effective", "sample_use_effective", "clients_used", "samples_used", "rank_balance")
 EQUAL = 1e-12
 """Values that differ by less of the largest are equal but for rounding."""
 
@@ -46,9 +53,16 @@ def judged(records: Sequence[Record]) -> str:
     return next((key for key in keys if any(key in record for record in records)), "val_accuracy")
 
 
+def better(key: str) -> Literal["more", "less"] | None:
+    """Which of two values of what a record tells is the better one; None where neither is, as of participants."""
+    if key.endswith(LESS_IS_BETTER[0]) or key.startswith(LESS_IS_BETTER[1]) or "epsilon" in key:
+        return "less"
+    return "more" if key.startswith(SCORES) or key in MORE_IS_BETTER else None
+
+
 def rises(key: str) -> bool:
-    """Whether more of what a record tells is better."""
-    return not key.endswith(("loss", "seconds", "perplexity", "mae", "rmse")) and not key.startswith("bytes")
+    """Whether a target of it is come up to, and not down to."""
+    return better(key) != "less"
 
 
 def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:

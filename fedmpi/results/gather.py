@@ -121,12 +121,22 @@ def _read(folder: Path) -> OneRun:
     path = next(
         (path for name in (CONFIGURATION, PLANNED) if (path := folder / name).is_file()), folder / CONFIGURATION
     )
+    table = dotted(read_toml(path))
+    _refuse_damaged(path, table, {"seed": int, "rounds": int})
     summary, note = read_summary(folder / "summary.json"), read_summary(folder / NOTE)
+    _refuse_damaged(folder / "summary.json", summary, {"clients": int, "versions": dict, "final": dict})
     ending = ending_of(summary, path) if summary else "stopped"
     labels, failure = note.get("labels", {}), str(note.get("failure", ""))
     if not isinstance(labels, dict):
         raise UserError(f"{folder / NOTE} cannot be read (labels = {shown(labels)}): remove it")
-    return OneRun(folder, dotted(read_toml(path)), read_records(folder), summary, ending, labels, failure)
+    return OneRun(folder, table, read_records(folder), summary, ending, labels, failure)
+
+
+def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:
+    """Refuse a file in which something that reports count on is of another kind."""
+    for key, kind in kinds.items():
+        if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
+            raise UserError(f"{path} cannot be read ({key} = {table[key]!r}): it is damaged")
 
 
 def differing(tables: Sequence[dict[str, Any]]) -> list[str]:

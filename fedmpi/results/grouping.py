@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ def _differing(runs: Sequence[OneRun], data: dict[FolderKey, str]) -> list[str]:
 
 def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
     """The data of each run, by its folder; partitions that are drawn anew for each seed have one name, with {seed}."""
-    shards = {str(run.folder): str(run.table.get(DATA, "digits")) for run in runs}
+    shards = {str(run.folder): _near(str(run.table.get(DATA, "digits"))) for run in runs}
     seeds: dict[str, set[int]] = {}
     for run in runs:
         seeds.setdefault(shards[str(run.folder)], set()).add(run.seed)
@@ -217,6 +218,12 @@ def _data_names(runs: Sequence[OneRun]) -> dict[FolderKey, str]:
         for run in runs
         for text in [shards[str(run.folder)]]
     }
+
+
+def _near(shards: str) -> str:
+    """A folder below the working directory by its way from there."""
+    here = os.getcwd() + os.sep
+    return shards.removeprefix(here) if shards.startswith(here) else shards
 
 
 def _without_seed(shards: str, seed: int) -> str:

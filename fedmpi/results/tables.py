@@ -85,7 +85,8 @@ def as_csv(comparison: Comparison) -> str:
             found = row.interval
             line: list[object] = [block.title, row.group.label, *(row.group.parts.get(key, "") for key in parts)]
             line += [" ".join(map(str, row.group.runs)), row.final.n, comparison.metric]
-            line += [row.final.mean, row.final.deviation, row.best.mean, row.best.deviation]
+            line += [row.final.mean, row.final.deviation]
+            line += [row.best.mean, row.best.deviation] if row.best else [None, None]
             line += [row.reference.label if row.reference else "", " ".join(map(str, row.common))]
             line += [row.difference, *((found.low, found.high, found.supported) if found else (None, None, None))]
             line += [comparison.target, row.reached if comparison.target is not None else None]
@@ -119,7 +120,8 @@ def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference
     name = comparison.metric.replace("_", " ") + (", %" if share else "")
     late = f" (last {comparison.last} rounds)" if comparison.last > 1 else ""
     references = {row.reference.label for row in rows if row.reference is not None}
-    heads = ["", "n", f"{name}{late}", "best"]
+    summits = any(row.best is not None for row in rows)
+    heads = ["", "n", f"{name}{late}", *(["best"] if summits else [])]
     if references:
         heads.append(f"difference to {references.pop() if len(references) == 1 else comparison.reference}")
     spent = list(dict.fromkeys(key for row in rows for key in row.costs))
@@ -128,7 +130,8 @@ def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference
         heads += [f"{UNITS[key][0]} to {goal}" for key in spent] or [f"to {goal}"]
     cells = []
     for row in rows:
-        line = [row.group.label, str(row.final.n), _spread(row.final, share), _spread(row.best, share)]
+        line = [row.group.label, str(row.final.n), _spread(row.final, share)]
+        line += [_spread(row.best, share)] if row.best else []
         line += [_difference(row, share, mark)] if any(one.reference is not None for one in rows) else []
         if comparison.target is not None:
             line += [_cost(row, key) for key in spent] or ["not reached"]

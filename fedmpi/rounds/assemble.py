@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -92,6 +93,8 @@ class Experiment:
         What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
     balance : BalanceLearner
         Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared.
+    class_counts : callable
+        (clients) -> int64 (m, C), what clients hold of each class, copies included.
     """
 
     config: Config
@@ -108,6 +111,7 @@ class Experiment:
     balance: BalanceLearner
     evaluated: EvaluatedParts
     watch: DataWatch
+    class_counts: Callable[[Ints], Ints]
     around: Around | None = None
     liars: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     reference: Reference | None = None
@@ -209,6 +213,7 @@ class Experiment:
             around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
             evaluated=evaluated,
             watch=watch,
+            class_counts=samples.class_counts,
             liars=liars,
             reference=reference,
             data_digest=data_digest(store.manifest),

@@ -99,6 +99,8 @@ class Simulation:
         if self.recovery is not None:
             self.recovery.went_on(first)
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
+        if self.recorder is not None and first == 0:
+            self.recorder.show_clients(len(self.experiment.data.sizes), self.experiment.class_counts)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(

@@ -6,6 +6,7 @@ variant with a name; and [prepare] tables, the shards. All runs are validated be
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -297,7 +298,7 @@ def _preparation(
     folder = filled.get("out", str(out / "shards" / varied))
     if not isinstance(folder, str) or not folder.strip():
         raise UserError(f"{where}: out = {shown(folder, repr)}: give the folder of the shards as a text")
-    return Preparation(name, Path(folder), words)
+    return Preparation(name, Path(os.path.abspath(folder)), words)  # found from whatever folder a run is started in
 
 
 def _filled(value: Any, seed: Any) -> Any:

@@ -1,6 +1,6 @@
 """The conformance kit: does a part of one's own do what the contract says?
 
-From the command line `fedmpi check mine:loudest`; under pytest:
+From the command line `fedmpi check mine:loudest`; under pytest::
 
     import fedmpi.testing
     from mine import loudest, rare_first

@@ -95,7 +95,7 @@ def test_the_model_has_the_names_of_the_users_module(run: Done):
 
 def test_tensorboard_shows_the_same_numbers(run: Done):
     events = EventAccumulator(str(run.folder)).Reload()
-    shown = {event.step: event.value for event in events.Scalars("test_loss")}
+    shown = {event.step: event.value for event in events.Scalars("test/loss")}
     assert shown == pytest.approx({record["round"]: record["test_loss"] for record in records(run.folder)}, rel=1e-6)
 
 

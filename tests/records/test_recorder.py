@@ -323,7 +323,7 @@ def test_events_after_the_checkpoint_are_shown_once_when_a_run_goes_on(tmp_path:
             if t == 1:
                 recorder.checkpoint(2, {"model": torch.zeros(2)}, {"data": "", "settled": 2})
         recorder.close()
-    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("test_loss")
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("test/loss")
     assert [event.step for event in shown] == list(range(5))
 
 

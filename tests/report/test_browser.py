@@ -189,3 +189,37 @@ def test_a_run_that_is_not_finished_and_tells_no_loss_is_drawn(chromium: Any, tm
     assert heard == [] and page.locator("#participation canvas").count() == 1
     assert page.locator("#loss, #evenness").count() == 0 and page.locator("#runs").count() == 1
     context.close()
+
+
+def test_tables_come_as_csv_with_numbers_and_any_name_is_drawn(chromium: Any, tmp_path: Path) -> None:
+    """A configuration may be called as something that every JavaScript object has."""
+    for name in ("constructor", "plain"):
+        for seed in (0, 1):
+            folder = tmp_path / "runs" / f"{name}-{seed}"
+            folder.mkdir(parents=True)
+            (folder / "config.toml").write_text(f"rounds = 2\nseed = {seed}\n[local]\nlr = {len(name)}.0\n")
+            (folder / "sweep.json").write_text(f'{{"labels": {{"run": "{name}", "seed": {seed}}}}}')
+            lines = (
+                f'{{"round": {t}, "samples": 10, "seconds": 0.5, "test_accuracy": {0.25 + 0.5 * seed}}}' for t in (0, 1)
+            )
+            (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    page, heard = opened(context, tmp_path / "report.html")
+    draw_all(page)
+    assert page.locator("#curve canvas").count() == 1
+    assert page.evaluate("curve('test_accuracy', 'round').length") == 4
+    tables = {}
+    for name in ("results", "to-target"):
+        with page.expect_download() as download:
+            page.locator(f"#{name}").get_by_role("button", name="CSV", exact=True).click()
+        tables[name] = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    [own, _] = tables["results"]
+    assert own["configuration"] == "constructor" and own["test accuracy"] == "0.5" and own["samples"] == "20"
+    assert float(own["test accuracy (deviation)"]) == pytest.approx(0.35355, abs=1e-4) and own["seeds"] == "2"
+    for row in tables["to-target"]:
+        assert (row["runs that reached it"], row["runs that reached it (of)"]) == ("2", "2") and float(
+            row["rounds"]
+        ) == 1
+    assert heard == []
+    context.close()

@@ -266,6 +266,39 @@ def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> Non
     assert r"]* \\" in text and "difference to no difference" in text
 
 
+def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        told = {"kl_mean": [0.4, 0.1 + seed, 2.0], "size_epsilon_max": [3.0, 6.0, 9.0], "participants": [5, 9, 7]}
+        write_run(tmp_path / str(seed), [0.1, 0.2, 0.15], {"seed": seed}, **told)
+    best = {}
+    for metric in ("kl_mean", "size_epsilon_max", "participants", "test_loss", "test_accuracy"):
+        found = compared(tmp_path, metric=metric)
+        [(_, [row])] = found.blocks
+        best[metric] = None if row.best is None else row.best.mean
+        [line] = csv.DictReader(StringIO(as_csv(found)))
+        assert line["best_mean"] == ("" if row.best is None else str(row.best.mean))
+        assert ("best" in rendered(found).split("\n")[1]) == (row.best is not None)
+    assert best.pop("participants") is None
+    expected = {"kl_mean": 0.25, "size_epsilon_max": 3.0, "test_loss": 0.8, "test_accuracy": 0.2}
+    assert best == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.toml", 'seed = "x"\n', r"config.toml cannot be read \(seed = 'x'\)"),
+        ("summary.json", '{"clients": "many"}', r"summary.json cannot be read \(clients = 'many'\)"),
+        ("summary.json", '{"versions": 3}', r"summary.json cannot be read \(versions = 3\)"),
+        ("metrics.jsonl", '{"round": "one"}\n', r"metrics.jsonl cannot be read \(round = 'one' in a record\)"),
+    ],
+)
+def test_a_file_that_says_something_of_another_kind_is_refused(file: str, text: str, said: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1])
+    (tmp_path / "a" / file).write_text(text)
+    with pytest.raises(UserError, match=said):
+        compared(tmp_path)
+
+
 def test_what_is_no_run_or_given_twice_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1])
     write_run(tmp_path / "b", [0.1])

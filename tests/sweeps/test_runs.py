@@ -81,6 +81,28 @@ def test_a_sweep_told_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> None
         prepare(Preparation("digits", tmp_path / "elsewhere", DIGITS), print, lambda: True)
 
 
+def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {**COMMON, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}, "sweep": {"seed": [0]}}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    [run] = plan_sweep(tables, Path("out")).runs
+    assert run.data is not None
+    prepare(run.data, print, lambda: False)
+    api.run(run.config, {"rounds": 1}, out=run.folder)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for out in (tmp_path / "out", Path("../out")):
+        [again] = plan_sweep(tables, out).runs
+        assert again.data is not None and again.data.ready() and (look(again).state, look(again).rounds) == ("begun", 1)
+    monkeypatch.chdir(tmp_path)
+    within = "out/shards/digits"
+    (run.folder / "config.toml").write_text(
+        (run.folder / "config.toml").read_text().replace(str(run.data.folder), within)
+    )
+    assert api.run(run.config, out=run.folder, resume=True).ending == "finished", "two ways to write one folder"
+
+
 def test_runs_are_started_as_a_user_would(tmp_path: Path) -> None:
     run = plan_sweep(TWO_SEEDS, tmp_path).runs[1]
     assert command(run, 1)[1:] == [

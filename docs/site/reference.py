@@ -1,0 +1,113 @@
+"""Reference pages made from the program itself: its commands, the keys of a configuration, the parts that they choose.
+
+Links from pages to Markdown files of the repository outside docs lead to the page that includes them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+from fedmpi.cli import app as program
+from fedmpi.common.options import REQUIRED
+from fedmpi.common.registry import parts
+from fedmpi.config import key_descriptions
+
+INCLUDED = {
+    "jobs/README": "site/clusters",
+    "benchmarks/README": "site/benchmarks",
+    "CHANGELOG": "site/changelog",
+    "CONTRIBUTING": "site/contributing",
+}
+"""Pages of the site that hold a file from outside docs."""
+
+
+class Made(SphinxDirective):
+    """A directive whose content is Markdown that `lines` makes."""
+
+    def lines(self) -> Iterator[str]:
+        """Of Markdown."""
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        text = "\n".join(self.lines()).splitlines()
+        self.env.note_dependency(inspect.getfile(type(self)))
+        return self.parse_text_to_nodes(StringList(text, source=self.name), allow_section_headings=True)
+
+
+class Commands(Made):
+    """Every command: what it does, its arguments and options, an example."""
+
+    def lines(self) -> Iterator[str]:
+        group = typer.main.get_command(program)
+        for name, command in sorted(group.commands.items()):
+            words, _, example = inspect.cleandoc(command.help or "").partition("Example: ")
+            yield from (f"## fedmpi {name}", "", words.strip(), "")
+            if example:
+                yield from ("```sh", " ".join(example.split()), "```", "")
+            told = [(_written(one), getattr(one, "help", "") or "") for one in command.params if one.name != "help"]
+            if told:
+                yield from ("| | |", "|---|---|", *(f"| {what} | {_cell(why)} |" for what, why in told), "")
+
+
+class Keys(Made):
+    """Every key of a configuration with its default and meaning."""
+
+    def lines(self) -> Iterator[str]:
+        head = ("", "| key | default | |", "|---|---|---|")
+        yield from ("## At the top", *head)
+        for key, default, description in key_descriptions():
+            if key.startswith("["):
+                yield from ("", f"## `{key}`", "", description, *head)
+            else:
+                yield f"| `{key}` | {f'`{_cell(default)}`' if default else ''} | {_cell(description)} |"
+
+
+class Parts(Made):
+    """Every built-in part with its options."""
+
+    def lines(self) -> Iterator[str]:
+        found = parts()
+        for kind in dict.fromkeys(part.kind for part in found):
+            yield from ("", f"## {kind}", "", "| name | | options |", "|---|---|---|")
+            for part in found:
+                if part.kind == kind:
+                    options = ", ".join(f"`{option.name}` = {_default(option)}" for option in part.options)
+                    yield f"| `{part.name}` | {_cell(part.title)} | {_cell(options)} |"
+
+
+def _written(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in parameter.opts) if parameter.param_type_name == "option" else ""
+    return f"{names} {f'`{parameter.metavar}`' if parameter.metavar else ''}".strip()
+
+
+def _default(option: Any) -> str:
+    return "required" if option.default is REQUIRED else f"`{option.default!r}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def _lead_inside(app: Any, page: str, source: list[str]) -> None:
+    """Links to files outside docs that a page of the site includes lead to that page."""
+
+    def inside(found: re.Match[str]) -> str:
+        return f"]({'../' * page.count('/')}{INCLUDED[found[1]]}.md"
+
+    source[0] = re.sub(rf"\]\((?:\.\./)+({'|'.join(INCLUDED)})\.md", inside, source[0])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """The directives, and links out of docs."""
+    for name, made in (("commands", Commands), ("keys", Keys), ("parts", Parts)):
+        app.add_directive(f"fedmpi-{name}", made)
+    app.connect("source-read", _lead_inside)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,57 @@
+"""TensorBoard's events, in the run's own folder."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from fedmpi.common.types import AnyArray
+from fedmpi.records.tracking.base import Settings, Tracker
+from fedmpi.records.tracking.names import TARGETS
+
+
+class TensorBoard(Tracker):
+    """Scalars by group, the settings as hyperparameters, the clients' data as an image.
+
+    Parameters
+    ----------
+    folder : Path
+        RUN.
+    settings : dict
+    first : int
+        The round from which on the run goes on: what earlier events tell of it and later ones is dropped.
+    """
+
+    title = "TensorBoard"
+
+    def __init__(self, folder: Path, settings: Settings, first: int):
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._leave_to_the_writer
+        self._writer = SummaryWriter(str(folder), purge_step=first)
+        if first == 0:  # tags of scalars in the place of values: the table then shows the newest of each
+            for summary in hparams(settings, dict.fromkeys(TARGETS, 0.0))[:2]:
+                self._writer._get_file_writer().add_summary(summary)
+
+    def record(self, round: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, round)
+
+    def show(self, picture: AnyArray) -> None:
+        self._writer.add_image("clients/samples of each class", picture, dataformats="HWC")
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, finished: bool) -> None:
+        try:
+            self._writer.close()
+        finally:
+            threading.excepthook = self._excepthook
+
+    def _leave_to_the_writer(self, args: threading.ExceptHookArgs) -> None:
+        """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
+            self._excepthook(args)
