@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALA
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
-from fedmpi.data.shards import open_store
+from fedmpi.data.opening import open_store
 from fedmpi.records.tracking.base import Tracker
 from fedmpi.records.tracking.choice import Trackers
 from fedmpi.records.tracking.names import GROUPS, name, numbers, settings

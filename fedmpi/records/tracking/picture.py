@@ -39,4 +39,5 @@ def picture(class_counts: Ints) -> AnyArray:
     part = (place - low)[..., None]
     colours = np.rint((1 - part) * VIRIDIS[low] + part * VIRIDIS[low + 1]).astype(np.uint8)
     cell = max(1, SIDE // max(counts.shape))
-    return colours.repeat(cell, 0).repeat(cell, 1)
+    drawn: AnyArray = colours.repeat(cell, 0).repeat(cell, 1)
+    return drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -32,8 +33,9 @@ class TensorBoard(Tracker):
         threading.excepthook = self._leave_to_the_writer
         self._writer = SummaryWriter(str(folder), purge_step=first)
         if first == 0:  # tags of scalars in the place of values: the table then shows the newest of each
-            for summary in hparams(settings, dict.fromkeys(TARGETS, 0.0))[:2]:
-                self._writer._get_file_writer().add_summary(summary)
+            events: Any = self._writer._get_file_writer()  # type: ignore[no-untyped-call]
+            for summary in hparams(settings, dict.fromkeys(TARGETS, 0.0))[:2]:  # type: ignore[no-untyped-call]
+                events.add_summary(summary)
 
     def record(self, round: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
