@@ -51,6 +51,15 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
         assert key in all_keys() or key.startswith(OPTIONS_OF_PARTS), key
 
 
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    contents = re.findall(
+        r"```{toctree}\n(.*?)```", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    named = {line for one in contents for line in one.splitlines() if line and not line.startswith(":")}
+    pages = {str(path.relative_to(ROOT / "docs").with_suffix("")) for path in (ROOT / "docs").rglob("*.md")}
+    assert named == pages - {"index"}
+
+
 def test_every_preset_has_its_equations() -> None:
     page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
     for preset in presets():
