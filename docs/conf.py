@@ -14,6 +14,7 @@ exclude_patterns = ["images", "examples"]
 
 html_theme = "furo"
 html_title = f"fedmpi {release}"
+smartquotes = False  # quotes and dashes are parts of commands
 html_show_sourcelink = html_copy_source = False
 html_math_renderer = "mathml"  # nothing is loaded from anywhere: MathML is drawn by browsers themselves
 

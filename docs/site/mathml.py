@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx.util.logging import getLogger
+
+log = getLogger(__name__)
 
 
 def _inline(writer: Any, node: nodes.math) -> None:
-    writer.body.append(convert(node.astext()))
+    writer.body.append(_converted(node, "inline"))
     raise nodes.SkipNode
 
 
 def _block(writer: Any, node: nodes.math_block) -> None:
-    writer.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    writer.body.append(f'<div class="math">{_converted(node, "block")}</div>')
     raise nodes.SkipNode
+
+
+def _converted(node: nodes.Element, display: str) -> str:
+    made: str = convert(node.astext(), display=display)
+    if "\\" in re.sub("<[^>]+>", "", made):
+        log.warning("a command in %s is not known", node.astext(), location=node)
+    return made
 
 
 def setup(app: Any) -> dict[str, bool]:
