@@ -20,7 +20,19 @@ AXES = {
 }
 """What a curve can be drawn against."""
 LESS_IS_BETTER = (
-    ("loss", "error", "perplexity", "mae", "rmse", "seconds", "gini", "divergence", "drift", "diverged", "clipped_fraction"),
+    (
+        "loss",
+        "error",
+        "perplexity",
+        "mae",
+        "rmse",
+        "seconds",
+        "gini",
+        "divergence",
+        "drift",
+        "diverged",
+        "clipped_fraction",
+    ),
     ("kl_", "bytes", "stratum_spread"),
 )
 """Ends and beginnings of keys of which less is better."""
