@@ -1,4 +1,4 @@
-"""The networks of the workloads, each twice: as a sequence of layers that fedmpi can stack, and as a user's own module.
+"""The networks of the workloads, each twice: as a sequence of layers, and as a user's own module.
 
 Both forms of a network have the same parameters in the same order, so that they start from the same weights.
 """
@@ -43,7 +43,7 @@ def text_cnn(description: DataDescription) -> nn.Sequential:
 
 
 class OwnModule(nn.Module):
-    """A network behind a forward function that fedmpi cannot look into: what a user's module is to it."""
+    """A network behind a forward function of its own, as users write them."""
 
     def __init__(self, layers: nn.Sequential):
         super().__init__()

@@ -19,11 +19,15 @@ from fedmpi.local.work import ClientTask, LocalRule
 
 log = logging.getLogger("fedmpi")
 
+MOST_APART = 1e-3
+"""Relative difference of two engines' updates after two steps that rounding does not explain."""
+
 
 class EngineTrial:
     """Decides between the candidates of a `CompositeEngine`, on all ranks alike.
 
-    Every rank times the candidates on some of its own clients; rank 0 adds the times up and tells the quicker one.
+    Every rank times the candidates on some of its own clients, and compares what two steps of two clients give; rank 0
+    adds the times up and tells the quicker one.
 
     Parameters
     ----------
@@ -78,14 +82,24 @@ class EngineTrial:
         """
         engine = self.engine
         assert isinstance(engine, CompositeEngine)
-        measured = self.cluster.gather(engine.time_candidates(tasks, model, rule, round, total))
+        apart = engine.compare_candidates(tasks, model, rule, round, total)
+        measured = self.cluster.gather(np.append(engine.time_candidates(tasks, model, rule, round, total), apart))
         self._settle(*self._quickest(engine.candidates, measured) if measured is not None else ("", ""))
 
     def _quickest(self, candidates: Sequence[str], measured: list[np.ndarray]) -> tuple[str, str]:
-        """The quicker engine by the ranks' times, and why; empty when nobody had a client to time."""
-        clients, *seconds = np.sum(measured, axis=0).tolist()
+        """The quicker engine by the ranks' times, or the first one where they differ by more than rounding, and why;
+        empty when nobody had a client to time."""
+        clients, *seconds = np.sum(measured, axis=0)[:-1].tolist()
         if not clients:
             return "", ""
+        apart = max((float(one[-1]) for one in measured), key=lambda one: np.inf if np.isnan(one) else one)
+        if not apart <= MOST_APART:
+            why = (
+                f"{candidates[1]} differs from it by {apart:.1g} of an update on two clients, more than {MOST_APART:g}"
+            )
+            log.warning("engine trial: %s from now on: %s", candidates[0], why)
+            return candidates[0], why
+        log.info("engine trial: the updates of two clients differ by %.1g of their length", apart)
         per_client = {name: 1000 * total / clients for name, total in zip(candidates, seconds, strict=True)}
         quickest = min(per_client, key=lambda name: per_client[name])
         figures = ", ".join(f"{name} {milliseconds:.3g}" for name, milliseconds in per_client.items())

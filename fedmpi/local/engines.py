@@ -21,7 +21,7 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import Observed, time_engines
+from fedmpi.local.timing import Observed, relative_difference, time_engines
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, Engine, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
@@ -104,6 +104,14 @@ class CompositeEngine:
         assert self.rival is not None
         others = self._split(tasks, rule, total)[1]
         return time_engines((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
+
+    def compare_candidates(
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> float:
+        """How far the `candidates` lie apart on some of these tasks; see `relative_difference`."""
+        assert self.rival is not None
+        others = self._split(tasks, rule, total)[1]
+        return relative_difference((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
 
     def settle(self, name: str, why: str) -> None:
         """Leave what is not merged to this one of the `candidates`."""

@@ -26,6 +26,7 @@ MOST_CLIENTS = 8
 MOST_STEPS = 20
 SECONDS = 0.3
 PASSES = 2
+COMPARED_CLIENTS, COMPARED_STEPS = 2, 2
 
 
 class Observed(Engine, Protocol):
@@ -73,6 +74,32 @@ def time_engines(
             engine.train(sample, start, short, round, discarded)
             seconds.append(min(_timed(engine, sample, start, short, round, discarded) for _ in range(PASSES)))
     return np.array([len(sample), *seconds])
+
+
+def relative_difference(
+    engines: Sequence[Observed], tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, sizes: Ints
+) -> float:
+    """How far the sums of two engines lie apart, relative to the first one's, after few steps of few clients.
+
+    The steps are SGD's: Adam magnifies the rounding of gradients that are zero. Parameters are those of `time_engines`.
+
+    Returns
+    -------
+    float
+        0 where there is nothing to compare; not a number where only one of the sums is finite.
+    """
+    total = FloatSum(np.zeros(start.numel(), np.float32), start.device)
+    few = _spread(tasks, sizes)[:COMPARED_CLIENTS] if tasks else []
+    rule = replace(rule, optimizer="sgd", epochs=None, steps=COMPARED_STEPS)
+    lengths = []
+    with _unobserved(engines):
+        for engine, sign in zip(engines, (1, -1), strict=True):
+            if few:
+                signed = [replace(task, coefficient=sign / len(few)) for task in few]
+                engine.train(signed, start, rule, round, total)
+            lengths.append(float(total.tensor.norm()))
+    apart, length = lengths[1], lengths[0]
+    return apart / length if length else 0.0
 
 
 @contextmanager

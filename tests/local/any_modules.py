@@ -29,6 +29,20 @@ class LeNet(nn.Module):
         return self.fc2(self.drop(functional.relu(self.fc1(x))))
 
 
+class Classic(nn.Module):
+    """Means over windows and squashing, layer after layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 8, 3, padding=1)
+        self.pool, self.fc = nn.AvgPool2d(3, 2, 1, count_include_pad=False), nn.Linear(8 * 2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.avg_pool2d(torch.tanh(self.conv1(x)), (2, 1), padding=(1, 0))
+        x = self.pool(torch.sigmoid(self.conv2(x)))
+        return self.fc(functional.adaptive_avg_pool2d(x, (2, 1)).flatten(1))
+
+
 class Perceptron(nn.Module):
     def __init__(self):
         super().__init__()
@@ -185,7 +199,7 @@ class Encoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.positions = nn.Embedding(60, 8), nn.Embedding(12, 8)
+        self.words, self.positions = nn.Embedding(60, 8), nn.Embedding(12, 8, padding_idx=3)
         self.layers = nn.TransformerEncoder(
             nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False
         )
@@ -198,6 +212,47 @@ class Encoder(nn.Module):
         return self.fc((x * told).sum(1) / told.sum(1).clamp(min=1))
 
 
+class Masked(nn.Module):
+    """torch's attention with masks of padding and of places, its weights read; one word asks about the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.Embedding(60, 8), nn.Linear(8, CLASSES)
+        self.first, self.second = nn.MultiheadAttention(8, 2, batch_first=True), nn.MultiheadAttention(8, 4, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        later = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)
+        empty = (tokens < 20) & (torch.arange(12) > 0)
+        x, chances = self.first(x, x, x, key_padding_mask=empty, attn_mask=later)
+        told, _ = self.second(x[:, -1:].transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1), need_weights=False)
+        return self.fc(told[0] + chances.square().sum((1, 2)).unsqueeze(1))
+
+
+class Unit(nn.Module):
+    """Divides by what is zero for an image without any light."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3 * 16 * 16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.fc(x / x.norm(dim=1, keepdim=True)) * 9
+
+
+class Large(nn.Module):
+    """Norms of many values."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.group = nn.Conv2d(3, 16, 1), nn.GroupNorm(2, 16)
+        self.layer, self.fc = nn.LayerNorm([16, 16], bias=False), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layer(self.group(self.conv(x))).square().mean((2, 3)))
+
+
 class Scaled(nn.Module):
     """Parameters of its own, used in functions; a weight used twice; frozen layers; scaled dot products."""
 
@@ -207,7 +262,7 @@ class Scaled(nn.Module):
         self.gain, self.mix = nn.Parameter(torch.ones(12)), nn.Parameter(torch.eye(12))
         self.frozen, self.shared = nn.Linear(12, 12), nn.Linear(12, 12)
         self.frozen.requires_grad_(False)
-        self.fc = nn.Linear(12, CLASSES)
+        self.fc, self.unread = nn.Linear(12, CLASSES), nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.linear(x.squeeze(1), self.weight, self.bias) * self.gain
@@ -218,12 +273,16 @@ class Scaled(nn.Module):
 
 MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "lenet": (IMAGES, LeNet),
+    "classic": (COLOURED, Classic),
     "perceptron": (IMAGES, Perceptron),
     "vgg": (COLOURED, VGGLike),
     "residual": (COLOURED, Residual),
     "inverted": (COLOURED, Inverted),
     "vit": (COLOURED, TinyViT),
     "scaled": (IMAGES, Scaled),
+    "unit": (COLOURED, Unit),
+    "large": (COLOURED, Large),
+    "masked": (TEXTS, Masked),
     "gru": (TEXTS, GRUClassifier),
     "lstm": (TEXTS, LSTMClassifier),
     "cells": (TEXTS, Cells),

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedmpi.common.streams import Streams
-from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.batched.engine import BatchedEngine, why_not_batched
+from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
+from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel
+from fedmpi.models.stacked import forms
+from fedmpi.models.stacked.graph import GraphLayer
+from fedmpi.models.stacked.net import translate
 from tests.local.any_modules import MODULES
 from tests.local.stacks import (
     COLOURED,
+    IMAGES,
     TEXTS,
     Source,
     flat_model,
@@ -60,3 +71,79 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
 @pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
+
+
+@pytest.mark.parametrize("name", ["residual", "gru", "scaled", "text-cnn"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LocalRule(lr=0.05, epochs=None, steps=3, batch_size=7, proximal_mu=0.3),
+        LocalRule(lr=0.05, epochs=None, steps=3, batch_size=7, proximal_mu=14.0),
+        LocalRule(optimizer="adam", lr=0.003, epochs=1, batch_size=7, epsilon=1e-3),
+        LocalRule(lr=0.05, epochs=2, batch_size=None),
+    ],
+    ids=["proximal", "strongly-proximal", "adam", "whole-sets"],
+)
+def test_every_rule_agrees(name: str, rule: LocalRule):
+    assert_same_round(name, torch.float64, rule, ragged_sizes(7, 20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
+def test_fifty_ragged_clients_agree_in_single_precision(name: str):
+    assert_same_round(name, torch.float32, EPOCHS, ragged_sizes(50, 40))
+
+
+def test_the_size_of_the_chunk_does_not_matter():
+    model, description = the_model("vit", torch.float64)
+    source, sizes = Source(description, ragged_sizes(7, 20), torch.float64), ragged_sizes(7, 20)
+    results = []
+    for chunk in (1, 3, 7):
+        engine = BatchedEngine(model, source, STREAMS, chunk=chunk)
+        results.append(train(engine, tasks_for(sizes), model.initial, EPOCHS)[0])
+    assert relative_difference(results[1], results[0]) < 1e-13
+    assert relative_difference(results[2], results[0]) < 1e-13
+
+
+@pytest.mark.parametrize("name", ["gru", "residual"])
+def test_clients_may_be_probed_side_by_side(name: str):
+    model, description = the_model(name, torch.float64)
+    sizes = ragged_sizes(5, 20)
+    source = Source(description, sizes, torch.float64)
+    clients, rows = np.arange(5), [None] * 5
+    found = {}
+    for some, gradients in BatchedProbe(model, source).gradients(clients, rows, sizes, model.initial, 5):
+        found |= dict(zip(some.tolist(), gradients, strict=True))
+    model.bind(model.initial.clone())
+    model.masks.source = NoMasks()
+    for client in range(5):
+        own = torch.cat([one.reshape(-1) for one in model.loss_gradient(*source.load(client))[1]])
+        assert relative_difference(found[client], own) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["lenet", "classic"])
+def test_chains_of_layers_keep_their_forms_written_by_hand(name: str):
+    description, make = MODULES[name]
+    net = translate(FlatModel(make()).module, description)
+    assert not any(isinstance(layer, GraphLayer) for layer in net.layers)
+
+
+def test_no_layer_of_the_built_in_models_is_left_to_the_sequential_engine():
+    for name, (description, options) in BUILT_IN.items():
+        assert why_not_batched(flat_model(name, description, torch.float32, **options).module, description) is None
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def test_a_layer_of_ones_own_is_registered_as_the_page_says():
+    [snippet] = [one for one in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "register_layer" in one]
+    found: dict[str, Any] = {}
+    exec(snippet, found)
+    model = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(196, 6), found["Gate"](6), nn.Linear(6, 5)).double())
+    sizes = ragged_sizes(6, 20)
+    source = Source(IMAGES, sizes, torch.float64)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    assert relative_difference(result, expected) < 1e-12
+    assert forms.LAYERS.pop(found["Gate"])

@@ -163,3 +163,29 @@ def test_without_a_client_to_time_the_engine_stays_open(monkeypatch: pytest.Monk
     monkeypatch.setattr(held.engine, "time_candidates", lambda *given: np.zeros(3))
     decide(source, held)
     assert held.open
+
+
+class Astray(Watch):
+    """An engine whose updates are not the others'."""
+
+    def train(self, tasks, start, rule, round, total):
+        total.add(torch.linspace(-1, 1, len(start)), sum(task.coefficient for task in tasks))
+        return WorkReport()
+
+
+def test_an_engine_that_gives_other_updates_is_not_taken_however_quick(clock: Clock, caplog: pytest.LogCaptureFixture):
+    source, held = undecided()
+    held.engine.rival = Astray("batched", clock, 1e-9)
+    decide(source, held)
+    assert held.engine.rest.name == "sequential"
+    assert "batched differs from it by" in held.engine.description
+    assert "batched differs" in caplog.text
+
+
+def test_engines_that_agree_to_rounding_are_told_apart_by_time_alone(caplog: pytest.LogCaptureFixture):
+    source, held = undecided()
+    with caplog.at_level("INFO", "fedmpi"):
+        decide(source, held)
+    [line] = [record.getMessage() for record in caplog.records if "of their length" in record.getMessage()]
+    assert float(line.split("by ")[1].split()[0]) < 1e-5
+    assert not held.open

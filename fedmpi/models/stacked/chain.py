@@ -59,14 +59,33 @@ def _reshaped(traced: Traced, node: fx.Node) -> nn.Module | None:
     return nn.Flatten() if after.shape[1:] == (math.prod(before.shape[1:]),) else None
 
 
-def _max_pool(traced: Traced, node: fx.Node) -> nn.Module | None:
-    names = "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"
-    given: dict[str, Any] = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
-    given.pop("input", None)
-    if any(isinstance(value, fx.Node) for value in given.values()) or not given.get("stride", True):
-        given.pop("stride", None)
-    plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return nn.MaxPool2d(**plain)
+def _tanh(traced: Traced, node: fx.Node) -> nn.Module | None:
+    return nn.Tanh()
+
+
+def _sigmoid(traced: Traced, node: fx.Node) -> nn.Module | None:
+    return nn.Sigmoid()
+
+
+def _with_options(kind: type[nn.Module], *names: str) -> Callable[[Traced, fx.Node], nn.Module | None]:
+    """A function whose arguments, after the input, are a layer's."""
+
+    def make(traced: Traced, node: fx.Node) -> nn.Module | None:
+        given: dict[str, Any] = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+        given.pop("input", None)
+        if any(isinstance(value, fx.Node) for value in given.values()):
+            return None
+        if not given.get("stride", True):
+            given.pop("stride")
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        return kind(**plain)
+
+    return make
+
+
+_WINDOW = "kernel_size", "stride", "padding"
+_max_pool = _with_options(nn.MaxPool2d, *_WINDOW, "dilation", "ceil_mode", "return_indices")
+_mean_pool = _with_options(nn.AvgPool2d, *_WINDOW, "ceil_mode", "count_include_pad", "divisor_override")
 
 
 _PARTS: dict[Any, Callable[[Traced, fx.Node], nn.Module | None]] = {
@@ -78,6 +97,14 @@ _PARTS: dict[Any, Callable[[Traced, fx.Node], nn.Module | None]] = {
     "relu_": _relu,
     functional.max_pool2d: _max_pool,
     torch.max_pool2d: _max_pool,
+    functional.avg_pool2d: _mean_pool,
+    functional.adaptive_avg_pool2d: _with_options(nn.AdaptiveAvgPool2d, "output_size"),
+    functional.tanh: _tanh,
+    torch.tanh: _tanh,
+    "tanh": _tanh,
+    functional.sigmoid: _sigmoid,
+    torch.sigmoid: _sigmoid,
+    "sigmoid": _sigmoid,
     torch.flatten: _reshaped,
     torch.reshape: _reshaped,
     Tensor.view: _reshaped,

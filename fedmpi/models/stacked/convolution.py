@@ -1,4 +1,8 @@
-"""Convolutions of many clients in a graph: as one matrix product a client on unfolded images, or one call a client."""
+"""Convolutions of many clients in a graph: over texts one matrix product a client, over images one call a client.
+
+Texts lie word by word, so that what a filter sees is one run of memory. Unfolded images are as many times larger as the
+filter has values, which costs more than torch's own convolution on one client's images after another's.
+"""
 
 from __future__ import annotations
 
@@ -14,83 +18,72 @@ from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import ARRANGED, built_in
 from fedmpi.models.stacked.weights import Weight
 
-Convolution = nn.Conv1d | nn.Conv2d
-
 
 @dataclass(frozen=True)
-class Window:
-    """What a filter sees of an image (height, width).
+class TextWindow:
+    """What a filter sees of a text.
 
     Parameters
     ----------
-    kernel, stride, dilation : (vertical, horizontal)
-    before, after : (vertical, horizontal)
-        Zeros around the image.
+    width, stride, dilation : int
+    before, after : int
+        Zeros around the text.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    before: tuple[int, int]
-    after: tuple[int, int]
+    width: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
 
-    @classmethod
-    def of(cls, layer: Convolution) -> Window:
-        """A layer's window; texts are images of height 1."""
-        one = (1,) * (2 - len(layer.kernel_size))
-        kernel, dilation = _two(one + layer.kernel_size), _two(one + layer.dilation)
-        spans = [d * (size - 1) for size, d in zip(kernel, dilation, strict=True)]
-        if layer.padding == "same":
-            before = spans[0] // 2, spans[1] // 2
-            after = spans[0] - before[0], spans[1] - before[1]
-        elif isinstance(layer.padding, str):
-            before = after = 0, 0
-        else:
-            before = after = _two((0,) * len(one) + tuple(layer.padding))
-        return cls(kernel, _two(one + layer.stride), dilation, before, after)
+    def outputs(self, length: int) -> int:
+        """Positions of the window on a text of this length."""
+        return (length + self.before + self.after - self.dilation * (self.width - 1) - 1) // self.stride + 1
 
-    def padded(self, axis: int, size: int) -> int:
-        """Length of an axis with its zeros."""
-        return size + self.before[axis] + self.after[axis]
-
-    def outputs(self, axis: int, size: int) -> int:
-        """Positions of the window along an axis of this length."""
-        return (self.padded(axis, size) - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // self.stride[axis] + 1
-
-    def part(self, axis: int, shift: int, count: int) -> slice:
-        """The entries that the filter's entry `shift` sees at `count` positions."""
-        first = shift * self.dilation[axis]
-        return slice(first, first + (count - 1) * self.stride[axis] + 1, self.stride[axis])
+    def words(self, shift: int, count: int) -> slice:
+        """What the filter's word `shift` sees at `count` positions."""
+        first = shift * self.dilation
+        return slice(first, first + (count - 1) * self.stride + 1, self.stride)
 
 
-def _two(values: tuple[int, ...]) -> tuple[int, int]:
-    return values[0], values[1]
+def zeros_around(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """Zeros before and after every axis that the filters move along."""
+    if isinstance(layer.padding, str):
+        spans = [d * (size - 1) for size, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+        return [(span // 2, span - span // 2) if layer.padding == "same" else (0, 0) for span in spans]
+    return [(size, size) for size in layer.padding]
 
 
 class Unfolded(torch.autograd.Function):
-    """Images (k, b, h, w, c) under filters (k, f, kh·kw·c): (k, b, h', w', f)."""
+    """Texts (k, b, l, c) under filters (k, f, w·c): (k, b, l', f)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, value: Tensor, bias: Tensor | None, weight: Weight, bias_weight: Weight | None, at: Window
+        ctx: Any,
+        x: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        weight: Weight,
+        bias_weight: Weight | None,
+        at: TextWindow,
     ) -> Tensor:
-        clients, rows, height, width, channels = x.shape
-        if any(at.before + at.after):
-            held = x.new_zeros(clients, rows, at.padded(0, height), at.padded(1, width), channels)
-            held[:, :, at.before[0] : at.before[0] + height, at.before[1] : at.before[1] + width] = x
+        clients, rows, length, channels = x.shape
+        if at.before or at.after:
+            held = x.new_zeros(clients, rows, length + at.before + at.after, channels)
+            held[:, :, at.before : at.before + length] = x
         else:
             held = x.contiguous()
-        down, right = at.outputs(0, height), at.outputs(1, width)
-        a, b, c, d, _ = held.stride()
-        steps = (a, b, c * at.stride[0], d * at.stride[1], c * at.dilation[0], d * at.dilation[1], 1)
-        windows = held.as_strided((clients, rows, down, right, *at.kernel, channels), steps)
-        patches = windows.reshape(clients, rows * down * right, at.kernel[0] * at.kernel[1] * channels)
+        count = at.outputs(length)
+        a, b, c, _ = held.stride()
+        windows = held.as_strided(
+            (clients, rows, count, at.width, channels), (a, b, c * at.stride, c * at.dilation, 1), held.storage_offset()
+        )
+        patches = windows.reshape(clients, rows * count, at.width * channels)
         ctx.save_for_backward(patches)
         ctx.value, ctx.weight, ctx.bias_weight, ctx.window = value.detach(), weight, bias_weight, at
-        ctx.shape, ctx.padded = x.shape, held.shape
-        transposed = value.transpose(1, 2)
-        y = x.new_empty(clients, rows, down, right, value.shape[1])
-        out = y.view(clients, -1, value.shape[1])
+        ctx.shape, ctx.held = x.shape, held.shape
+        y = x.new_empty(clients, rows, count, value.shape[1])
+        out, transposed = y.view(clients, -1, value.shape[1]), value.transpose(1, 2)
         if bias is None:
             torch.bmm(patches, transposed, out=out)
         else:
@@ -100,18 +93,16 @@ class Unfolded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (patches,) = ctx.saved_tensors
-        down, right = gradient.shape[2:4]
         rows = gradient.reshape(len(patches), patches.shape[1], -1)
         before = None
         if ctx.needs_input_grad[0]:
-            at: Window = ctx.window
-            folded = torch.bmm(rows, ctx.value).view(*gradient.shape[:4], *at.kernel, ctx.shape[4])
-            spread = gradient.new_zeros(ctx.padded)
-            for i in range(at.kernel[0]):
-                for j in range(at.kernel[1]):
-                    spread[:, :, at.part(0, i, down), at.part(1, j, right)] += folded[:, :, :, :, i, j]
-            top, left = at.before
-            before = spread[:, :, top : top + ctx.shape[2], left : left + ctx.shape[3]]
+            at: TextWindow = ctx.window
+            count = gradient.shape[2]
+            folded = torch.bmm(rows, ctx.value).view(*gradient.shape[:3], at.width, -1)
+            spread = gradient.new_zeros(ctx.held)
+            for shift in range(at.width):
+                spread[:, :, at.words(shift, count)] += folded[:, :, :, shift]
+            before = spread[:, :, at.before : at.before + ctx.shape[2]]
         of_weight = ctx.weight.product(rows.transpose(1, 2), patches)
         of_bias = None if ctx.bias_weight is None else ctx.bias_weight.plain(rows.sum(1))
         return before, of_weight, of_bias, None, None, None
@@ -133,23 +124,20 @@ class OneByOne(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.value, ctx.weight, ctx.bias_weight, ctx.arguments = value.detach(), weight, bias_weight, arguments
         biases = [None] * len(x) if bias is None else bias
-        made = [
-            torch.ops.aten.convolution(one, own, c, *arguments) for one, own, c in zip(x, value, biases, strict=True)
-        ]
-        return torch.stack(made)
+        return torch.stack(
+            [torch.ops.aten.convolution(one, own, c, *arguments) for one, own, c in zip(x, value, biases, strict=True)]
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         filters = None if ctx.bias_weight is None else [gradient.shape[2]]
         wanted = [ctx.needs_input_grad[0], ctx.weight.trained, filters is not None]
-        before: list[Tensor] = []
-        of_weight: list[Tensor] = []
-        of_bias: list[Tensor] = []
-        for g, one, own in zip(gradient, x, ctx.value, strict=True):
-            found = torch.ops.aten.convolution_backward(g, one, own, filters, *ctx.arguments, wanted)
-            for into, part in zip((before, of_weight, of_bias), found, strict=True):
-                into.append(part)
+        found = [
+            torch.ops.aten.convolution_backward(g, one, own, filters, *ctx.arguments, wanted)
+            for g, one, own in zip(gradient, x, ctx.value, strict=True)
+        ]
+        before, of_weight, of_bias = zip(*found, strict=True)
         return (
             torch.stack(before) if wanted[0] else None,
             ctx.weight.plain(torch.stack(of_weight)) if wanted[1] else None,
@@ -162,34 +150,27 @@ class OneByOne(torch.autograd.Function):
 
 _unfolded: Any = Unfolded.apply
 _one_by_one: Any = OneByOne.apply
+ARRANGED[nn.Conv1d] = {"weight": (0, 2, 1)}
 
 
 @built_in(nn.Conv1d, nn.Conv2d)
-def convolution(layer: Convolution, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+def convolution(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
     if layer.padding_mode != "zeros":
         raise NotStackable(f"{type(layer).__name__} with padding_mode {layer.padding_mode!r}")
     weight, bias = weights["weight"], weights.get("bias")
     bias_value = None if bias is None else bias.value
-    at = Window.of(layer)
-    if layer.groups == 1 and unfolding_pays(layer, x):
+    around = zeros_around(layer)
+    y: Tensor
+    if isinstance(layer, nn.Conv1d) and layer.groups == 1:
+        at = TextWindow(layer.kernel_size[0], layer.stride[0], layer.dilation[0], *around[0])
         filters = weight.seen_as(lambda tensor: tensor.flatten(2))
-        images = x if x.dim() == 5 else x.unsqueeze(3)
-        y: Tensor = _unfolded(images.movedim(2, 4), filters.value, bias_value, filters, bias, at).movedim(4, 2)
-        return y if x.dim() == 5 else y.squeeze(3)
-    dims = x.dim() - 3
-    if isinstance(layer.padding, str):
-        sides = [side for axis in reversed(range(2 - dims, 2)) for side in (at.before[axis], at.after[axis])]
-        x = functional.pad(x, sides)
-    padding = [0] * dims if isinstance(layer.padding, str) else list(layer.padding)
-    arguments = [list(layer.stride), padding, list(layer.dilation), False, [0] * dims, layer.groups]
+        y = _unfolded(x.transpose(2, 3), filters.value, bias_value, filters, bias, at).transpose(2, 3)
+        return y
+    even = all(before == after for before, after in around)
+    if not even:
+        x = functional.pad(x, [side for sides in reversed(around) for side in sides])
+    padding = [before for before, _ in around] if even else [0] * len(around)
+    arguments = [list(layer.stride), padding, list(layer.dilation), False, [0] * len(around), layer.groups]
     natural = weight.natural
-    found: Tensor = _one_by_one(x, natural.value, bias_value, natural, bias, arguments)
-    return found
-
-
-ARRANGED.update({nn.Conv1d: {"weight": (0, 2, 1)}, nn.Conv2d: {"weight": (0, 2, 3, 1)}})
-
-
-def unfolding_pays(layer: Convolution, x: Tensor) -> bool:
-    """Whether unfolded images are quicker than torch's convolution client by client."""
-    return True
+    y = _one_by_one(x, natural.value, bias_value, natural, bias, arguments)
+    return y

@@ -89,6 +89,38 @@ def cut_negative(gradient: Tensor, output: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Squash:
+    """tanh or the logistic function, in place.
+
+    Parameters
+    ----------
+    kind : {"tanh", "sigmoid"}
+    """
+
+    trained: ClassVar[bool] = False
+
+    kind: str
+    values: int = 0
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _SquashOp(self.kind, x)
+
+
+class _SquashOp:
+    def __init__(self, kind: str, x: Tensor):
+        self.output = x
+        self.apply = torch.tanh_ if kind == "tanh" else torch.sigmoid_
+        self.derive = getattr(torch.ops.aten, f"{kind}_backward").grad_input
+
+    def forward(self) -> None:
+        self.apply(self.output)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        self.derive(gradient, self.output, grad_input=gradient)
+        return gradient
+
+
+@dataclass(frozen=True)
 class Dropout:
     """Multiplies by masks that each client's own stream gives (`models.dropout.draw_mask`), in place.
 

@@ -238,3 +238,55 @@ class _MaxPoolOp:
             gradient, self.x, *self.window, False, self.where
         )
         return spread.permute(0, 2, 3, 1).reshape(self.input_shape)
+
+
+@dataclass(frozen=True)
+class MeanPool:
+    """nn.AvgPool2d: PyTorch's own kernel, on columns as `MaxPool`.
+
+    Parameters
+    ----------
+    image : (channels, height, width)
+        Of the input.
+    output : (height, width)
+    kernel, stride, padding : (vertical, horizontal)
+    padding_counts : bool
+        Whether the zeros around the image are among what the mean is taken of.
+    """
+
+    trained: ClassVar[bool] = False
+
+    image: tuple[int, int, int]
+    output: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    padding_counts: bool = True
+
+    @property
+    def values(self) -> int:
+        return self.image[0] * self.output[0] * self.output[1]
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _MeanPoolOp(self, place, x)
+
+
+class _MeanPoolOp:
+    def __init__(self, layer: MeanPool, place: Place, x: Tensor):
+        channels, height, width = layer.image
+        planes, rows = place.clients * channels, place.rows
+        self.window = [list(layer.kernel), list(layer.stride), list(layer.padding), False, layer.padding_counts, None]
+        self.x = x.view(planes, height, width, rows).permute(0, 3, 1, 2)
+        size = layer.output[0] * layer.output[1]
+        self.output = place.take("output", place.clients, channels * size, rows, guard=rows)
+        self.pooled_shape = (planes, *layer.output, rows)
+        self.pooled = self.output.view(self.pooled_shape).permute(0, 3, 1, 2)
+        self.input_shape = (place.clients, channels * height * width, rows)
+
+    def forward(self) -> None:
+        torch.ops.aten.avg_pool2d.out(self.x, *self.window, out=self.pooled)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        gradient = gradient.view(self.pooled_shape).permute(0, 3, 1, 2)
+        spread: Tensor = torch.ops.aten.avg_pool2d_backward(gradient, self.x, *self.window)
+        return spread.permute(0, 2, 3, 1).reshape(self.input_shape)

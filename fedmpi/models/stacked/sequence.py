@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout as ClientDropout
 from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
-from fedmpi.models.stacked.dense import Dropout, Flatten, Linear, ReLU
-from fedmpi.models.stacked.image import Columns, Convolution, Geometry, MaxPool
+from fedmpi.models.stacked.dense import Dropout, Flatten, Linear, ReLU, Squash
+from fedmpi.models.stacked.image import Columns, Convolution, Geometry, MaxPool, MeanPool
 from fedmpi.models.stacked.text import Embedding, MaxOverTime
 from fedmpi.models.text_layers import FrozenEmbedding
 from fedmpi.models.text_layers import MaxOverTime as MaxOverTimeModule
@@ -78,8 +78,8 @@ def sequence(module: nn.Module, description: DataDescription, parts: Iterable[nn
     description : DataDescription
         Shape and type of a sample.
     parts : iterable of nn.Module
-        Linear, ReLU, Dropout, Flatten, Conv2d, MaxPool2d, Embedding, the convolutions with max over time of
-        `text_layers`.
+        Linear, ReLU, Tanh, Sigmoid, Dropout, Flatten, Conv2d, MaxPool2d, means of images, Embedding, the convolutions
+        with max over time of `text_layers`.
 
     Raises
     ------
@@ -177,6 +177,11 @@ class _Translation:
             raise NotStackable("ReLU on words")
         self.layers.append(ReLU())
 
+    def squash(self, part: nn.Module) -> None:
+        if self.form == WORDS or not self.layers:
+            raise NotStackable(f"{type(part).__name__} on words, or on the samples themselves")
+        self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid"))
+
     def dropout(self, part: ClientDropout | nn.Dropout) -> None:
         if part.p == 0:
             return
@@ -209,6 +214,28 @@ class _Translation:
         geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
         window = geometry.kernel, geometry.stride, geometry.padding
         self.layers.append(MaxPool(geometry.image, geometry.output, *window))
+        self.shape = (self.shape[0], *geometry.output)
+
+    def mean_pool(self, part: nn.AvgPool2d) -> None:
+        self.need_columns(part)
+        if part.ceil_mode or part.divisor_override is not None:
+            raise NotStackable("AvgPool2d with ceil_mode or a divisor of its own")
+        geometry = Geometry(self._image(), _pair(part.kernel_size), _pair(part.stride), _pair(part.padding))
+        self._means(geometry, part.count_include_pad)
+
+    def adaptive_mean_pool(self, part: nn.AdaptiveAvgPool2d) -> None:
+        self.need_columns(part)
+        _, *sizes = self.shape
+        given = part.output_size if isinstance(part.output_size, tuple) else (part.output_size, part.output_size)
+        wanted = [size if one is None else one for one, size in zip(given, sizes, strict=True)]
+        if any(size % one for one, size in zip(wanted, sizes, strict=True)):
+            raise NotStackable("AdaptiveAvgPool2d to sizes that do not divide the image's")
+        kernel = sizes[0] // wanted[0], sizes[1] // wanted[1]
+        self._means(Geometry(self._image(), kernel, kernel, (0, 0)), True)
+
+    def _means(self, geometry: Geometry, padding_counts: bool) -> None:
+        window = geometry.kernel, geometry.stride, geometry.padding
+        self.layers.append(MeanPool(geometry.image, geometry.output, *window, padding_counts))
         self.shape = (self.shape[0], *geometry.output)
 
     def embedding(self, part: nn.Embedding) -> None:
@@ -267,6 +294,10 @@ _HANDLERS: dict[type[nn.Module], Callable[[_Translation, Any], None]] = {
     nn.Flatten: _Translation.flatten,
     nn.Conv2d: _Translation.convolution,
     nn.MaxPool2d: _Translation.pool,
+    nn.AvgPool2d: _Translation.mean_pool,
+    nn.AdaptiveAvgPool2d: _Translation.adaptive_mean_pool,
+    nn.Tanh: _Translation.squash,
+    nn.Sigmoid: _Translation.squash,
     nn.Embedding: _Translation.embedding,
     FrozenEmbedding: _Translation.frozen_embedding,
     MaxOverTimeModule: _Translation.max_over_time,

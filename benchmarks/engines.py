@@ -1,0 +1,160 @@
+"""One process, one core: the naive loop, clients one after another, and clients side by side, model by model.
+
+    python -m benchmarks.engines                  every model
+    python -m benchmarks.engines lstm LeNet       some
+    python -m benchmarks.engines --passes 5
+
+The ways take turns within a pass and are divided within it; printed are medians over the passes. Samples are made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks import own_networks as own
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+
+GREY = DataDescription((1, 28, 28), "float32", 10, "image", 0, (), ())
+COLOUR = DataDescription((3, 32, 32), "float32", 10, "image", 0, (), ())
+WORDS = DataDescription((30,), "int32", 17, "text", 20_002, (), ())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what its clients have: sizes and batch."""
+
+    description: DataDescription
+    make: Callable[[], nn.Module]
+    sizes: list[int]
+    batch: int = 20
+
+
+def built_in(name: str, description: DataDescription, clients: int, samples: int) -> Case:
+    return Case(description, lambda: build(name, {}, description, 1), [samples] * clients)
+
+
+RAGGED = [int(size) for size in np.geomspace(1, 900, 12)]
+CASES = {
+    "mlp": built_in("mlp", GREY, 10, 100),
+    "cnn": built_in("cnn", GREY, 10, 100),
+    "cifar-cnn": built_in("cifar-cnn", COLOUR, 5, 100),
+    "image-cnn": built_in("image-cnn", GREY, 5, 100),
+    "resnet18": built_in("resnet18", COLOUR, 2, 40),
+    "text-cnn": built_in("text-cnn", WORDS, 10, 60),
+    "fedsampling-text-cnn": built_in("fedsampling-text-cnn", WORDS, 10, 60),
+    "transformer": built_in("transformer", WORDS, 10, 60),
+    "lstm": built_in("lstm", WORDS, 10, 60),
+    "bilstm": built_in("bilstm", WORDS, 10, 60),
+    "OddCNN": Case(GREY, lambda: own.OddCNN(10), RAGGED, 32),
+    "Residual": Case(COLOUR, lambda: own.Residual(10), [96] * 4, 16),
+    "LeNet": Case(GREY, lambda: own.LeNet(10), [100] * 10),
+    "VGGLike": Case(COLOUR, lambda: own.VGGLike(10), [100] * 4),
+    "GRUClassifier": Case(WORDS, lambda: own.GRUClassifier(20_002, 17), [60] * 10),
+    "TextCNN": Case(WORDS, lambda: own.TextCNN(20_002, 17), [60] * 10),
+    "TinyViT": Case(COLOUR, lambda: own.TinyViT(10), [100] * 4),
+}
+
+
+class MadeUp:
+    """Samples of every client, in memory."""
+
+    def __init__(self, case: Case):
+        self.description, self.sizes = case.description, np.array(case.sizes)
+        shape, text = case.description.feature_shape, case.description.task == "text"
+        high = case.description.vocabulary
+        self.x = [torch.randint(high, (n, *shape)).int() if text else torch.randn(n, *shape) for n in case.sizes]
+        self.y = [torch.randint(case.description.classes, (n,)) for n in case.sizes]
+
+    def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
+        if rows is None:
+            return self.x[client], self.y[client]
+        return self.x[client][torch.from_numpy(rows)], self.y[client][torch.from_numpy(rows)]
+
+    def load_many(self, clients: list[int], rows_of: list[Ints | None]) -> tuple[Tensor, Tensor]:
+        loaded = [self.load(client, rows) for client, rows in zip(clients, rows_of, strict=True)]
+        return torch.cat([x for x, _ in loaded]), torch.cat([y for _, y in loaded])
+
+
+def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
+    """One client after another with PyTorch's own tools."""
+    received = {name: value.clone() for name, value in module.state_dict().items()}
+    mean = {name: torch.zeros_like(value) for name, value in received.items()}
+    module.train()
+    for x, y in zip(source.x, source.y, strict=True):
+        module.load_state_dict(received)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+        for some_x, some_y in DataLoader(TensorDataset(x, y), batch_size=case.batch, shuffle=True):
+            optimizer.zero_grad()
+            cross_entropy(module(some_x), some_y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        for name, value in module.state_dict().items():
+            mean[name].add_(value, alpha=1 / len(source.y))
+    module.load_state_dict(received)
+
+
+def measure(name: str, passes: int) -> str:
+    """A line of the table."""
+    case = CASES[name]
+    torch.manual_seed(1)
+    source, model, plain = MadeUp(case), FlatModel(case.make()), case.make()
+    began = time.perf_counter()
+    batched = BatchedEngine(model, source, Streams(1))
+    made = time.perf_counter() - began
+    sequential = SequentialEngine(model, source, Streams(1))
+    tasks = [ClientTask(client, None, 1 / len(case.sizes)) for client in range(len(case.sizes))]
+    rule, total = LocalRule(lr=0.01, epochs=1, batch_size=case.batch), FloatSum(np.zeros(model.size, np.float32))
+    ways: list[Callable[[], object]] = [
+        lambda: naive(case, plain, source),
+        lambda: sequential.train(tasks, model.initial, rule, 0, total),
+        lambda: batched.train(tasks, model.initial, rule, 0, total),
+    ]
+    seconds: list[list[float]] = []
+    for number in range(passes + 1):
+        row = []
+        for way in ways:
+            began = time.perf_counter()
+            way()
+            row.append(time.perf_counter() - began)
+        if number:
+            seconds.append(row)
+    first, tight, side = (statistics.median(row[way] / row[0] for row in seconds) for way in range(3))
+    steps = sum(-(-size // case.batch) for size in case.sizes)
+    naive_ms = 1000 * statistics.median(row[0] for row in seconds) / steps
+    return f"| {name} | {naive_ms:.2f} | {tight:.2f} | {side:.2f} | {side / tight:.2f} | {1000 * made:.0f} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", nargs="*", choices=[[], *CASES], help="which; all by default")
+    parser.add_argument("--passes", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        "| model | naive ms a step | one by one / naive | side by side / naive | side by side / one by one | form ms |"
+    )
+    print("|---|---:|---:|---:|---:|---:|")
+    for name in arguments.models or CASES:
+        print(measure(name, arguments.passes), flush=True)
+
+
+if __name__ == "__main__":
+    main()
