@@ -37,6 +37,7 @@ from fedmpi.models import build
 from fedmpi.process.guard import ending_together
 from fedmpi.process.unchanged import process_as_before
 from fedmpi.process.watchdog import watched
+from fedmpi.records.client_table import Columns, joined, read_clients
 from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
@@ -73,13 +74,14 @@ class Run:
         config: Callable[[], Config],
         records: Callable[[], list[Record]],
         model: Callable[[], nn.Module],
+        clients: Callable[[], Columns] = dict,
         folder: Path | None = None,
         ending: Ending = "finished",
     ):
         self.summary = summary
         self.folder = folder
         self.ending = ending
-        self._config, self._records, self._model = config, records, model
+        self._config, self._records, self._model, self._clients = config, records, model, clients
 
     @cached_property
     def config(self) -> Config:
@@ -98,6 +100,15 @@ class Run:
     def model(self) -> nn.Module:
         """The network with the final weights, in evaluation mode, on the processor. The same on every rank."""
         return self._model()
+
+    @cached_property
+    def clients(self) -> Columns:
+        """What was found out about single clients (`evaluation.clients`): columns by name, a row a client and
+        evaluation, as in RUN/clients.parquet; empty where clients were not evaluated.
+
+        Under MPI whole on rank 0 and empty on the others.
+        """
+        return self._clients()
 
     def frame(self) -> Any:
         """The records as a pandas table, a row a round.
@@ -267,7 +278,7 @@ def _run(
             recorder.close()
     summary, where = _told_by_server(cluster, [simulation.summary, str(folder or "")])
     history, module = simulation.history, experiment.model.released()
-    records, rounds = history.records, history.rounds
+    records, rounds, seen = history.records, history.rounds, history.clients
 
     def finished() -> list[Record]:
         return read_records(recorder.folder, rounds) if recorder is not None else records
@@ -277,6 +288,7 @@ def _run(
         config=lambda: config,
         records=finished,
         model=lambda: module,
+        clients=lambda: read_clients(recorder.folder) if recorder is not None else joined(seen),
         folder=Path(where) if where else None,
         ending=ending,
     )
@@ -319,6 +331,7 @@ def load_run(folder: str | Path) -> Run:
         config=lambda: Config.load(path),
         records=lambda: read_records(folder),
         model=lambda: _rebuilt(folder, summary),
+        clients=lambda: read_clients(folder),
         folder=folder,
         ending=ending_of(summary, path) if summary else "stopped",
     )

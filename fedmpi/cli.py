@@ -349,13 +349,25 @@ def inspect(
     shards: Annotated[
         str, typer.Argument(metavar="SHARDS|RUN", help='A folder of shards, "digits", or the folder of a finished run.')
     ],
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw clients and sizes.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's sha256.")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="Of a run: how its clients are served.")] = False,
 ) -> None:
-    """Show clients, sizes, class balance and heterogeneity of shards; of a run, how well it tells each class.
+    """Show clients, sizes, class balance and heterogeneity of shards; of a run, how well it tells classes, or clients.
 
     Example: fedmpi inspect digits
     """
+    if clients:
+        from fedmpi.inspect.clients import inspect_clients
+
+        if verify:
+            raise UserError("--verify checks a folder of shards, not what --clients shows: leave it out")
+        found = inspect_clients(Path(shards))
+        found.render(console())
+        if plot is not None:
+            found.plot(plot)
+            print(f"drawn to {plot}")
+        return
     from fedmpi.inspect.classes import is_run, show_classes
     from fedmpi.inspect.report import inspect_folder
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-PHASES = ("start", "plan", "work", "inquiry", "sum", "step", "record", "evaluation", "checkpoint", "end")
+PHASES = (
+    *("start", "plan", "work", "inquiry", "sum", "step", "client evaluation"),
+    *("record", "evaluation", "checkpoint", "end"),
+)
 
 
 class Activity:

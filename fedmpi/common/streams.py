@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     PARTITION = 19
     ATTACK = 20
     ROWS = 21
+    CLIENTS_VIEWED = 22
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fedmpi.config.base import (
     Choice,
@@ -21,6 +21,14 @@ from fedmpi.config.base import (
     only_with,
 )
 
+
+def _viewed(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value is None or value in ("all", "participants") or whole:
+        return value
+    raise ValueError('give "all", "participants", or how many clients (1 or more)')
+
+
 SPREAD = limits(0, 50, "rates of devices would differ by hundreds of orders of magnitude")
 
 MEDIATED = only_with("kind", "mediators")
@@ -29,6 +37,7 @@ WARPED = only_with("mode", "virtual")
 WEIGHED_BY_SIZE = only_with("aggregation.weights", "samples", "normalised", "unbiased", "literal")
 CLOCKED = only_with("clock", True)
 CLIPPED = not_with("clip_norm", None)
+VIEWING = not_with("clients", None)
 
 
 class TopologyTable(OpenTable):
@@ -256,6 +265,15 @@ class EvaluationTable(Table):
     """Samples evaluated at once."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
+    clients: Annotated[int | str | None, BeforeValidator(_viewed)] = None
+    """Clients whose own rows the global model is evaluated on, each by itself: all; participants, those of the round;
+    or a number of them, the same ones every time, drawn by the seed. Rows are those held out of them (data_prep --val),
+    or without any their training rows. Unset = none."""
+    clients_every: Annotated[Count, VIEWING] = 10
+    """Rounds between two evaluations on clients (they are always evaluated after the last round)."""
+    fine_tune: Annotated[int, Field(ge=0), limits(0, 10_000, "every epoch is planned before it begins"), VIEWING] = 0
+    """E: also evaluate a model of each such client's own, trained for E epochs from the global one on its training rows
+    with the run's local settings; nothing of it flows back. 0 = no."""
 
     def parts(self, validation: bool) -> tuple[str, ...]:
         """The parts evaluated on, of "test" and "val", for data with or without validation samples."""

@@ -1,6 +1,7 @@
-"""Kullback-Leibler divergence of class counts: how far a client's or a mediator's data are from a target distribution.
+"""How far the class counts of a client or a mediator are from a target distribution.
 
-Duan et al. 2019 (Astraea), section III-B and Fig 7. Natural logarithms: the divergences are in nats.
+Kullback-Leibler divergence: Duan et al. 2019 (Astraea), section III-B and Fig 7, in nats. Sum of the distances of all
+shares: Zhao et al. 2018.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.common.types import Floats
+from fedmpi.common.types import Floats, Ints
+
+Counts = NDArray[np.integer]
 
 
 def target_distribution(classes: int, counts: NDArray[Any] | None = None) -> Floats:
@@ -69,6 +72,33 @@ def kl_divergence(counts: NDArray[Any], target: Floats | None = None) -> Floats:
         surprise = -xlogy(shares, target).sum(axis=-1)
         divergence: Floats = surprise + xlogy(shares, shares).sum(axis=-1)
     return np.maximum(divergence, 0.0)
+
+
+def divergences(counts: Counts, reference: Floats) -> Floats:
+    """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
+    client, label, held, size = _entries(counts)
+    with np.errstate(divide="ignore"):
+        terms = held * (np.log(held) - np.log(reference)[label])
+        divergence: Floats = np.bincount(client, terms, len(counts)) / size - np.log(size)
+    return divergence
+
+
+def label_distances(counts: Counts, reference: Floats) -> Floats:
+    """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
+    client, label, held, size = _entries(counts)
+    expected = reference[label]
+    surplus = np.abs(held / size[client] - expected) - expected
+    distance: Floats = reference.sum() + np.bincount(client, surplus, len(counts))
+    return distance
+
+
+def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
+    """Client, class and value of the counts above zero, and the clients' sizes: of many small clients most are zero."""
+    flat = np.flatnonzero(np.ascontiguousarray(counts).reshape(-1) != 0)
+    client, label = np.divmod(flat, counts.shape[1])
+    held = counts.reshape(-1)[flat].astype(np.float64)
+    size = np.bincount(client, held, len(counts)).astype(np.float64)
+    return client, label, held, size
 
 
 @dataclass(frozen=True)

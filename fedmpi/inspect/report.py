@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedmpi.common.evenness import gini
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import Ints
+from fedmpi.data.divergence import Counts, divergences, label_distances
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
-
-Counts = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -59,33 +57,6 @@ class Heterogeneity:
     kl_to_uniform: float
     label_emd: float
     class_totals: Ints
-
-
-def divergences(counts: Counts, reference: Floats) -> Floats:
-    """KL(p_k || reference) in nats for clients with class counts (m, C), (m,); infinite where mass is missing."""
-    client, label, held, size = _entries(counts)
-    with np.errstate(divide="ignore"):
-        terms = held * (np.log(held) - np.log(reference)[label])
-        divergence: Floats = np.bincount(client, terms, len(counts)) / size - np.log(size)
-    return divergence
-
-
-def label_distances(counts: Counts, reference: Floats) -> Floats:
-    """sum_c |p_k(c) - reference(c)| for clients with class counts (m, C), float64 (m,) in [0, 2]."""
-    client, label, held, size = _entries(counts)
-    expected = reference[label]
-    surplus = np.abs(held / size[client] - expected) - expected
-    distance: Floats = reference.sum() + np.bincount(client, surplus, len(counts))
-    return distance
-
-
-def _entries(counts: Counts) -> tuple[Ints, Ints, Floats, Floats]:
-    """Client, class and value of the counts above zero, and the clients' sizes: of many small clients most are zero."""
-    flat = np.flatnonzero(np.ascontiguousarray(counts).reshape(-1) != 0)
-    client, label = np.divmod(flat, counts.shape[1])
-    held = counts.reshape(-1)[flat].astype(np.float64)
-    size = np.bincount(client, held, len(counts)).astype(np.float64)
-    return client, label, held, size
 
 
 def measure(sizes: Ints, count_blocks: Callable[[], Iterable[Counts]] | None) -> Heterogeneity:

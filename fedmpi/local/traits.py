@@ -102,6 +102,29 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     return ForwardTraits(draws, not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5), loss, *kept)
 
 
+def couples_in_evaluation(model: FlatModel, description: DataDescription) -> bool:
+    """Whether a sample's loss depends, in evaluation mode, on the samples that go through the model beside it.
+
+    Tried on a few made-up samples where it does so in training mode; neither the model's values nor any generator
+    change. The model is then bound to a scratch copy of its initial values.
+    """
+    traits = forward_traits(model, description)
+    if traits.loss.couples or traits.loss.draws:
+        return True
+    if not traits.couples and not traits.draws:
+        return False
+    x = _made_up_samples(model, description)
+    model.bind(model.initial.clone())
+    was_training = model.module.training
+    model.module.eval()
+    try:
+        with torch.no_grad(), kept_generator(), full_precision():
+            whole = model.module(x)
+            return not torch.allclose(whole, torch.cat([model.module(half) for half in x.chunk(2)]), 1e-3, 1e-5)
+    finally:
+        model.module.train(was_training)
+
+
 @contextmanager
 def kept_generator() -> Iterator[None]:
     """Put torch's global generators back to where they stood."""

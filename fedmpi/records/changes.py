@@ -18,6 +18,8 @@ from fedmpi.config.writing import differences
 MAY_CHANGE = ("rounds", "data.verify", "evaluation.", "checkpoint.", "cluster.", "logging.")
 NOT_WITH_THESE = {
     "logging.diagnostics": "what it counts begins with round 0",
+    "evaluation.clients": "how often clients were used is counted from round 0",
+    "evaluation.fine_tune": "all rows about clients tell the same",
 }
 COSINE = "with local.lr_schedule = cosine the rates of all rounds follow from it"
 MARK = "# changed before round "

@@ -12,10 +12,12 @@ from typing import Any
 
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import Config
+from fedmpi.records.client_table import Columns
 from fedmpi.updates.traffic import cost_to_target
 
 Record = dict[str, Any]
-SCORES = ("test_", "val_")
+SCORES = ("test_", "val_", "client_accuracy_", "client_loss_", "client_tuned_")
+"""How names of scores begin."""
 SPENT = ("update_epsilon", "size_epsilon_max", "size_epsilon_mean")
 """Privacy that a record says has been spent so far."""
 LINKS = ("client_up", "client_down", "mediator_up", "mediator_down")
@@ -39,6 +41,8 @@ class History:
         What earlier parts of a resumed run have taken.
     changes : list of str
         What was changed when the run was resumed.
+    clients : list of Columns
+        What was found out about single clients, an entry an evaluation, where records are kept.
     """
 
     def __init__(self, config: Config, keeps: bool):
@@ -47,6 +51,7 @@ class History:
         self.rounds = 0
         self.seconds_before = 0.0
         self.changes: list[str] = []
+        self.clients: list[Columns] = []
         self._started = time.perf_counter()
         self._lines: list[bytes] | None = [] if keeps else None
         self._judge = "test"  # until a record tells a score on validation samples
@@ -67,6 +72,11 @@ class History:
     def records(self) -> list[Record]:
         """Copies of the records that are kept."""
         return [json.loads(line) for line in self._lines or ()]
+
+    def see(self, clients: Columns) -> None:
+        """Take in what was found out about single clients after a round."""
+        if self._lines is not None:
+            self.clients.append(clients)
 
     def add(self, record: Record) -> None:
         """Take in one finished round."""

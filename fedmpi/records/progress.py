@@ -222,6 +222,7 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
     rows = {
         "rounds": final.get("round", -1) + 1,
         **_scores(summary),
+        **_of_clients(summary),
         "wall time": spoken(summary["wall_seconds"]),
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
@@ -255,6 +256,18 @@ def _scores(summary: dict[str, Any]) -> dict[str, str]:
         for key, title in MEASURED.items():
             if f"{part}_{key}" in final:
                 rows[title if part == "test" else f"validation {title}"] = _number(final.get(f"{part}_{key}"))
+    return rows
+
+
+def _of_clients(summary: dict[str, Any]) -> dict[str, str]:
+    """How the clients' own scores spread, where they were evaluated."""
+    final, rows = summary["final"], dict[str, str]()
+    for score, name in (("accuracy", "clients' accuracy"), ("tuned_accuracy", "fine-tuned"), ("loss", "clients' loss")):
+        mean, deviation, worst, best, jain = (
+            _number(final.get(f"client_{score}_{part}")) for part in ("mean", "std", "worst10", "best10", "jain")
+        )
+        if mean != "-" and not (score == "loss" and rows):
+            rows[name] = f"{mean} ± {deviation}, worst 10 % {worst}, best 10 % {best}, Jain {jain}"
     return rows
 
 

@@ -22,6 +22,7 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
+from fedmpi.records import client_table
 from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
 from fedmpi.records.checkpoint import Checkpoint, copied, newest_checkpoint, save_checkpoint
@@ -44,6 +45,7 @@ WRITTEN = (
     "engine.json",
     CONFUSION,
     CLASSES,
+    *client_table.FILES,
 )
 """Files of a run that are written to, or replaced, while it lasts."""
 OF_A_RUN = (
@@ -56,6 +58,7 @@ OF_A_RUN = (
     CONFUSION,
     CLASSES,
     "run.log",
+    *client_table.FILES,
     FOLDER,
 )
 """What a run leaves in its folder, besides TensorBoard's events."""
@@ -98,6 +101,7 @@ class Recorder:
         self._summed = hashlib.sha256()
         self._beside = Beside()
         self.history = History(config, keeps=False)
+        self.clients = client_table.ClientTable(folder)
 
     def _claim(self, resume: bool) -> Hold:
         """Make sure that the folder is empty, or holds this run and it is to be continued; and nobody else's now."""
@@ -185,6 +189,9 @@ class Recorder:
                     f"{checkpoint.next_round}: put the file back, or choose another --out"
                 )
             self._take_changes(checkpoint.next_round if checkpoint else 0)
+            self.clients.go_on(
+                checkpoint.next_round if checkpoint else 0, checkpoint.header.get("client_rows", 0) if checkpoint else 0
+            )
             write_whole(self.folder / "metrics.jsonl", *kept)
             for line in kept:
                 self.history.add(json.loads(line))
@@ -277,17 +284,27 @@ class Recorder:
         Its content is that of now. It is written beside the rounds that follow: what fails is raised by the next call.
         """
         checkpoint = copied(next_round, tensors, {**header, **self.counted()})
+        seen = self.clients.take()
 
         def save() -> None:
             with self._writing():
                 self._sync()
+                self.clients.write(seen)
                 save_checkpoint(self.checkpoints, checkpoint, self.config.checkpoint.keep)
 
         self._beside.start(save)
 
     def counted(self) -> Record:
         """What a checkpoint's header says of the records that it counts on, and the seconds until now."""
-        return {"seconds": self.history.seconds, "records": self._summed.hexdigest()}
+        rows = {"client_rows": self.clients.rows} if self.clients.rows else {}
+        return {"seconds": self.history.seconds, "records": self._summed.hexdigest(), **rows}
+
+    def bring_to_disk(self) -> None:
+        """Write the rows about clients that wait for a checkpoint, for a state that is remembered instead of one."""
+        if seen := self.clients.take():
+            self.saved()
+            with self._writing():
+                self.clients.write(seen)
 
     def saved(self) -> None:
         """Wait until the last checkpoint is on the disk."""
@@ -297,6 +314,7 @@ class Recorder:
         """Write the final model, whom it takes for whom where that is known, and the summary; returns the summary."""
         self.saved()
         with self._writing():
+            self.clients.write(self.clients.take())
             write_whole(self.folder / "model.safetensors", model_file(model))
             for name, content in (confusion.files() if confusion is not None else {}).items():
                 write_whole(self.folder / name, content)

@@ -39,6 +39,23 @@ TITLES = {
     "test_loss": "test loss",
     "val_loss": "validation loss",
     "train_loss": "training loss",
+    **{
+        f"client_{score}_{part}": f"{words}, {name}"
+        for score, words in (
+            ("accuracy", "clients' accuracy"),
+            ("tuned_accuracy", "fine-tuned clients' accuracy"),
+            ("loss", "clients' loss"),
+            ("tuned_loss", "fine-tuned clients' loss"),
+        )
+        for part, name in (
+            ("mean", "mean"),
+            ("worst10", "worst 10 %"),
+            ("best10", "best 10 %"),
+            ("std", "deviation"),
+            ("weighted", "weighted by samples"),
+            ("jain", "Jain's index"),
+        )
+    },
     "lr": "local learning rate",
     "samples": "samples of the round",
     "steps": "steps of the round",

@@ -214,7 +214,7 @@ const severalSeeds = configurations.some((one) => one.seeds.length > 1);
 const SEEDS = severalSeeds ? [{ field: "low", title: "mean − deviation", format: ".5~g" }, { field: "high", title: "mean + deviation", format: ".5~g" }, { field: "seeds", title: "seeds" }] : [];
 
 const GROUPS = [
-  ["scores", /^(test_|val_)/], ["training", /^(train_loss|lr|steps|samples|update_norm|gradient_diversity|client_drift|gamma|weight_divergence|clipped|diverged)/],
+  ["scores", /^(test_|val_)/], ["each client's own scores", /^client_(accuracy|loss|tuned)_/], ["training", /^(train_loss|lr|steps|samples|update_norm|gradient_diversity|client_drift|gamma|weight_divergence|clipped|diverged)/],
   ["who takes part", /^(participants|asked|available|strata|client|inclusion|sample_use|samples_used|attackers)/],
   ["privacy and sizes", /epsilon|^size_|sampling_probability|clipped_fraction/], ["mediators", /^(kl_|mediators|visits|hops)/],
   ["cost", /seconds|bytes|balance/],
@@ -269,6 +269,27 @@ function useRows() {
       return uses.map(([, times, clients]) => ({ configuration: labels[i], run: run.name, x: times, y: (so_far += clients) / all }));
     });
   });
+}
+const VIEW_SCORES = [["accuracy", "accuracy"], ["tuned_accuracy", "accuracy, fine-tuned"], ["loss", "loss"], ["tuned_loss", "loss, fine-tuned"]];
+const VIEW_AGAINST = [["training_samples", "training samples"], ["times_used", "rounds taken part in"], ["label_distance", "distance of the label mix from that of all"]];
+const viewed = () => data.runs.filter((run) => run.view);
+const ofView = (names) => names.filter(([name]) => viewed().some((run) => run.view[name]));
+const wordsOf = (names, key) => names.find(([name]) => name === key)[1];
+function distributionRows(state) {
+  return shownOnes().flatMap((i) => viewed().filter((run) => run.configuration === i && run.view[state.score]).slice(0, 1).flatMap((run) => {
+    const values = run.view[state.score].filter((value) => value !== null).sort((a, b) => a - b);
+    return values.map((value, place) => ({ configuration: labels[i], run: run.name, round: run.view.round, x: value, y: (place + 1) / values.length }));
+  }));
+}
+function viewRows(state) {
+  const { view } = data.runs[state.run], far = view[state.against], scores = view[state.score];
+  return far && scores ? view.client.map((client, i) => ({ client, x: far[i], y: scores[i], samples: view.samples[i], times_used: view.times_used[i] })).filter(({ x, y }) => x !== null && y !== null) : [];
+}
+function viewTable() {
+  const columns = VIEW_SCORES.filter(([name]) => name.endsWith("accuracy") || !told(["client_accuracy_mean"]).length).flatMap(([name]) => ["mean", "worst10", "best10", "std", "jain"].map((part) => "client_" + name + "_" + part)).filter((key) => configurations.some((one) => one.final[key]));
+  if (!columns.length) return null;
+  return card("How clients are served in the end", "served", table("served", [{ title: "configuration" }, ...columns.map((key) => ({ title: data.metrics[key], number: true }))], configurations.map((one, i) => [named(i), ...columns.map((key) => pair(one.final[key]))])),
+    "Every client counts once" + (severalSeeds ? "; mean ± standard deviation over seeds" : "") + ". Worst and best 10 %: mean of that tenth of the clients. Jain's index: (Σa)²/(N Σa²), 1 where all are served alike.");
 }
 function strataRows(state) {
   const cells = data.runs[state.run].strata, rounds = [...new Set(cells.map((cell) => cell[0]))];
@@ -406,6 +427,15 @@ function build() {
     told(["client_use_gini"]).length ? lineFigure("use", "Evenness over the rounds", told(["client_use_gini", "client_use_effective", "clients_used", "sample_use_gini", "sample_use_effective", "samples_used"])) : null, evennessTable(),
   ] : [told(["client_use_gini"]).length ? lineFigure("use", "Evenness over the rounds", told(["client_use_gini", "client_use_effective", "clients_used"])) : null,
     make("div", { class: "card wide" }, make("p", { class: "note" }, "Who took part was not recorded: run with --set logging.participants=true."))]);
+  section("view", "Every client", viewed().length ? [viewTable(),
+    new Figure({ name: "view-distribution", title: "Clients up to a score", note: severalSeeds ? "After the last evaluation, the first seed of each configuration." : "After the last evaluation.", controls: () => ({ score: { label: "show", options: ofView(VIEW_SCORES) } }), rows: distributionRows,
+      spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: wordsOf(VIEW_SCORES, state.score) + " of a client", y: "share of the clients", zero: true, step: true }) }),
+    new Figure({ name: "view-against", title: "Scores of single clients", note: several, controls: () => ({ ...runOptions("view"), score: { label: "show", options: ofView(VIEW_SCORES) }, against: { label: "against", options: ofView(VIEW_AGAINST) } }), rows: viewRows,
+      spec: (state, rows, mode) => ({ mark: { type: "point", filled: true, size: 40, opacity: 0.55, color: colour(data.runs[state.run].configuration, mode), tooltip: true }, encoding: {
+        x: { field: "x", type: "quantitative", title: wordsOf(VIEW_AGAINST, state.against), scale: { zero: false, ...(state.against === "training_samples" && rows.every((row) => row.x > 0) ? { type: "log" } : {}) }, axis: { grid: false, tickCount: 6 } },
+        y: { field: "y", type: "quantitative", title: wordsOf(VIEW_SCORES, state.score), scale: { zero: false } },
+        tooltip: [{ field: "client" }, { field: "y", title: wordsOf(VIEW_SCORES, state.score), format: ".5~g" }, { field: "x", title: wordsOf(VIEW_AGAINST, state.against), format: ".5~g" }, { field: "samples", title: "samples evaluated" }, { field: "times_used", title: "rounds taken part in" }] } }) }),
+    lineFigure("view-rounds", "Over the rounds", told(VIEW_SCORES.flatMap(([name]) => ["worst10", "mean", "best10", "std", "jain", "weighted"].map((part) => "client_" + name + "_" + part))), null, { wide: true })] : []);
   section("strata", "Strata", anyRun("strata") ? [new Figure({ name: "strata", title: "Strata over the rounds", note: "Numbers of strata mean nothing from one clustering to the next.", wide: true,
     controls: () => ({ ...runOptions("strata"), what: { label: "show", options: [["clients", "clients of the stratum"], ["drawn", "clients drawn"], ["share", "share drawn"]] } }), rows: strataRows,
     height: (_, rows) => Math.min(360, 60 + 22 * new Set(rows.map((row) => row.stratum)).size),

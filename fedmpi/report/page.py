@@ -189,6 +189,7 @@ def _run(configuration: int, run: OneRun, runs: int) -> dict[str, Any]:
     found = {
         "participation": panels.participation(run, runs),
         "strata": panels.strata(run, runs),
+        "view": panels.view(run, runs),
         "mediators": panels.mediators(run),
         "ranks": panels.ranks(run),
     }

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedmpi.common.evenness import evenness
 from fedmpi.common.types import Ints
+from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record
 from fedmpi.records.participants import clients_from_text
 from fedmpi.report.configured import Configuration
@@ -22,6 +23,8 @@ CELLS = 120_000
 """Of all heat maps of the page together."""
 MOST_ROWS, MOST_COLUMNS = 64, 100
 """Of one heat map."""
+POINTS, MOST_POINTS = 20_000, 500
+"""Clients shown by their own scores, of all runs together and of each."""
 MOST_WARNINGS = 40
 LOG_LINE = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) (.*)$")
 
@@ -112,6 +115,25 @@ def mediators(run: OneRun) -> list[dict[str, Any]] | None:
         for i in thinned(range(len(told)), MOST_COLUMNS)
     ]
     return found or None
+
+
+def view(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
+    """The scores of a run's clients after their last evaluation, worst first; None where they were not evaluated.
+
+    Returns
+    -------
+    dict
+        "round"; and by name the columns of `fedmpi.records.client_table.Columns`, an entry a client: of many some that
+        are evenly spread.
+    """
+    table = read_clients(run.folder)
+    if not table:
+        return None
+    last = last_evaluation(table)
+    order = np.argsort(last["accuracy"] if "accuracy" in last else -last["loss"], kind="stable")
+    some = thinned(range(len(order)), min(MOST_POINTS, max(POINTS // max(runs, 1), 20)))
+    columns = {name: rounded(column[order[some]].tolist()) for name, column in last.items() if name != "round"}
+    return {"round": int(last["round"][0]) + 1, **columns}
 
 
 def traffic(group: Configuration) -> dict[str, Any]:

@@ -32,8 +32,9 @@ LESS_IS_BETTER = (
         "drift",
         "diverged",
         "clipped_fraction",
+        "_std",
     ),
-    ("kl_", "bytes", "stratum_spread"),
+    ("kl_", "bytes", "stratum_spread", "client_loss_", "client_tuned_loss_"),
 )
 """Ends and beginnings of keys of which less is better."""
 MORE_IS_BETTER = ("client_use_effective", "sample_use_effective", "clients_used", "samples_used", "rank_balance")
@@ -67,6 +68,8 @@ def judged(records: Sequence[Record]) -> str:
 
 def better(key: str) -> Literal["more", "less"] | None:
     """Which of two values of what a record tells is the better one; None where neither is, as of participants."""
+    if key.endswith("_jain"):
+        return "more"
     if key.endswith(LESS_IS_BETTER[0]) or key.startswith(LESS_IS_BETTER[1]) or "epsilon" in key:
         return "less"
     return "more" if key.startswith(SCORES) or key in MORE_IS_BETTER else None

@@ -37,6 +37,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits
 from fedmpi.rounds.balance import BalanceLearner
+from fedmpi.rounds.clients_view import ClientsView, clients_view
 from fedmpi.rounds.evaluated import EvaluatedParts
 from fedmpi.rounds.inquiry import Inquiry
 from fedmpi.rounds.memory import build_model, refuse_large_run
@@ -81,6 +82,8 @@ class Experiment:
         The samples that the global model is evaluated on (by rank 0).
     watch : DataWatch
         Sees when the files of the data are changed.
+    clients_view : ClientsView or None
+        Evaluates the global model on clients by themselves.
     around : callable or None
         Makes what takes every client's own update, where sums of them are not enough.
     liars : int64 (a,)
@@ -112,6 +115,7 @@ class Experiment:
     evaluated: EvaluatedParts
     watch: DataWatch
     class_counts: Callable[[Ints], Ints]
+    clients_view: ClientsView | None = None
     around: Around | None = None
     liars: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     reference: Reference | None = None
@@ -172,6 +176,24 @@ class Experiment:
         probe = make_probe(config, model, trained_on, streams, cluster.rank)
         groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
         planner = Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes)
+        trainer = Trainer(
+            config,
+            engine,
+            data.sizes,
+            cluster,
+            layout,
+            store,
+            RowRule(
+                chosen(config, "row rule"),
+                options(config, "row rule"),
+                streams,
+                config.samples.wanted,
+                data.labels,
+            ),
+            observer,
+            samples.weight_sizes,
+            hooks,
+        )
         return cls(
             config=config,
             cluster=cluster,
@@ -182,24 +204,7 @@ class Experiment:
             stratifier=Stratifier(
                 config, cluster, layout.owned, store.clients, model.trainable, samples.class_counts, probe, streams
             ),
-            trainer=Trainer(
-                config,
-                engine,
-                data.sizes,
-                cluster,
-                layout,
-                store,
-                RowRule(
-                    chosen(config, "row rule"),
-                    options(config, "row rule"),
-                    streams,
-                    config.samples.wanted,
-                    data.labels,
-                ),
-                observer,
-                samples.weight_sizes,
-                hooks,
-            ),
+            trainer=trainer,
             server=ServerStep(
                 config,
                 streams,
@@ -212,6 +217,7 @@ class Experiment:
             ),
             around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
             evaluated=evaluated,
+            clients_view=clients_view(config, cluster, streams, data, samples.rebalancing, layout, trainer),
             watch=watch,
             class_counts=samples.class_counts,
             liars=liars,

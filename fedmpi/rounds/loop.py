@@ -19,11 +19,15 @@ from fedmpi.records.history import History, Record
 from fedmpi.records.progress import Outlook, RoundDisplay, open_display
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.clients_view import facts_of
 from fedmpi.rounds.listener import Listener, OnRound
 from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import round_record, summary_facts
 from fedmpi.rounds.saved_state import SavedState
 from fedmpi.rounds.sum import RoundSum, RoundTotals
+
+VIEWING = ("clients", "fine_tune")
+"""Phases of the evaluation on clients."""
 
 Ending = Literal["finished", "ended", "stopped"]
 """All rounds done; no more wanted by `on_round`; told to stop, what is needed to go on saved."""
@@ -120,8 +124,9 @@ class Simulation:
             totals = self._reduce()
             self.experiment.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
-            self._note(plan, totals, started)
-            enough = self._enough()
+            seen = self._view_clients(plan)
+            self._note(plan, totals, started, seen)
+            enough = self._enough(plan)
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
             if ending == "stopped" or self._checkpoint_due(t + 1, ending):
@@ -185,22 +190,50 @@ class Simulation:
         with self._phase("apply"):
             self.experiment.server.take(plan, totals, self.model)
 
-    def _note(self, plan: Plan, totals: RoundTotals, started: float) -> None:
+    def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
+        """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""
+        view = self.experiment.clients_view
+        if view is None:
+            return {}
+        if not ended:
+            view.count(plan)
+        if view.due(plan.round) == ended:
+            return {}
+        activity.enter("client evaluation")
+        with self._phase("clients"):
+            table = view.look(plan, self.model)
+        if view.tunes:
+            with self._phase("fine_tune"):
+                tuned = view.tune(plan, self.model)
+            table = None if table is None or tuned is None else table | tuned
+        if table is None or not len(table["client"]):
+            return {}
+        self.history.see(table)
+        if self.recorder is not None:
+            self.recorder.clients.add(table)
+        return facts_of(table)
+
+    def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
         """Rank 0 keeps the round's record until its evaluation is there."""
         if self.cluster.is_server:
             activity.enter("record")
-            record = round_record(self.experiment, plan, totals, self.model)
+            record = round_record(self.experiment, plan, totals, self.model) | seen
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.unsettled = record
             self.experiment.learn(totals)
 
-    def _enough(self) -> bool:
+    def _enough(self, plan: Plan) -> bool:
         """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""
         if not self.listener.listens:
             return False
         self._complete()
         ended = self.listener.ends(self.unsettled)
+        if ended and plan.round + 1 < self.config.rounds:
+            seen = self._view_clients(plan, ended)
+            if self.unsettled is not None:
+                self.unsettled |= seen
+                self.unsettled["phase_seconds"] |= {n: s for n, s in self.phases.items() if n in VIEWING}
         self._settle(last=ended)
         return ended
 

@@ -126,6 +126,7 @@ def summary_facts(experiment: Experiment) -> Record:
         "engine": experiment.trainer.engine.description,
         **({"attackers": experiment.liars.tolist()} if experiment.liars.size else {}),
         **({"rebalancing": experiment.augmentation} if experiment.augmentation else {}),
+        **({"clients_evaluated_on": view.rows.kind} if (view := experiment.clients_view) is not None else {}),
         "versions": versions(experiment.cluster.mpi),
         "git_commit": git_commit(),
     }

@@ -93,6 +93,8 @@ class SavedState:
         if not self.experiment.cluster.is_server:
             return
         tensors, header = self.gathered()
+        if self.recorder is not None:
+            self.recorder.bring_to_disk()
         counted = {"seconds": history.seconds} if self.recorder is None else self.recorder.counted()
         facts = {"mpi_bytes": asdict(moved), "settled": history.rounds, "unsettled": unsettled}
         self.recovery.state = copied(next_round, {"model": model, **tensors}, header | counted | facts)
@@ -133,6 +135,9 @@ class SavedState:
             history.seconds_before = kept.header["seconds"]
             for record in before.records[: kept.header["settled"]]:
                 history.add(record)
+            for seen in before.clients:
+                if seen["round"][0] < kept.next_round:
+                    history.see(seen)
         return kept
 
     @contextmanager
@@ -155,13 +160,18 @@ class SavedState:
             | self.experiment.balance.state()
         )
         hooks = self.experiment.trainer.hooks
-        known = self.experiment.inquiry.numbers.state() | self._sampler_state()
+        known = self.experiment.inquiry.numbers.state() | self._sampler_state() | self._view_state()
         server = {} if hooks is None else hooks.server_tensors()
         return {**moments, **parts, **known, **server, **self._transport_state()}, {"data": self.experiment.data_digest}
 
     def _sampler_state(self) -> dict[str, Tensor]:
         """What the sampler remembers: on rank 0 alone, which draws."""
         return self.experiment.inquiry.sampler.state() if self.experiment.cluster.is_server else {}
+
+    def _view_state(self) -> dict[str, Tensor]:
+        """How often clients took part, where that is told beside their scores."""
+        view = self.experiment.clients_view
+        return {} if view is None else view.state()
 
     def _transport_state(self) -> dict[str, Tensor]:
         observer = self.experiment.trainer.observer
@@ -193,6 +203,8 @@ class SavedState:
             self.experiment.balance.load(checkpoint.tensors)
             self.experiment.inquiry.numbers.load(checkpoint.tensors)
             self.experiment.inquiry.sampler.load(checkpoint.tensors)
+            if self.experiment.clients_view is not None:
+                self.experiment.clients_view.load(checkpoint.tensors)
         self.experiment.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 

@@ -8,6 +8,7 @@ from math import ceil
 
 import numpy as np
 
+from fedmpi.records.client_table import read_clients
 from fedmpi.records.participants import clients_from_text
 from tests.keys.watched import Seen, Watcher
 
@@ -612,6 +613,31 @@ KEYS: dict[str, Key] = {
             and a.summary["target_accuracy"] == 1e-9
         ),
     ),
+    "evaluation.clients": Key(
+        SOME,
+        ("all", "participants"),
+        "record",
+        lambda a, b: len(viewed(a)) == 12 and viewed(b) == b.cohort[1][0].tolist(),
+    ),
+    "evaluation.clients_every": Key(
+        f"{SOME} rounds=5 evaluation.clients=all",
+        ("1", "2"),
+        "record",
+        lambda a, b: (
+            [mean is None for mean in b.told("client_accuracy_mean")] == [True, False, True, False, False]
+            and b.told("client_loss_mean")[3:] == a.told("client_loss_mean")[3:]
+            and len(viewed(a)) == 5 * 12
+        ),
+    ),
+    "evaluation.fine_tune": Key(
+        f"{SOME} evaluation.clients=all",
+        ("0", "2"),
+        "record",
+        lambda a, b: (
+            a.record[1].items() <= b.record[1].items()
+            and b.record[1]["client_tuned_loss_mean"] < b.record[1]["client_loss_mean"]
+        ),
+    ),
     "checkpoint.every": Key(
         f"{SOME} rounds=5 checkpoint.keep=9",
         ("2", "3"),
@@ -694,6 +720,11 @@ def apart(seen: Seen, t: int) -> set[tuple[int, int]]:
 def _pairs(seen: Seen, t: int) -> dict[tuple[int, int], bool]:
     of = dict(zip(seen.cohort[t][0].tolist(), seen.mediators[t].tolist(), strict=True))
     return {(one, other): of[one] == of[other] for one in of for other in of if one < other}
+
+
+def viewed(seen: Seen) -> list[int]:
+    """The clients that were evaluated by themselves, evaluation after evaluation."""
+    return [int(client) for client in read_clients(seen.folder)["client"]]
 
 
 def saved(seen: Seen) -> list[int]:

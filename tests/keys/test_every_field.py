@@ -34,6 +34,11 @@ RECORD = {
     "end_to_end/test_validation.py": "val_loss val_accuracy val_macro_f1",
     "end_to_end/test_sampling_runs.py": "weight_divergence",
     "end_to_end/test_astraea.py": "rebalancing busy_seconds idle_seconds",
+    "rounds/test_clients_view.py": " ".join(
+        f"client_{score}_{name}"
+        for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss")
+        for name in ("mean", "weighted", "std", "worst10", "best10", "jain")
+    ),
     FOLDER: "seconds phase_seconds",
 }
 SUMMARY = {
@@ -47,6 +52,7 @@ SUMMARY = {
         "megabytes_to_target"
     ),
     "keys/entries.py": "target_accuracy attackers",
+    "rounds/test_clients_view.py": "clients_evaluated_on",
     "test_api.py": "data",
     "records/test_recorder.py": "samples_total steps_total",
     "keys/test_every_field.py": "size_epsilon_max size_epsilon_mean update_epsilon",
@@ -61,9 +67,9 @@ RUNS = (
     f"{CLOCK} system.over_selection=2 system.drop_out=0.1",
     f"{AWAY} system.probability=0.5",
     f"{ALL} attack.kind=sign-flip evaluation.target_accuracy=0.01",
-    f"{SOME} data.shards={{val}} evaluation.on=both",
+    f"{SOME} data.shards={{val}} evaluation.on=both evaluation.clients=all evaluation.fine_tune=1",
 )
-CALLED_OTHERWISE = ("bytes_mediator_", "kl_")
+CALLED_OTHERWISE = ("bytes_mediator_", "kl_", "client_accuracy_", "client_loss_", "client_tuned_")
 """Made of parts there: f"bytes_{link}", f"{name}_mean"."""
 
 

@@ -36,6 +36,10 @@ STATES = {
         f"{SOME} samples.rule=bernoulli samples.wanted=100 logging.diagnostics=true",
         {"usage.clients", "usage.samples"},
     ),
+    "who was used how often, beside the clients' scores": (
+        f"{SOME} evaluation.clients=all evaluation.clients_every=2",
+        {"clients_view.used"},
+    ),
     "losses of past rounds": (
         f"{S} participation.clients=oort participation.count=4 participation.explore=0.5 participation.explore_least=0",
         {"numbers."},

@@ -69,6 +69,8 @@ NOWHERE: dict[str, list[str]] = {
     "system.upload=9": [SOME],
     "system.download=9": [SOME],
     "system.bandwidth_sigma=1": [SOME],
+    "evaluation.clients_every=3": [SOME],
+    "evaluation.fine_tune=1": [SOME],
     "transport.fraction=0.5": [SOME, f"{SOME} transport.kind=int8"],
     "transport.error_feedback=true": [SOME],
     "privacy.noise_multiplier=1": [SOME],

@@ -47,6 +47,21 @@ def told(run: fedmpi.Run) -> dict[str, Any]:
     }
 
 
+VIEWED = (
+    {"topology.placement": "shared"},
+    {"topology.placement": "owner", "evaluation.clients": 7},
+    {"server.trains": "always", "evaluation.clients": "participants"},
+)
+"""Ways in which ranks share the evaluation of clients, all in parts of some 50 rows."""
+
+
+def viewed(further: dict[str, Any]) -> dict[str, list[Any]]:
+    """What a run tells about its clients, bit by bit."""
+    keys = {"evaluation.clients": "all", "evaluation.fine_tune": 1, "evaluation.batch_size": 50}
+    run = fedmpi.run("fedavg", {**KEYS, **keys, "rounds": 2, "evaluation.clients_every": 1, **further})
+    return {name: column.astype(np.float64).view(np.int64).tolist() for name, column in run.clients.items()}
+
+
 def arrays(seed: int = 0) -> fedmpi.ClientArrays:
     generator = np.random.default_rng(seed)
     x = generator.integers(0, 256, (120, 1, 4, 4), np.uint8)
@@ -107,6 +122,7 @@ def main() -> None:
         "arrays": told(fedmpi.run("fedavg", {**KEYS, "participation.count": 4}, data=arrays())),
         "unlike arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "unlike networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
+        "viewed": [viewed(further) for further in VIEWED],
         "calls": calls,
         "many": many(rank),
     }

@@ -93,3 +93,10 @@ def test_windows_are_freed_after_every_run(found: Found):
 def test_a_rank_that_fails_alone_ends_the_job(tmp_path: Path):
     job = run_mpi(RANKS, [PROGRAM, tmp_path, "lone"])
     assert job.returncode != 0 and "ZeroDivisionError" in job.stderr and "rank 1 on " in job.stderr
+
+
+def test_clients_are_evaluated_to_the_same_bits_whoever_does_it(found: Found):
+    for number, further in enumerate(api_ranks.VIEWED):
+        server, *workers = (ranks["viewed"][number] for ranks in found)
+        assert server == api_ranks.viewed(further) and len(server["client"]) == 2 * (20, 7, 6)[number]
+        assert workers == [{}, {}]

@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {
     "cluster.threads": 1,
     "checkpoint.every": 0,
 }
+VIEWED = {"evaluation.clients": "all", "evaluation.fine_tune": 1, "evaluation.clients_every": 2}
 STRATA = {"participation.strata": 4, "participation.count": 5}
 MEDIATORS = {"participation.count": 10, "topology.clients_per_mediator": 5}
 
@@ -40,7 +41,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that fill every section but the balance of the ranks."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        fedmpi.run("fedavg", SMALL | {"seed": seed}, out=folder / f"plain-{seed}")
+        fedmpi.run("fedavg", SMALL | VIEWED | {"seed": seed}, out=folder / f"plain-{seed}")
     fedmpi.run("fedstas-dp", SMALL | STRATA, out=folder / "strata")
     fedmpi.run("astraea-mediator", SMALL | MEDIATORS, out=folder / "mediators")
     write_report([folder], folder / "report.html", "four <b>runs</b>")

@@ -13,6 +13,7 @@ import pytest
 
 import fedmpi
 from fedmpi.common.errors import UserError
+from fedmpi.records.client_table import ClientTable, read_clients
 from fedmpi.records.participants import clients_from_text
 from fedmpi.report import panels
 from fedmpi.report.configured import Configuration, configurations
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
         fedmpi.run("fedavg", SMALL | {"seed": seed}, out=folder / f"plain-{seed}")
-    fedmpi.run("fedstas-dp", SMALL | STRATA, out=folder / "strata")
+    fedmpi.run("fedstas-dp", SMALL | STRATA | {"evaluation.clients": "all"}, out=folder / "strata")
     return folder
 
 
@@ -139,6 +140,31 @@ def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
     inside = [cohort[(cohort >= rows[2]) & (cohort < rows[3])] for cohort in cohorts[columns[1] - 1 : columns[2] - 1]]
     assert counts[2, 1] == sum(map(len, inside))
     assert sum(clients for *_, clients in found["uses"]) == 10_000
+
+
+def test_scores_of_single_clients_are_those_of_the_last_evaluation(runs: list[OneRun], shown: dict[str, Any]) -> None:
+    (run,) = of(runs, "fedstas-dp")
+    view, table = next(one for one in shown["runs"] if one["name"] == "strata")["view"], read_clients(run.folder)
+    assert view["round"] == 3 and sorted(view["client"]) == table["client"].tolist()
+    assert view["accuracy"] == sorted(view["accuracy"])
+    for place, client in enumerate(view["client"]):
+        for name in ("accuracy", "loss", "samples", "training_samples", "times_used", "label_distance"):
+            assert view[name][place] == pytest.approx(table[name][client], rel=1e-4, abs=1e-9)
+    assert not any("view" in one for one in shown["runs"] if one["name"] != "strata")
+    group = next(group for group in shown["configurations"] if group["label"] == "fedstas-dp")
+    assert group["final"]["client_accuracy_mean"][0] == pytest.approx(table["accuracy"].mean(), rel=1e-4)
+    assert shown["metrics"]["client_accuracy_worst10"] == "clients' accuracy, worst 10 %"
+
+
+def test_of_many_clients_some_are_shown_the_worst_and_the_best_among_them(tmp_path: Path) -> None:
+    table = ClientTable(tmp_path)
+    accuracy = np.random.default_rng(0).permutation(10_000) / 9_999
+    columns = {"round": np.zeros(10_000, int), "client": np.arange(10_000), "samples": np.ones(10_000, int)}
+    table.add(columns | {"accuracy": accuracy, "loss": 1 - accuracy})
+    table.write(table.take())
+    found = panels.view(OneRun(tmp_path, {}, [], {}, ""), runs=80)
+    assert found is not None and len(found["client"]) == panels.POINTS // 80
+    assert (found["accuracy"][0], found["accuracy"][-1]) == (0, 1) and np.diff(found["accuracy"]).max() < 0.01
 
 
 def test_of_very_many_rounds_some_are_drawn_the_evaluated_ones_first() -> None:

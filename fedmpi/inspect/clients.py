@@ -1,0 +1,205 @@
+"""What a run found out about single clients, as a table and as a picture: who is served well, and who is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.terminal import show_table
+from fedmpi.common.types import AnyArray, Floats
+from fedmpi.inspect.plot import check_picture
+from fedmpi.records.client_table import Columns, last_evaluation, read_clients
+from fedmpi.records.reading import read_summary
+from fedmpi.tasks.spread import spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AGAINST = {
+    "training_samples": "training samples",
+    "times_used": "rounds taken part in",
+    "label_distance": "distance of the label mix from that of all",
+}
+"""What scores are held against."""
+SCORES = {
+    "accuracy": "accuracy",
+    "tuned_accuracy": "accuracy, fine-tuned",
+    "loss": "loss",
+    "tuned_loss": "loss, fine-tuned",
+}
+WORST = 5
+"""Clients that are listed."""
+_COLOURS = {"accuracy": "#2a6f97", "tuned_accuracy": "#e07a1f", "loss": "#2a6f97", "tuned_loss": "#e07a1f"}
+
+
+@dataclass(frozen=True)
+class ClientsOfRun:
+    """The evaluations of a run's clients.
+
+    Attributes
+    ----------
+    folder : Path
+    table, last : Columns
+        All rows, and those of the last evaluation.
+    rows : str
+        What the clients were evaluated on, in words; "" of a run that is not finished.
+    """
+
+    folder: Path
+    table: Columns
+    last: Columns
+    rows: str
+
+    @property
+    def score(self) -> str:
+        """The number by which clients are ranked: "accuracy", or "loss" where there is none."""
+        return "accuracy" if "accuracy" in self.last else "loss"
+
+    def render(self, console: Console) -> None:
+        """Print how the scores of the last evaluation spread, what they go with, and who is served worst."""
+        evaluations, clients = len(np.unique(self.table["round"])), len(self.last["client"])
+        on = f" on their {self.rows}" if self.rows else ""
+        times = f"{evaluations} evaluation" + ("s" if evaluations > 1 else "")
+        title = f"{self.folder}: {clients:,} clients after round {int(self.last['round'][0]) + 1}{on}; {times}"
+        show_table(
+            console,
+            ("score", "mean", "weighted by samples", "deviation", "worst 10 %", "median", "best 10 %", "Jain"),
+            [self._spread(score) for score in SCORES if score in self.last],
+            title=title,
+        )
+        show_table(
+            console,
+            (f"rank correlation of the {self.score} with", "Spearman's ρ"),
+            [
+                (words, _number(rank_correlation(self.last[self.score], self.last[name])))
+                for name, words in AGAINST.items()
+                if name in self.last
+            ],
+        )
+        columns = [name for name in ("client", *SCORES, "samples", *AGAINST) if name in self.last]
+        headings = [{**SCORES, **AGAINST, "samples": "samples evaluated"}.get(name, name) for name in columns]
+        show_table(
+            console,
+            headings,
+            [[_shown(self.last[name][place]) for name in columns] for place in self._worst()],
+            title="served worst",
+        )
+
+    def plot(self, path: Path) -> None:
+        """Draw the distribution over the run, and the last scores against size, use and label mix.
+
+        Raises
+        ------
+        UserError
+            As `check_picture`, or when the file cannot be written.
+        """
+        check_picture(path)
+        from matplotlib.figure import Figure
+
+        against = [name for name in AGAINST if name in self.last]
+        figure = Figure(figsize=(4.2 * (1 + len(against)), 4.2), layout="constrained")
+        first, *others = figure.subplots(1, 1 + len(against))
+        self._draw_distribution(first)
+        for axes, name in zip(others, against, strict=True):
+            self._draw_against(axes, name)
+        figure.suptitle(
+            f"{self.folder.resolve().name}: {len(self.last['client']):,} clients, {self.rows or 'own rows'}"
+        )
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise UserError(f"the picture {path} cannot be written ({error.strerror}): choose another place") from None
+
+    def _spread(self, score: str) -> list[str]:
+        values, weights = self.last[score], self.last["samples"].astype(np.float64)
+        known = ~np.isnan(values)
+        if not known.any():
+            return [SCORES[score], *["-"] * 7]
+        found = spread(values[known], weights[known], "smallest" if score.endswith("loss") else "largest")
+        numbers = [found[name] for name in ("mean", "weighted", "std", "worst10")]
+        numbers += [float(np.median(values[known])), found["best10"], found["jain"]]
+        return [SCORES[score], *map(_number, numbers)]
+
+    def _worst(self) -> list[int]:
+        values = self.last[self.score]
+        order = np.argsort(values if self.score == "accuracy" else -values, kind="stable")
+        return [int(place) for place in order[:WORST]]
+
+    def _draw_distribution(self, axes: Axes) -> None:
+        rounds = np.unique(self.table["round"])
+        shown = rounds[np.unique(np.linspace(0, len(rounds) - 1, min(4, len(rounds))).round().astype(int))]
+        share = 0.25
+        for round in shown:
+            share = 1.0 if round == shown[-1] else share
+            values = np.sort(self.table[self.score][self.table["round"] == round])
+            place = np.arange(1, len(values) + 1) / len(values)
+            axes.step(values, place, where="post", color=_COLOURS[self.score], alpha=share, label=f"round {round + 1}")
+            share += 0.2
+        if (tuned := f"tuned_{self.score}") in self.last:
+            values = np.sort(self.last[tuned])
+            place = np.arange(1, len(values) + 1) / len(values)
+            axes.step(values, place, where="post", color=_COLOURS[tuned], label="fine-tuned")
+        axes.legend(frameon=False, fontsize=8)
+        axes.set(xlabel=f"{self.score} of a client", ylabel="share of the clients", ylim=(0, 1))
+        axes.grid(color="0.92")
+
+    def _draw_against(self, axes: Axes, name: str) -> None:
+        for score in (self.score, f"tuned_{self.score}"):
+            if score in self.last:
+                axes.scatter(self.last[name], self.last[score], s=9, alpha=0.5, linewidths=0, color=_COLOURS[score])
+        correlation = rank_correlation(self.last[self.score], self.last[name])
+        if name == "training_samples" and self.last[name].min() > 0:
+            axes.set_xscale("log")
+        axes.set(xlabel=AGAINST[name], ylabel=self.score, title=f"Spearman's ρ {_number(correlation)}")
+        axes.title.set_fontsize(9)
+        axes.grid(color="0.92")
+
+
+def inspect_clients(folder: Path) -> ClientsOfRun:
+    """Read what a run found out about its clients.
+
+    Raises
+    ------
+    UserError
+        The folder is none of a run, or tells nothing about clients yet, or its file is damaged.
+    """
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} holds no run: there is no config.toml in it")
+    table = read_clients(folder)
+    if not table:
+        raise UserError(
+            f"{folder} tells nothing about its clients: run with evaluation.clients, as --set evaluation.clients=all; "
+            "a run writes it with its checkpoints and in the end"
+        )
+    rows = str(read_summary(folder / "summary.json").get("clients_evaluated_on", ""))
+    return ClientsOfRun(folder, table, last_evaluation(table), rows)
+
+
+def rank_correlation(one: AnyArray, other: AnyArray) -> float:
+    """Spearman's ρ of two columns, of rows in which both are numbers; NaN where one of them is the same everywhere."""
+    known = ~(np.isnan(one) | np.isnan(other))
+    ranks = [_ranks(column[known]) for column in (one, other)]
+    spreads = [float(np.std(rank)) if len(rank) else 0.0 for rank in ranks]
+    if not all(spreads):
+        return float("nan")
+    return float(np.mean((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())) / (spreads[0] * spreads[1]))
+
+
+def _ranks(values: AnyArray) -> Floats:
+    """Ranks from 0 on, equal values sharing the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    middle: Floats = np.cumsum(counts) - (counts + 1) / 2
+    return middle[place]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if np.isfinite(value) else "-"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, np.integer) else _number(float(value))
