@@ -19,7 +19,16 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "strata": ("fedstas", {"rounds": 2, **WORLDS["tokens"], **EXACT, "participation.count": 4}),
     "lora": (
         "fedavg",
-        {**BASE, **WORLDS["tokens"], **EXACT, "model.name": "causal-transformer", "model.lora": {"rank": 2}},
+        {
+            **BASE,
+            **WORLDS["tokens"],
+            **EXACT,
+            "model.name": "causal-transformer",
+            "model.dimension": 12,
+            "model.heads": 3,
+            "model.lora": {"rank": 2, "alpha": 2.0},
+            "local.lr": 0.1,
+        },
     ),
 }
 
