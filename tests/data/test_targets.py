@@ -89,6 +89,13 @@ def fedmpi_generator() -> np.random.Generator:
     return Streams(0).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
 
 
+def test_a_run_learns_from_a_folder(tmp_path: Path):
+    write_shards(raw("regression"), given(), tmp_path / "out", 2, 0, "test")
+    settings = {"rounds": 1, "participation.clients": "all", "cluster.threads": 1, "task.kind": "regression"}
+    done = fedmpi.run("fedavg", {**settings, "model.hidden": [4]}, data=str(tmp_path / "out"))
+    assert done.records[0]["test_rmse"] > 0 and done.records[0]["samples"] == ROWS
+
+
 def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     write_shards(raw("tokens"), given(), tmp_path / "out", 2, 0, "test")
     told = dict(inspect_folder(tmp_path / "out", verify=True).lines())

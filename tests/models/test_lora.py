@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +128,18 @@ def test_several_settings_of_the_matrices_add_up_and_wrong_ones_are_refused():
     for wrong in ("model.lora.rank=0", "model.lora.alpha=-1", "model.lora.width=3", "model.lora=4"):
         with pytest.raises(UserError, match=r"model.lora"):
             load_config(None, ["preset=fedavg", wrong])
+
+
+def test_a_run_is_saved_resumed_and_loaded_with_its_matrices(tmp_path: Path):
+    settings = {**LANGUAGE, "model.lora": ATTENTION, "checkpoint.every": 1}
+    whole = fedmpi.run("fedavg", {**settings, "rounds": 3}, data="tests.tasks.worlds:tokens")
+    first = fedmpi.run("fedavg", {**settings, "rounds": 2}, data="tests.tasks.worlds:tokens", out=tmp_path / "RUN")
+    again = {**settings, "rounds": 3}
+    more = fedmpi.run("fedavg", again, data="tests.tasks.worlds:tokens", out=tmp_path / "RUN", resume=True)
+    loaded = fedmpi.load_run(tmp_path / "RUN").model
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, more.model.state_dict()[name]) and torch.equal(value, loaded.state_dict()[name])
+    assert len(first.records) == 2 and "lora" in (tmp_path / "RUN" / "config.toml").read_text()
 
 
 def test_a_module_given_as_an_object_takes_them_too():

@@ -50,10 +50,17 @@ def test_a_run_that_goes_on_writes_them_anew(done: fedmpi.Run, tmp_path: Path):
     first = fedmpi.run("fedavg", SETTINGS, out=tmp_path / "RUN")
     before = (first.folder / CONFUSION).read_bytes()
     assert before == (done.folder / CONFUSION).read_bytes()
+    with pytest.raises(fedmpi.PartFailure):
+        fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True, on_round=fails)
+    assert not (first.folder / CONFUSION).exists() and not (first.folder / CLASSES).exists()
     more = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
     assert (more.folder / CONFUSION).read_bytes() != before
     again = fedmpi.run("fedavg", {**SETTINGS, "rounds": 4}, out=tmp_path / "RUN", resume=True)
     assert read_confusion(again.folder).counts.sum() == read_confusion(first.folder).counts.sum()
+
+
+def fails(record: dict) -> bool:
+    raise ArithmeticError(record["round"])
 
 
 def test_other_tasks_have_none(tmp_path: Path):

@@ -190,7 +190,7 @@ FITS = {
     "fedstas": {"participation.count": 4},
     "fedsso": {"participation.count": 4},
     "fedsampling": {"samples.wanted": 100, "samples.threshold": 80},
-    "fedprox": {"participation.count": 4},
+    "fedprox": {"participation.count": 4, "logging.diagnostics": True},
 }
 TOKENS = {"rounds": 2, "cluster.threads": 1, **WORLDS["tokens"]}
 
@@ -199,6 +199,8 @@ TOKENS = {"rounds": 2, "cluster.threads": 1, **WORLDS["tokens"]}
 def test_systems_that_need_no_class_a_sample_learn_tokens(preset: str):
     done = fedmpi.run(preset, {**TOKENS, **FITS[preset]})
     assert done.records[-1]["test_perplexity"] < 40 and len(done.records) == 2
+    if preset == "fedprox":
+        assert all(record["gamma"] > 0 for record in done.records), "local work lowers a client's own loss"
 
 
 REFUSED = {
