@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from operator import attrgetter
 from typing import Literal
 
@@ -92,6 +94,17 @@ class FlatModel:
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
+
+    @cached_property
+    def frozen_checksum(self) -> int:
+        """Of the values that neither travel nor change, parameters and float buffers; 0 where there are none."""
+        travelling = {id(value) for value in (*self.parameters, *self.buffers)}
+        values = (*self.module.parameters(), *self.module.buffers())
+        kept = [value for value in values if id(value) not in travelling and value.is_floating_point()]
+        checksum = 0
+        for value in kept:
+            checksum = zlib.crc32(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data, checksum)
+        return checksum
 
     def bind(self, flat: Tensor) -> None:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""

@@ -104,7 +104,7 @@ def word_lstm(
     vectors: str | None = None,
     frozen: bool = False,
 ) -> nn.Module:
-    """The word model of Reddi et al. 2021 for Stack Overflow (Table 10): vectors of 96, an LSTM of 670, a layer of 96.
+    """The word model of Reddi et al. 2021 for Stack Overflow: vectors of 96, an LSTM of 670, a layer of 96.
 
     Parameters
     ----------

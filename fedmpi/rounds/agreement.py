@@ -63,6 +63,27 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
     return -cluster.maximum(-torch.cuda.device_count())
 
 
+def agree_on_frozen(cluster: Cluster, model: FlatModel) -> None:
+    """All ranks must hold the same values that never travel; collective.
+
+    Raises
+    ------
+    UserError
+        On all ranks alike.
+    """
+    gathered = cluster.gather(np.array([model.frozen_checksum], np.int64))
+
+    def refuse() -> None:
+        checksums = np.concatenate(gathered or [])
+        if others := np.flatnonzero(checksums != checksums[:1]).tolist():
+            raise UserError(
+                f"the model's frozen values, which never travel, are others on ranks {others} than on rank 0: make "
+                "them with torch's own random numbers, which are seeded alike, or read them from one file"
+            )
+
+    on_server(cluster, refuse)
+
+
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
     own = forward_traits(model, description)

@@ -82,7 +82,7 @@ class SavedState:
             header |= self._save_client_state(path)
         if self.recorder is None:
             return
-        header.update(settled=settled, unsettled=unsettled)
+        header.update(settled=settled, unsettled=unsettled, frozen=self.experiment.model.frozen_checksum)
         self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
 
     def remember(self, next_round: int, model: Tensor, history: History, unsettled: Record | None) -> None:
@@ -130,7 +130,14 @@ class SavedState:
         """What the run goes on from (rank 0 only): a checkpoint of its folder, or the state that was remembered."""
         kept, before = (None, None) if self.recovery is None else (self.recovery.state, self.recovery.history)
         if self.recorder is not None:
-            return self.recorder.resume(self.experiment.data_digest, kept)
+            found = self.recorder.resume(self.experiment.data_digest, kept)
+            own = self.experiment.model.frozen_checksum
+            if found is not None and found.header.get("frozen", own) != own:
+                raise UserError(
+                    f"the model's frozen values are others than those that {self.recorder.folder} was trained with: "
+                    "build it as it was, or choose another --out"
+                )
+            return found
         if kept is not None and before is not None:
             history.seconds_before = kept.header["seconds"]
             for record in before.records[: kept.header["settled"]]:

@@ -142,6 +142,29 @@ def test_a_run_is_saved_resumed_and_loaded_with_its_matrices(tmp_path: Path):
     assert len(first.records) == 2 and "lora" in (tmp_path / "RUN" / "config.toml").read_text()
 
 
+def test_a_run_does_not_go_on_with_other_frozen_values(tmp_path: Path):
+    settings = {**BASE, "task.kind": "regression", "model.lora": {"rank": 1}, "checkpoint.every": 1}
+    data = worlds.three_numbers()
+    for times in (1.0, 1.0, 2.0):
+        OFTEN[0] = times
+        if times == 1.0:
+            settings["rounds"] += 1
+            fedmpi.run("fedavg", settings, data=data, model=scaled, out=tmp_path / "RUN", resume=True)
+    with pytest.raises(UserError, match="frozen values are others than those"):
+        fedmpi.run("fedavg", {**settings, "rounds": 9}, data=data, model=scaled, out=tmp_path / "RUN", resume=True)
+
+
+OFTEN = [1.0]
+
+
+def scaled(description: object) -> nn.Module:
+    """A model made of something else than its options."""
+    module = nn.Linear(5, 3)
+    with torch.no_grad():
+        module.weight.fill_(OFTEN[0])
+    return module
+
+
 def test_a_module_given_as_an_object_takes_them_too():
     done = fedmpi.run(
         "fedavg",
