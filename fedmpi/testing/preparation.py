@@ -13,6 +13,8 @@ import numpy as np
 from fedmpi.common.registry import KINDS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.data.schema import DataDescription
+from fedmpi.data.targets import wrong_target
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import CLIENTS, cost
 from fedmpi.testing.started import run_module, startable
@@ -168,26 +170,27 @@ def read(subject: Subject) -> RawDataset:
 
 
 def contents(subject: Subject) -> list[np.ndarray]:
-    """Labels, users, and the first features of both parts."""
+    """Labels, users, the first features of both parts, and the first targets."""
     data = read(subject)
     some = np.arange(min(len(data.labels), 200))
     users = np.zeros(0) if data.users is None else data.users
-    return [data.labels, users, data.read(some), np.asarray(data.test_y), np.asarray(data.test_x[:200])]
+    test = np.asarray(data.test_y), np.asarray(data.test_x[:200])
+    return [data.labels, users, data.read(some), *test, data.targets_of(some)]
 
 
 def as_stated(subject: Subject) -> str:
-    """Both parts have samples; labels lie in 0 … C − 1; features have the stated shape and type and are finite."""
+    """Both parts have samples; targets are what is stated; features have the stated shape and type and are finite."""
     data = read(subject)
     some = np.arange(min(len(data.labels), 200))
-    demand(data.classes == len(data.class_names), f"{data.classes} classes, but {len(data.class_names)} names of them")
-    for part, x, y in (("training", data.read(some), data.labels), ("test", data.test_x, data.test_y)):
+    names = len(data.class_names)
+    demand(
+        data.classes == names or not (names or data.has_classes), f"{data.classes} classes, but {names} names of them"
+    )
+    training = data.labels if data.has_classes else data.targets_of(some)
+    for part, x, y in (("training", data.read(some), training), ("test", data.test_x, data.test_y)):
         x, y = np.asarray(x), np.asarray(y)
         demand(len(y) > 0, f"there is no {part} row")
-        demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}: they are whole numbers")
-        demand(
-            int(y.min()) >= 0 and int(y.max()) < data.classes,
-            f"{part} labels from {y.min()} to {y.max()} of {data.classes} classes: they lie in 0 … {data.classes - 1}",
-        )
+        _targets_as_stated(data, part, y)
         demand(
             x.shape[1:] == tuple(data.feature_shape) and str(x.dtype) == data.dtype,
             f"{part} rows are {x.dtype} {x.shape[1:]}, but {data.dtype} {tuple(data.feature_shape)} is stated",
@@ -198,6 +201,20 @@ def as_stated(subject: Subject) -> str:
         demand(data.users.shape == data.labels.shape, f"{len(data.users)} users for {len(data.labels)} training rows")
     shape = tuple(data.feature_shape)
     return f"{len(data.labels)} + {len(data.test_y)} rows of {data.dtype} {shape}, {data.classes} classes"
+
+
+def _targets_as_stated(data: RawDataset, part: str, y: np.ndarray) -> None:
+    if data.has_classes:
+        demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}: they are whole numbers")
+        demand(
+            int(y.min()) >= 0 and int(y.max()) < data.classes,
+            f"{part} labels from {y.min()} to {y.max()} of {data.classes} classes: they lie in 0 … {data.classes - 1}",
+        )
+        return
+    shape = tuple(data.target_shape)
+    demand(y.shape[1:] == shape, f"{part} targets are {y.shape[1:]}, but {shape} is stated")
+    wrong = wrong_target(y, DataDescription((1,), "float32", data.classes, "vector", 0, (), (), data.targets, shape))
+    demand(wrong is None, f"{part} targets are no {data.targets}: one is {wrong and wrong[1]}")
 
 
 def alone(subject: Subject) -> str:
