@@ -143,7 +143,7 @@ def test_a_run_is_saved_resumed_and_loaded_with_its_matrices(tmp_path: Path):
 
 
 def test_a_run_does_not_go_on_with_other_frozen_values(tmp_path: Path):
-    settings = {**BASE, "task.kind": "regression", "model.lora": {"rank": 1}, "checkpoint.every": 1}
+    settings = {**BASE, "task.kind": "regression", "model.lora": {"rank": 1, "alpha": 1.0}, "local.lr": 0.01}
     data = worlds.three_numbers()
     for times in (1.0, 1.0, 2.0):
         OFTEN[0] = times
