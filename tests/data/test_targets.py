@@ -21,8 +21,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.data.assignment import offsets_of
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, read_manifest
+from fedmpi.data.schema import SCHEMA, SCHEMA_OF_TARGETS, DataDescription, read_manifest
 from fedmpi.data.source import ClientData
+from fedmpi.data.targets import wrong_target
 from fedmpi.inspect.report import inspect_folder
 from fedmpi.testing.check import CheckFailed, Subject
 from fedmpi.testing.preparation import as_stated
@@ -138,6 +139,18 @@ def test_a_damaged_target_is_named_when_it_is_read(tmp_path: Path):
         file["y"][5, 2] = 11
     with pytest.raises(UserError, match=r"row 5 of .*train-00000.h5 is 11, none of the 9 classes"):
         open_store(tmp_path / "out").client(0)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("classification", 0), ("tokens", -1)])
+def test_only_a_position_may_count_nowhere(kind: str, least: int):
+    shape = () if kind == "classification" else (2,)
+    described = DataDescription((3,), "float32", 4, "vector", 0, (), (), kind, shape)
+    y = np.full((5, *shape), least)
+    assert wrong_target(y, described) is None and wrong_target(y + 4, described) == (
+        None if least < 0 else (0, "4, none of the 4 classes")
+    )
+    y[3] = least - 1
+    assert wrong_target(y, described) == (3, f"{least - 1}, none of the 4 classes")
 
 
 def old_folder(folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -63,6 +63,14 @@ def fails(record: dict) -> bool:
     raise ArithmeticError(record["round"])
 
 
+def test_validation_samples_are_not_among_them(tmp_path: Path):
+    x, y = np.random.default_rng(1).standard_normal((60, 4)), np.arange(60) % 3
+    data = fedmpi.ClientArrays(x, y, np.arange(60) % 4, test=(x[:21], y[:21]), val=(x[:35], y[:35]))
+    settings = {"rounds": 1, "participation.clients": "all", "evaluation.on": "both", "cluster.threads": 1}
+    found = read_confusion(fedmpi.run("fedavg", settings, data=data, out=tmp_path / "RUN").folder)
+    assert found.counts.sum(1).tolist() == [7, 7, 7] and found.names == ("0", "1", "2")
+
+
 def test_other_tasks_have_none(tmp_path: Path):
     made = fedmpi.run("fedavg", {**BASE, **WORLDS["multilabel"]}, out=tmp_path / "RUN")
     assert not (made.folder / CONFUSION).exists() and not (made.folder / CLASSES).exists()
