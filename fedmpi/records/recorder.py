@@ -64,6 +64,10 @@ OF_A_RUN = (
 """What a run leaves in its folder, besides TensorBoard's events."""
 
 
+FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
+"""What tells of the final model."""
+
+
 class Recorder:
     """Writes a run's folder.
 
@@ -209,12 +213,7 @@ class Recorder:
                 f"rounds = {next_round} or more, or choose another --out"
             )
         if next_round < self.config.rounds:
-            for name in (
-                "summary.json",
-                "model.safetensors",
-                CONFUSION,
-                CLASSES,
-            ):  # the summary tells that there is a final model
+            for name in FINAL:  # the summary tells that there is a final model
                 (self.folder / name).unlink(missing_ok=True)
         if self.changes.keys:
             write_whole(self.folder / "config.toml", self.changes.text(self.config, next_round))
