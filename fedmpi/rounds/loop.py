@@ -103,7 +103,7 @@ class Simulation:
         if self.recovery is not None:
             self.recovery.went_on(first)
         self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
-        if self.recorder is not None and first == 0:
+        if self.recorder is not None and first == 0 and self.experiment.data.description.labelled:
             self.recorder.show_clients(len(self.experiment.data.sizes), self.experiment.class_counts)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
