@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config.layers import read_toml
@@ -68,7 +68,7 @@ def _by_name(below: list[Values], above: list[Values]) -> list[Values]:
     return list(places.values())
 
 
-def _all_named(value: Any) -> bool:
+def _all_named(value: Any) -> TypeGuard[list[Values]]:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in value)
