@@ -8,6 +8,7 @@ import pytest
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
+from fedmpi.config.loading import given_config
 from fedmpi.config.relevance import conditions
 from tests.keys.entries import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
@@ -91,3 +92,19 @@ def test_it_is_refused_where_it_would_do_nothing(setting: str):
             UserError, match=rf"^{re.escape(key)} .*means nothing here: it needs .+: remove it or change"
         ):
             load_config(None, [*base.split(), setting])
+
+
+def test_a_rule_of_ones_own_may_want_a_number_of_samples():
+    own = "samples.rule=tests.end_to_end.own_sums:rare_first samples.wanted=50"
+    assert load_config(None, [*SOME.split(), *own.split()]).samples.wanted == 50
+
+
+def test_a_condition_on_an_option_that_the_choice_does_not_have_is_none():
+    """Draws by importance are such whatever strata were drawn by before."""
+    before = load_config(None, f"{STRATA} participation.draw=uniform".split())
+    after = {
+        "participation.clients": "importance",
+        "participation.design": "sequential",
+        "aggregation.weights": "samples",
+    }
+    assert given_config(before, after).participation.design == "sequential"
