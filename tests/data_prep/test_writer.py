@@ -29,7 +29,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING
-from fedmpi.records.hold import FOLDER
+from fedmpi.records.hold import FOLDER, Hold
 from tests.mpi.launch import REPOSITORY
 
 ROWS, CLASSES = 500, 10
@@ -328,6 +328,21 @@ def test_two_preparations_never_write_to_one_folder_at_once(tmp_path: Path) -> N
     assert refused and open_store(out, verify=True).manifest.command == "c"
     assert not (out / FOLDER).exists()
     write_shards(RAW, drawn(), out, 2, 0, "c", overwrite=True)
+
+
+def test_a_folder_that_was_prepared_since_it_was_looked_at_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(folder: Path) -> Hold:
+        monkeypatch.setattr("data_prep.folder.Hold", Hold)
+        write_shards(RAW, drawn(), folder, 2, 0, "the first")
+        return Hold(folder)
+
+    monkeypatch.setattr("data_prep.folder.Hold", late)
+    with pytest.raises(UserError, match="holds a prepared data set already"):
+        write_shards(RAW, drawn(), tmp_path / "out", 2, 0, "the second")
+    assert open_store(tmp_path / "out", verify=True).manifest.command == "the first"
+    assert not (tmp_path / "out" / FOLDER).exists()
 
 
 def test_the_folder_of_a_preparation_that_was_killed_can_be_taken(tmp_path: Path) -> None:

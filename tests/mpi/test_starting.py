@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -157,6 +158,13 @@ def test_it_is_removed_before_mpi_starts() -> None:
         assert done.returncode == 0 and not file.exists(), done.stderr
     finally:
         file.unlink(missing_ok=True)
+
+
+def test_a_closed_terminal_ends_a_program_after_mpi_has_started_as_before() -> None:
+    program = (
+        "import os, signal; from fedmpi.cluster import start_mpi; start_mpi(); os.kill(os.getpid(), signal.SIGHUP)"
+    )
+    assert run_alone(["-c", program]).returncode == -signal.SIGHUP
 
 
 def test_ranks_without_room_to_meet_end_with_a_sentence() -> None:

@@ -263,7 +263,10 @@ def test_a_process_whose_client_never_ends_says_so_and_where_it_is(
     assert here.startswith(f"rank 0 on {own.host} is at {__file__}:") and here.endswith("(training client 7 for 4 s)")
 
 
-def test_what_is_known_of_the_process_is_said_on_its_own_host_only(watchdog: Watchdog) -> None:
+def test_what_is_known_of_the_process_is_said_on_its_own_host_only(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Process, "seen", property(lambda process: "T" if process.pid == 5 else ""))  # of another here
     watchdog.size = 3
     watchdog.processes += [Process("node7", 5, 1), Process(watchdog.processes[0].host, 2**22 + 1, 1)]
     watchdog._visible.add(2)
