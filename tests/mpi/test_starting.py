@@ -164,7 +164,7 @@ def test_a_closed_terminal_ends_a_program_after_mpi_has_started_as_before() -> N
     program = (
         "import os, signal; from fedmpi.cluster import start_mpi; start_mpi(); os.kill(os.getpid(), signal.SIGHUP)"
     )
-    assert run_alone(["-c", program]).returncode == -signal.SIGHUP
+    assert run_alone(["-c", program.format(signal.SIGHUP)]).returncode == -signal.SIGHUP
 
 
 def test_ranks_without_room_to_meet_end_with_a_sentence() -> None:
