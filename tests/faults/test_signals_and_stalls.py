@@ -24,6 +24,7 @@ STARTING = """
 import os, signal, sys
 from fedmpi.process.signals import Interrupt
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # though nohup may have started the tests
 heard = []
 for when in ("before", "while", "after"):
     interrupt = Interrupt()

@@ -12,8 +12,8 @@ from tests.mpi.launch import REPOSITORY
 PROGRAM = """
 import os, signal, sys, time
 number = signal.Signals[sys.argv[1]]
-if sys.argv[2] == "ignored":
-    signal.signal(number, signal.SIG_IGN)
+usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL  # whoever started the tests
+signal.signal(number, signal.SIG_IGN if sys.argv[2] == "ignored" else usual)
 from fedmpi.process import signals
 signals.SECONDS_OF_COPIES = 0.2
 interrupt = signals.Interrupt()
