@@ -161,10 +161,9 @@ def test_it_is_removed_before_mpi_starts() -> None:
 
 
 def test_a_closed_terminal_ends_a_program_after_mpi_has_started_as_before() -> None:
-    program = (
-        "import os, signal; from fedmpi.cluster import start_mpi; start_mpi(); os.kill(os.getpid(), signal.SIGHUP)"
-    )
-    assert run_alone(["-c", program.format(signal.SIGHUP)]).returncode == -signal.SIGHUP
+    before = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from fedmpi.cluster import start_mpi"
+    job = run_alone(["-c", f"{before}; start_mpi(); os.kill(os.getpid(), signal.SIGHUP)"])
+    assert job.returncode == -signal.SIGHUP
 
 
 def test_ranks_without_room_to_meet_end_with_a_sentence() -> None:
