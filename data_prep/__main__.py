@@ -33,6 +33,12 @@ DONE, INTERRUPTED = 0, 130
 CommandLineError: Any = typer.BadParameter.__mro__[2]
 TASKS: dict[str, Modality] = {"image": "image", "text": "text", "vector": "vector"}
 COMMANDS = ("list", "prepare")
+TARGETS = {
+    "classification": "one class a row",
+    "tokens": "one a position",
+    "multilabel": "0 or 1 each",
+    "regression": "numbers",
+}
 HELP = (
     "Prepare federated data sets: official files in, HDF5 shards out.\n\n"
     "`python -m data_prep list` shows data sets and partitions; `python -m data_prep DATASET ...` is short for "
@@ -152,6 +158,9 @@ def prepare_command(
     files: Annotated[list[str] | None, typer.Option("--file", help="amazon: a file to read; repeatable.")] = None,
     length: Annotated[int | None, typer.Option(help="texts: tokens kept of each [30; sequences: 20, 80].")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="texts: words kept [20000].")] = None,
+    targets: Annotated[
+        str | None, typer.Option(metavar="KIND", help="arrays: classification, tokens, multilabel or regression.")
+    ] = None,
     user: Annotated[str | None, typer.Option(metavar="COLUMN", help="parquet: column of users [user].")] = None,
     features: Annotated[
         str | None, typer.Option(metavar="COLUMN,...", help="parquet: columns that samples are made of.")
@@ -161,7 +170,7 @@ def prepare_command(
     ] = None,
     per_user: Annotated[int | None, typer.Option(help="the same: samples read of each user [all].")] = None,
     vectors: Annotated[Path | None, typer.Option(metavar="FILE", help="texts: GloVe vectors to store.")] = None,
-    label: Annotated[str | None, typer.Option(help="arrays, parquet: label column [label].")] = None,
+    label: Annotated[str | None, typer.Option(help="arrays, parquet: label column, or columns A,B [label].")] = None,
     task: Annotated[str | None, typer.Option(help="arrays: image, text or vector.")] = None,
     channels: Annotated[
         str | None, typer.Option(metavar="first|last", help="arrays: which axis of an image holds its channels.")
@@ -191,6 +200,7 @@ def prepare_command(
         "length": length,
         "vocabulary": vocabulary,
         "vectors": vectors,
+        "targets": _one_of("--targets", targets, TARGETS),
         "user": user,
         "features": None if features is None else tuple(features.split(",")),
         "users": users,

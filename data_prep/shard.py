@@ -109,13 +109,19 @@ def _fill_shard(plan: ShardPlan, index: int, folder: Path, tick: Callable[[int],
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
 
 
-def write_validation(plan: ShardPlan, path: Path, rows: Ints, offsets: Ints, tick: Callable[[int], None]) -> ShardFile:
-    """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``."""
+def write_validation(
+    plan: ShardPlan, path: Path, rows: Ints, offsets: Ints | None, tick: Callable[[int], None]
+) -> ShardFile:
+    """Write the rows held out of every client: those of client k are ``rows[offsets[k] : offsets[k + 1]]``.
+
+    Without offsets they are nobody's.
+    """
     with growing_h5(path) as h5:
-        store(h5, OFFSETS, offsets)
-        store(h5, CLIENT_IDS, plan.client_ids)
+        if offsets is not None:
+            store(h5, OFFSETS, offsets)
+            store(h5, CLIENT_IDS, plan.client_ids)
         _stream(h5, plan.raw, rows, plan.label_dtype, tick)
-    return complete(path, 0, len(offsets) - 1, len(rows))
+    return complete(path, 0, 0 if offsets is None else len(offsets) - 1, len(rows))
 
 
 def _stream(

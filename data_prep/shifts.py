@@ -245,6 +245,10 @@ def with_label_noise(
     Parameters and errors as of `shifted`; `name` is "uniform", "pair" or "package.module:function".
     """
     part = resolve(LABEL_NOISE, name)
+    if not raw.has_classes:
+        raise UserError(
+            f"--label-noise {name} changes classes, and targets of {raw.name} are {raw.targets}: leave it out"
+        )
     generator = Streams(seed).generator(Purpose.PARTITION, _LABEL_STREAM)
     owners = owners_of(partition, len(raw.labels))
     with calling(part):

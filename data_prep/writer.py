@@ -68,6 +68,7 @@ def write_shards(
     overwrite: bool = False,
     progress: Progress | None = None,
     cluster: Cluster | None = None,
+    held: tuple[Ints, Ints | None] | None = None,
 ) -> Manifest:
     """Write the shards of a partitioned data set and their manifest.
 
@@ -92,6 +93,9 @@ def write_shards(
     cluster : Cluster, optional
         The processes that write together; all of them call this function with the same data and partition, and see
         the same `out`. One process writes the same bytes.
+    held : int64 (v,), int64 (N + 1,) or None, optional
+        Validation rows that are chosen already, beside those of the partition, and where those of each client begin,
+        where they have clients; instead of `val_fraction`.
 
     Returns
     -------
@@ -113,21 +117,25 @@ def write_shards(
         test = balanced_rows(raw.test_y, raw.classes, partition.test_total)
     team = cluster or alone()
     folder = Path(out)
-    needed = _bytes_needed(raw, len(partition.rows))
+    needed = _bytes_needed(raw, len(partition.rows) + (0 if held is None else len(held[0])))
     hold = on_server(team, lambda: claim(folder, overwrite, needed))
     with ExitStack() as after:
         if hold is not None:
             after.callback(let_go, hold)
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
-        rows, offsets, *held = hold_out(partition.rows, partition.offsets, val_fraction, generator)
-        raw = _after_hold_out(raw, rows, held[0], val_fraction)
+        rows, offsets = partition.rows, partition.offsets
+        if held is None:
+            rows, offsets, *drawn = hold_out(rows, offsets, val_fraction, generator)
+            held = drawn[0], drawn[1]
+            raw = _after_hold_out(raw, rows, held[0], val_fraction)
         given = raw if raw.given_labels is None else replace(raw, labels=raw.given_labels)
         plan = make_plan(given, partition, rows, offsets, shards)
         try:
             train, val = _write_samples(plan, raw, held[0], held[1], folder, progress, team)
             if hold is not None:
                 hold.check()
-                _write_rest(plan, partition, test, train, val, folder, seed, command)
+                dropped = len(raw.labels) - len(rows) - len(held[0])
+                _write_rest(plan, partition, dropped, test, train, val, folder, seed, command)
                 release(folder)
         except OSError as error:
             if team.size == 1:
@@ -171,7 +179,7 @@ def _write_samples(
     plan: ShardPlan,
     true: RawDataset,
     held: Ints,
-    held_offsets: Ints,
+    held_offsets: Ints | None,
     folder: Path,
     progress: Progress | None,
     team: Cluster,
@@ -195,6 +203,7 @@ def _write_samples(
 def _write_rest(
     plan: ShardPlan,
     partition: Partition,
+    dropped: int,
     test: Ints,
     train: list[ShardFile],
     val: ShardFile | None,
@@ -221,7 +230,7 @@ def _write_rest(
         words=_write_vocabulary(raw, folder),
         vectors=_write_vectors(raw, folder),
         empty_clients=int(np.count_nonzero(np.diff(plan.offsets) == 0)),
-        dropped=len(raw.labels) - len(partition.rows),
+        dropped=dropped,
         skipped=raw.skipped,
         licence=raw.licence,
         citation=raw.citation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import hold_out
-from data_prep.datasets.labels import LabelRule, classes_of, told
+from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, told
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
 from fedmpi.data.schema import Modality
+from fedmpi.data.targets import kept_targets
 
 HINT = "an .npz file with x, y and optionally user, x_test, y_test, or a .csv file with a header and a label column"
 CHANNELS = (1, 3, 4)
@@ -59,6 +61,10 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         Arrays that do not fit together, or that no model can read.
     """
     _check_lengths(raw, content)
+    kind_of_targets = targets_of(raw, content, options)
+    valued = kind_of_targets != "classification"
+    if valued:
+        content = _valued(raw, content, kind_of_targets, options, tally)
     task, kind = meaning(raw, content["x"], options.task)
     rest = content.get("x_test")
     if rest is not None and rest.shape[1:] != content["x"].shape[1:]:
@@ -66,7 +72,11 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     axis = channel_axis(raw, content["x"].shape, options.channels) if task == "image" else None
     x = channels_first(content["x"], axis)
     test_source = x if rest is None else channels_first(rest, axis)
-    y, y_test, names = _classes(raw, content, options, tally)
+    if valued:
+        y, y_test = (np.zeros(len(content.get(part, content["y"])), np.int64) for part in ("y", "y_test"))
+        names: tuple[str, ...] = ()
+    else:
+        y, y_test, names = _classes(raw, content, options, tally)
     train, test = hold_out(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
     test_y = y if rest is None else y_test
     train, test = train[y[train] >= 0], test[test_y[test] >= 0]
@@ -103,7 +113,95 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         notes=tuple(tally.notes),
         feature_names=tuple(content.get("feature_names", np.empty(0, str)).tolist()),
     )
+    if valued:
+        data = _with_targets(data, kind_of_targets, content, train, test)
     return data if task == "text" else measured(data)
+
+
+def targets_of(raw: Path | str, content: Arrays, options: ReadOptions) -> str:
+    """What the targets are: as the user says, classes where each row has one value, or as several values look.
+
+    Raises
+    ------
+    UserError
+        They cannot be what the user says.
+    """
+    y = content["y"]
+    if y.ndim < 2 or not y.size:
+        if options.targets in ("tokens", "multilabel"):
+            raise UserError(f"{raw}: y is {y.shape}, but targets that are {options.targets} have several values each")
+        return options.targets or "classification"
+    if options.targets == "classification":
+        raise UserError(f"{raw}: y is {y.shape}, but a class is one value; leave --targets out, or give one column")
+    if options.targets is not None:
+        return options.targets
+    if y.dtype.kind in "ui" and y.dtype != np.uint8:
+        return "tokens"
+    zeros_and_ones = y.dtype.kind in "biuf" and bool(np.isin(y, (0, 1)).all())
+    return "multilabel" if zeros_and_ones else "regression"
+
+
+def _valued(raw: Path | str, content: Arrays, targets: str, options: ReadOptions, tally: Tally) -> Arrays:
+    """The arrays with targets as they are kept; rows without a target are refused, or left out."""
+    found = dict(content)
+    for x, name, beside in (("x", "y", ("user",)), ("x_test", "y_test", ())):
+        if name not in content:
+            continue
+        values, where = _numbers(f"{raw}, array {name}", content[name]), f"{raw}, array {name}"
+        if values.shape[1:] != content["y"].shape[1:]:
+            raise UserError(f"{raw}: a row of y has {content['y'].shape[1:]} values, one of y_test {values.shape[1:]}")
+        told = (
+            np.isfinite(values.reshape(len(values), -1)).all(1)
+            if values.dtype.kind == "f"
+            else np.ones(len(values), bool)
+        )
+        if not told.all():
+            if not options.skip_unlabelled:
+                raise UserError(
+                    f"{where}: {int((~told).sum()):,} of {len(told):,} rows lack a target, the first is row "
+                    f"{int(told.argmin())}; give or remove them, or add --skip-unlabelled to leave them out"
+                )
+            tally.drop(UNLABELLED, int((~told).sum()))
+        found[name] = kept_targets(where, values[told], targets)
+        for other in (x, *beside):
+            if other in content:
+                found[other] = content[other][told]
+    return found
+
+
+def _numbers(where: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Targets as numbers, also where a table holds them as texts."""
+    if values.dtype.kind in "biuf":
+        return values
+    try:
+        if values.dtype.kind == "U":
+            return np.where(np.char.strip(values) == "", "nan", values).astype(np.float64)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; targets that are no classes are numbers") from None
+    raise UserError(f"{where} holds {values.dtype}; targets that are no classes are numbers")
+
+
+def _with_targets(
+    data: RawDataset, targets: str, content: Arrays, train: NDArray[np.int64], test: NDArray[np.int64]
+) -> RawDataset:
+    """The data set with targets of several values, or of one that is no class."""
+    y = content["y"]
+    held = content.get("y_test", y)[test]
+    width = int(np.prod(y.shape[1:], dtype=np.int64))
+    classes = width
+    if targets == "tokens":
+        classes = max(int(y.max(initial=0)), int(held.max(initial=0)), len(data.vocabulary) - 1) + 1
+    names = tuple(content.get("target_names", np.empty(0, str)).tolist())
+    return replace(
+        data,
+        classes=classes,
+        class_names=names if targets == "multilabel" and len(names) == width else (),
+        labels=np.zeros(len(train), np.int64),
+        test_y=held,
+        targets=targets,
+        target_shape=y.shape[1:],
+        read_targets=lambda index: y[train[index]],
+    )
 
 
 def _content(raw: Path, options: ReadOptions, tally: Tally) -> Arrays:
@@ -181,7 +279,12 @@ def _check_lengths(raw: Path | str, content: Arrays) -> None:
     for one, other in (("x", "y"), ("x", "user"), ("x_test", "y_test")):
         if other in content:
             values, expected = content[other], len(content[one])
-            if values.shape != (expected,):
+            fits = (
+                len(values.shape) > 0 and len(values) == expected
+                if other.startswith("y")
+                else values.shape == (expected,)
+            )
+            if not fits:
                 raise UserError(
                     f"{raw}: {other} has shape {values.shape} where {one} has {expected} rows; make it ({expected},)"
                 )
@@ -252,6 +355,6 @@ ARRAYS = DataSet(
     page="",
     files=HINT,
     read=read,
-    options=frozenset({"label", "task", "channels", "skip_unlabelled", "numbers_are_classes"}),
+    options=frozenset({"label", "targets", "task", "channels", "skip_unlabelled", "numbers_are_classes"}),
     raw="file",
 )

@@ -46,6 +46,9 @@ class ReadOptions:
         What is held out at random for testing: rows, or texts with all rows that have them.
     keep_duplicates : bool
         Reviews that say the same of the same thing by the same person are all kept.
+    targets : str or None
+        What the user's own targets are (`fedmpi.data.schema.TARGETS`); None takes whole numbers or texts (n,) for
+        classes, and tells targets of several values by their kind of numbers.
     user : str or None
         Column that names the natural client of a row; None takes a column "user", where there is one.
     features : tuple of str or None
@@ -69,6 +72,7 @@ class ReadOptions:
     skip_odd_sizes: bool = False
     split: Literal["rows", "texts"] = "rows"
     keep_duplicates: bool = False
+    targets: Literal["classification", "tokens", "multilabel", "regression"] | None = None
     user: str | None = None
     features: tuple[str, ...] | None = None
     users: int | None = None

@@ -125,7 +125,8 @@ def _refuse_fractions(where: str, values: NDArray[Any] | None, there: NDArray[np
     if len(odd):
         raise UserError(
             f"{where}, row {np.flatnonzero(there)[odd[0]]}: {values[odd[0]]:g} is a number to be predicted, not a "
-            "class; store whole numbers or texts (of a continuous target, bins), or add --numbers-are-classes"
+            "class; store whole numbers or texts (of a continuous target, bins), or add --numbers-are-classes or, with "
+            "arrays, --targets regression"
         )
 
 

@@ -13,12 +13,15 @@ from data_prep.datasets.cinic10 import CINIC10
 from data_prep.datasets.digits import DIGITS
 from data_prep.datasets.emnist import EMNIST
 from data_prep.datasets.fed_cifar100 import FED_CIFAR100
+from data_prep.datasets.fed_texts import SHAKESPEARE as FED_SHAKESPEARE
+from data_prep.datasets.fed_texts import STACK_OVERFLOW
 from data_prep.datasets.femnist import FEMNIST
 from data_prep.datasets.imagefolder import IMAGEFOLDER
 from data_prep.datasets.mind import MIND
 from data_prep.datasets.mnist import MNIST
 from data_prep.datasets.own import own_data_set
 from data_prep.datasets.parquet import PARQUET
+from data_prep.datasets.reddit import REDDIT
 from data_prep.datasets.sent140 import SENT140
 from data_prep.datasets.sentiment140 import SENTIMENT140
 from data_prep.datasets.shakespeare import SHAKESPEARE
@@ -27,7 +30,7 @@ from fedmpi.common.errors import UserError
 
 ALL = (
     *(MNIST, *EMNIST, CIFAR10, CIFAR100, CINIC10, SENTIMENT140, MIND, AMAZON, FEMNIST, CELEBA, SENT140, SHAKESPEARE),
-    *(SYNTHETIC, FED_CIFAR100, ARRAYS, PARQUET, IMAGEFOLDER, DIGITS),
+    *(SYNTHETIC, REDDIT, FED_CIFAR100, FED_SHAKESPEARE, STACK_OVERFLOW, ARRAYS, PARQUET, IMAGEFOLDER, DIGITS),
 )
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
 

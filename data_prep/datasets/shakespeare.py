@@ -78,8 +78,8 @@ def _encoded(name: str, x: Any, y: Any) -> tuple[str, NDArray[np.int32], NDArray
     ids, classes = np.full((len(x), LENGTH), UNKNOWN, np.int32), np.full(len(x), -1, np.int64)
     for row, (before, after) in enumerate(zip(x, y, strict=True)):
         if type(before) is str and type(after) is str and len(before) == LENGTH and len(after) == 1:
-            known = _CLASS_OF[np.frombuffer((before + after).encode("latin-1", "replace"), np.uint8)]
-            known[[character == "?" for character in before + after]] = _CLASS_OF[ord("?")]
+            codes = np.frombuffer((before + after).encode("utf-32-le", "surrogatepass"), np.uint32)
+            known = _CLASS_OF[np.minimum(codes, len(_CLASS_OF) - 1)]
             ids[row] = np.where(known[:-1] >= 0, known[:-1] + len(SPECIAL), UNKNOWN)
             classes[row] = known[-1]
     return name, ids, classes, classes >= 0

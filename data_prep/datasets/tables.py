@@ -6,6 +6,7 @@ import csv
 import math
 import zipfile
 import zlib
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -108,7 +109,7 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     path : Path
         The file, plain or .gz.
     label : str
-        Name of the label column.
+        Name of the label column, or of several with commas between, which hold numbers.
     skip_unlabelled : bool
         Leave out rows whose label is empty or nan, instead of refusing them.
     tally : Tally
@@ -117,7 +118,8 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     Returns
     -------
     dict
-        x float32 (n, d), y str (n,), feature_names str (d,) and, with that column, user str (n,).
+        x float32 (n, d), y str (n,) or, of several columns, float64 (n, k) with target_names str (k,), feature_names
+        str (d,) and, with that column, user str (n,).
 
     Raises
     ------
@@ -132,29 +134,32 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
         raise UserError(
             f"{path} begins with what is no row of a CSV table ({error}); end lines with a line feed (LF or CR LF)"
         ) from error
-    if label not in header:
-        raise UserError(
-            f"{path} has no column {label!r} ({', '.join(header[:12])}); name the label column with --label"
-        )
-    for name in (label, USER_COLUMN):
+    targets = [label] if label in header else label.split(",")
+    for name in targets:
+        if name not in header:
+            raise UserError(
+                f"{path} has no column {name!r} ({', '.join(header[:12])}); name the label column with --label"
+            )
+    for name in (*targets, USER_COLUMN):
         if header.count(name) > 1:
             raise UserError(f"{path} names {header.count(name)} columns {name!r}; rename or remove all but one")
-    special = {header.index(name): name for name in (label, USER_COLUMN) if name in header}
+    special = {header.index(name): name for name in (*targets, USER_COLUMN) if name in header}
     columns = [column for column in range(len(header)) if column not in special]
     if not columns:
         raise UserError(f"{path} has no feature column besides {', '.join(special.values())}")
     scratch, block = Scratch((len(columns),), np.float32), []
     texts: dict[str, list[str]] = {name: [] for name in special.values()}
+    values = array("d")
     unreadable = tally.unreadable
     for where, row in _rows(reader, path, tally):
         if len(row) != len(header):
             tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
             continue
-        if is_missing(row[header.index(label)]):
+        if absent := [name for name in targets if is_missing(row[header.index(name)])]:
             if not skip_unlabelled:
                 raise UserError(
-                    f"{where}: the label ({label}) is missing; label or remove such rows, or add --skip-unlabelled to "
-                    "leave them out"
+                    f"{where}: the label ({absent[0]}) is missing; label or remove such rows, or add --skip-unlabelled "
+                    "to leave them out"
                 )
             tally.drop(UNLABELLED)
             continue
@@ -162,10 +167,14 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
             tally.bad(where, f"a label or user of more than {LONGEST_NAME:,} characters")
             continue
         try:
-            block.append([float(row[column]) for column in columns])
+            numbers = [float(row[column]) for column in columns]
+            several = [float(row[header.index(name)]) for name in targets] if len(targets) > 1 else []
         except ValueError as error:
-            tally.bad(where, f"not a number ({_not_a_number(header, row, columns) or error})")
+            wanted = columns + [header.index(name) for name in targets if len(targets) > 1]
+            tally.bad(where, f"not a number ({_not_a_number(header, row, wanted) or error})")
             continue
+        block.append(numbers)
+        values.extend(several)
         for column, name in special.items():
             texts[name].append(row[column].strip())
         if len(block) == BLOCK_ROWS:
@@ -178,7 +187,11 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
             f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
         )
     names = np.array([header[column] for column in columns])
-    table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "y": np.array(texts[label]), "feature_names": names}
+    table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "feature_names": names}
+    if len(targets) > 1:
+        table["y"], table["target_names"] = np.array(values).reshape(-1, len(targets)), np.array(targets)
+    else:
+        table["y"] = np.array(texts[targets[0]])
     if USER_COLUMN in texts:
         table["user"] = np.array(texts[USER_COLUMN])
     return table

@@ -6,6 +6,8 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from fedmpi.data.statistics import statistics
 from fedmpi.data.targets import MOST_CLASSES, Targets, kept_targets, targets_like
 
 NAME = ARRAYS
+WRITER = "data_prep.arrays_saved"
+"""What writes shards."""
 LARGEST_BYTE = 255.0
 MOST_COUNTS = 1 << 31
 """Clients times classes: how many samples of each class each client holds is a table of 8 bytes an entry."""
@@ -172,6 +176,33 @@ class ClientArrays:
         parts = {"test": self.test} | ({} if self.val is None else {"val": self.val})
         shard = ArrayShard(self.x, self.y, self.offsets, self.description, self.client_ids)
         return ShardStore(self._manifest(), [shard], parts, validation_offsets=self.val_offsets)
+
+    def save(self, folder: str | Path, *, shards: int = 8, overwrite: bool = False) -> Path:
+        """Write the data to a folder of shards, from which a run reads the same samples in the same order.
+
+        Under MPI one rank does so.
+
+        Parameters
+        ----------
+        folder : str or Path
+            New or empty, or, with `overwrite`, one that was prepared before.
+        shards : int
+            Training shards, at most one a client.
+        overwrite : bool
+            Replace what is in the folder.
+
+        Returns
+        -------
+        Path
+            The folder, for `data.shards`.
+
+        Raises
+        ------
+        UserError
+            The folder holds something else, or cannot be written.
+        """
+        writer = import_module(WRITER)  # which knows of this module: by its name, nothing goes in a circle
+        return Path(writer.write_arrays(self, Path(folder), shards, overwrite))
 
     def _pair(self, what: str, given: Sequence[Any], task: Modality | None) -> tuple[AnyArray, AnyArray]:
         return _pair(what, given, self.x, self.y, self.targets, task)

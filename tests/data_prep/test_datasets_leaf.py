@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_shakespeares_characters_predict_the_next(tmp_path: Path) -> None:
     windows = [line[start : start + 80] for start in range(len(line) - 80)]
     nexts = [line[start + 80] for start in range(len(line) - 80)]
     count = len(windows)
-    odd = ["é" + windows[0][1:], windows[0][:79], windows[0]]
+    odd = ["—" + windows[0][1:], windows[0][:79], windows[0]]
     leaf(tmp_path, "train", {"HAMLET": (windows, nexts), "GHOST": (odd, ["a", "a", "é"])})
     leaf(tmp_path, "test", {"HAMLET": (windows[:1], nexts[:1])})
     raw = read("shakespeare", tmp_path, tally=(tally := Tally()))
@@ -175,3 +176,23 @@ def test_some_users_are_chosen_once_and_in_order() -> None:
     chosen = chosen_users(names, 10)
     assert chosen == sorted(chosen) == chosen_users(names, 10) and len(set(chosen)) == 10 and chosen != names[:10]
     assert chosen_users(names, None) == names == chosen_users(names, 50)
+
+
+def test_the_official_files_of_cifar_100_tell_superclasses(tmp_path: Path) -> None:
+    rows = {
+        "data": RNG.integers(0, 256, (4, 3072), np.uint8),
+        "fine_labels": [7, 7, 9, 2],
+        "coarse_labels": [3, 3, 0, 3],
+    }
+    for part in ("train", "test"):
+        (tmp_path / part).write_bytes(pickle.dumps(rows, 2))
+    (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"c{label}" for label in range(100)]}, 2))
+    found = read("cifar100", tmp_path).superclasses
+    assert found is not None and found[[7, 9, 2]].tolist() == [3, 0, 3]
+    assert len({*found[:2].tolist(), 0, 3}) == 4  # classes without an image stand alone
+    for coarse in ([3, 4, 0, 3], [3, 3, 0]):
+        (tmp_path / "train").write_bytes(pickle.dumps(rows | {"coarse_labels": coarse}, 2))
+        with pytest.raises(UserError, match="coarse"):
+            read("cifar100", tmp_path)
+    (tmp_path / "train").write_bytes(pickle.dumps({key: rows[key] for key in ("data", "fine_labels")}, 2))
+    assert read("cifar100", tmp_path).superclasses is None

@@ -112,6 +112,13 @@ def test_drawing_together_has_the_law_of_drawing_one_after_another(families: tup
     assert all(np.bincount(order, minlength=4).tolist() == list(STOCK) for order in seen)
 
 
+def test_a_family_keeps_its_mass_while_one_of_its_classes_lasts() -> None:
+    """Classes 0 and 1 have run out; class 2 has the mass of its family, 0.3, class 3 has 0.1. 3,000 draws, z = 5."""
+    turns, stock = np.zeros(3000, np.int64), np.array([0, 0, 9000, 9000])
+    drawn = draw_in_turn(turns, stock, MIXES, np.random.default_rng(1), np.array([0, 1, 1, 2]))
+    assert set(drawn.tolist()) == {2, 3} and abs((drawn == 2).mean() - 0.75) < Z * np.sqrt(0.75 * 0.25 / 3000)
+
+
 def test_who_has_the_turn_is_uniform_among_those_who_still_want_samples() -> None:
     """Sizes 1, 2 and 3: the last turn is client 2's with probability 49/108 + ..., by counting; 6,000 draws, z = 5."""
 

@@ -1,0 +1,160 @@
+"""Sequences of tokens with the token that follows at every position: what next-word and next-character sets share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import DataSet, ReadOptions, Tally
+from data_prep.datasets.files import Names, Scratch, compact
+from data_prep.raw import RawDataset
+from data_prep.text import BUFFER_ROWS, PADDING, SPECIAL, UNKNOWN, read_vectors
+from fedmpi.common.errors import UserError
+
+IGNORED = -1
+"""The target at a position that counts nowhere."""
+BEGIN, END = "<bos>", "<eos>"
+
+
+class Sequences:
+    """Sequences collected row by row, training and test rows together, and encoded when the training part is known.
+
+    Tokens are kept under provisional ids in a temporary file, so memory holds the distinct ones and a block of rows.
+
+    Parameters
+    ----------
+    length : int
+        Positions L of a row.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.users: list[int] = []
+        self.names = Names()
+        self._words: dict[str, int] = {}
+        self._rows = Scratch((2, length), np.int32)
+        self._block: list[tuple[list[int], list[int]]] = []
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def add(self, tokens: Sequence[str], following: Sequence[str | None], user: str) -> None:
+        """Append a row: at most L tokens, and what follows each; None counts nowhere, as do positions beyond."""
+        words = self._words
+        x = [words.setdefault(word, len(words) + 2) for word in tokens]
+        y = [IGNORED if word is None else words.setdefault(word, len(words) + 2) for word in following]
+        self._block.append(
+            (x + [PADDING] * (self.length - len(x)), y + [IGNORED] * (self.length - len(y))),
+        )
+        self.users.append(self.names.code(user))
+        if len(self._block) == BUFFER_ROWS:
+            self._flush()
+
+    def add_text(self, tokens: Sequence[str], user: str) -> None:
+        """Append the rows of a text: each token from the one before, from a begin to an end token.
+
+        The text with both is cut into pieces of L + 1 tokens; the first L of each are the row, the last L what follows.
+        """
+        whole = [BEGIN, *tokens, END]
+        for start in range(0, len(whole), self.length + 1):
+            piece = whole[start : start + self.length + 1]
+            if len(piece) > 1:
+                self.add(piece[:-1], piece[1:], user)
+
+    def encode(self, train: NDArray[np.int64], vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Token ids and targets of all rows with the vocabulary of the training rows.
+
+        The vocabulary holds the `vocabulary` tokens that are most frequent among the training rows' tokens and targets,
+        ties in alphabetical order; every other token is unknown, also as a target.
+
+        Returns
+        -------
+        rows : int32 array (n, 2, L)
+            Ids, and targets with -1 where nothing counts.
+        words : tuple of str
+            Tokens by id, beginning with those of padding and unknown.
+        """
+        self._flush()
+        provisional = self._rows.rows()
+        counts = np.zeros(len(self._words) + 2, np.int64)
+        for start in range(0, len(train), BUFFER_ROWS):
+            block = provisional[train[start : start + BUFFER_ROWS]].ravel()
+            counts += np.bincount(block[block >= 0], minlength=len(counts))
+        words = (*SPECIAL, *self._words)
+        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
+        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
+        final = np.full(len(counts) + 1, UNKNOWN, np.int32)
+        final[PADDING], final[IGNORED] = PADDING, IGNORED
+        final[kept] = np.arange(2, len(kept) + 2)
+        rows = Scratch((2, self.length), np.int32)
+        for start in range(0, len(provisional), BUFFER_ROWS):
+            rows.append(final[provisional[start : start + BUFFER_ROWS]])
+        return rows.rows(), (*SPECIAL, *(words[word] for word in kept))
+
+    def _flush(self) -> None:
+        if self._block:
+            self._rows.append(np.array(self._block, np.int32))
+            self._block = []
+
+
+def sequence_data_set(
+    data_set: DataSet, sequences: Sequences, boundary: int, options: ReadOptions, tally: Tally
+) -> RawDataset:
+    """The data set of sequences; features and targets (L,), the classes of a position are the token ids.
+
+    Parameters
+    ----------
+    data_set : DataSet
+        Gives name, licence and citation.
+    sequences : Sequences
+        All rows, first those for training.
+    boundary : int
+        How many are for training.
+    options : ReadOptions
+        Vocabulary size and vectors.
+    tally : Tally
+        Rows left out.
+    """
+    train, test = np.arange(boundary), np.arange(boundary, len(sequences))
+    for part, rows in (("training", train), ("test", test)):
+        if not len(rows):
+            first = f": the first that is none: {tally.first}" if tally.first else ""
+            raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}{first}")
+    users, user_names = compact(np.array(sequences.users, np.int64)[train], sequences.names.names)
+    notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
+    skipped = tally.unreadable
+
+    def encoded(known: NDArray[np.int64], tally: Tally) -> RawDataset:
+        """The data set with the vocabulary of these rows."""
+        rows, vocabulary = sequences.encode(known, options.vocabulary)
+        return RawDataset(
+            name=data_set.name,
+            task="text",
+            classes=len(vocabulary),
+            class_names=(),
+            feature_shape=(sequences.length,),
+            dtype="int32",
+            mean=(),
+            std=(),
+            labels=np.zeros(boundary, np.int64),
+            users=users,
+            user_names=user_names,
+            read=lambda index: rows[index, 0],
+            test_x=rows[boundary:, 0],
+            test_y=rows[boundary:, 1],
+            skipped=skipped,
+            licence=data_set.licence,
+            citation=data_set.citation,
+            vocabulary=vocabulary,
+            vectors=None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally),
+            notes=notes,
+            refit=lambda rows: encoded(rows, Tally()),
+            targets="tokens",
+            target_shape=(sequences.length,),
+            read_targets=lambda index: rows[index, 1],
+        )
+
+    return encoded(train, tally)
