@@ -140,7 +140,9 @@ class Watcher:
         recorder = open_recorder(experiment.cluster, run, config, False, experiment.model.module)
         simulation = Simulation(experiment, recorder, progress=True)
         seen.start = simulation.model.cpu().numpy().copy()
-        seen.sizes, seen.class_counts = experiment.data.sizes, experiment.planner.cohorts.counts()
+        seen.sizes = experiment.data.sizes
+        if experiment.data.description.labelled:
+            seen.class_counts = experiment.planner.cohorts.counts()
         seen.threads = torch.get_num_threads()
         trainer, strata = experiment.trainer, experiment.stratifier
         train, apply = trainer.train, simulation._apply
