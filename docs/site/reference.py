@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -22,6 +23,7 @@ from fedmpi.config import key_descriptions
 
 INCLUDED = {
     "jobs/README": "site/clusters",
+    "jobs/experiments/README": "site/experiments",
     "benchmarks/README": "site/benchmarks",
     "CHANGELOG": "site/changelog",
     "CONTRIBUTING": "site/contributing",
@@ -96,18 +98,39 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")
 
 
-def _lead_inside(app: Any, page: str, source: list[str]) -> None:
-    """Links to files outside docs that a page of the site includes lead to that page."""
+def _read(app: Any, page: str, content: list[str]) -> None:
+    content[0] = _led_inside(content[0], Path(app.srcdir, page).parent, Path(app.srcdir))
 
-    def inside(found: re.Match[str]) -> str:
-        return f"]({'../' * page.count('/')}{INCLUDED[found[1]]}.md"
 
-    source[0] = re.sub(rf"\]\((?:\.\./)+({'|'.join(INCLUDED)})\.md", inside, source[0])
+def _included(app: Any, path: Path, page: str, content: list[str]) -> None:
+    content[0] = _led_inside(content[0], Path(app.srcdir, path).parent, Path(app.srcdir))
+
+
+def _led_inside(text: str, place: Path, docs: Path) -> str:
+    """Markdown whose links to pages and to files that a page includes lead to those pages, wherever the text stands.
+
+    Parameters
+    ----------
+    text : str
+    place, docs : Path
+        The folders of the text's file, and of the site's pages.
+    """
+
+    def led(found: re.Match[str]) -> str:
+        file = (place / found[1]).resolve()
+        if not file.is_relative_to(docs.parent):
+            return found[0]
+        name = str(file.relative_to(docs.parent).with_suffix(""))
+        page = INCLUDED.get(name, name.removeprefix("docs/") if name.startswith("docs/") else None)
+        return found[0] if page is None else f"](/{page}.md{found[2]})"
+
+    return re.sub(r"\]\(([^)#\s:]+\.md)((?:#[^)]*)?)\)", led, text)
 
 
 def setup(app: Any) -> dict[str, bool]:
     """The directives, and links out of docs."""
     for name, made in (("commands", Commands), ("keys", Keys), ("parts", Parts)):
         app.add_directive(f"fedmpi-{name}", made)
-    app.connect("source-read", _lead_inside)
+    app.connect("source-read", _read)
+    app.connect("include-read", _included)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

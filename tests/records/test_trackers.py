@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +210,29 @@ def test_weights_and_biases_has_the_records_once_settings_and_the_picture(
 def history_of(path: Path) -> Sequence[dict[str, Any]]:
     """The rows of an offline file of Weights & Biases."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    store, rows = DataStore(), []
-    store.open_for_scan(str(path))
-    while (data := store.scan_data()) is not None:
+    rows = []
+    for written in logged(path.read_bytes()):
         record = Record()
-        record.ParseFromString(data)
+        record.ParseFromString(written)
         if record.HasField("history"):
             items = record.history.item
             rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
             rows[-1].setdefault("_step", record.history.step.num)
     return rows
+
+
+def logged(content: bytes) -> Iterator[bytes]:
+    """The records of a file in LevelDB's format: blocks of 32 KiB, pieces of (checksum, length, whole or part)."""
+    block, head, at, record = 1 << 15, 7, 7, b""
+    while at + head <= len(content):
+        left = block - at % block
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        if left < head or kind == 0:
+            at += left
+            continue
+        record += content[at + head : at + head + length]
+        at += head + length
+        if kind in (1, 4):
+            yield record
+            record = b""

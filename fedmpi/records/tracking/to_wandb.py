@@ -54,4 +54,4 @@ class WeightsAndBiases(Tracker):
         self._run.log({"clients/samples of each class": wandb.Image(Image.fromarray(picture))}, step=0)
 
     def close(self, finished: bool) -> None:
-        self._run.finish(exit_code=0 if finished else 1, quiet=True)
+        self._run.finish(exit_code=0 if finished else 1)
