@@ -204,7 +204,9 @@ def test_weights_and_biases_has_the_records_once_settings_and_the_picture(
     rounds = [row for row in told if "test/accuracy" in row]
     assert [row["_step"] for row in rounds] == list(range(5))
     assert [row["test/accuracy"] for row in rounds] == pytest.approx([r["test_accuracy"] for r in records])
-    assert [row for row in told if "clients/samples of each class" in row][0]["_step"] == 0
+    [drawn] = (tmp_path / "RUN" / "wandb").rglob("*.png")
+    assert Image.open(drawn).size == (480, 240)
+    assert [row["_step"] for row in told if any("samples of each class" in key for key in row)] == [0]
 
 
 def history_of(path: Path) -> Sequence[dict[str, Any]]:
