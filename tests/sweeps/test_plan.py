@@ -180,6 +180,7 @@ WRONG: list[tuple[str, str]] = [
     ("[sweep]\nprepare.alpha = [1.0]", "prepare.alpha means nothing: no [prepare] is used"),
     ("[prepare]\ndataset = 'digits'", '[prepare] needs partition = "NAME"'),
     ("[prepare.a]\ndataset = 'digits'\npartition = 'iid'", '[prepare.a] is used by no run: write data.shards = "a"'),
+    ("[prepare]\ndataset = 'digits'\npartition = 'iid'\n[sweep]\ndata.shards = ['digits']", "is used by no run"),
     ("[prepare.digits]\npartition = 'iid'", "has the name of the embedded data"),
     ("[prepare]\ndataset = 'digits'\npartition = 'iid'\nout = 3", "give the folder of the shards as a text"),
     ("[prepare]\ndataset = 'digits'\npartition = 'iid'\nclients = 1979-05-27", "give a text, a number, true or false"),
