@@ -1,6 +1,8 @@
 "use strict";
 /* Draws the report: its data lie in #data, Vega-Lite draws the figures, tables are built and sorted here. */
-const data = JSON.parse(document.getElementById("data").textContent);
+/* Without what every object has, so that a number may be called "constructor" and is missing where it was not told. */
+const bare = (_, value) => (value !== null && typeof value === "object" && !Array.isArray(value) ? Object.assign(Object.create(null), value) : value);
+const data = JSON.parse(document.getElementById("data").textContent, bare);
 const began = performance.now();
 const root = document.documentElement;
 
@@ -11,9 +13,7 @@ const OKABE_ITO = {
 };
 const DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]];
 const configurations = data.configurations, hidden = new Set(), figures = [];
-/* Vega keeps values by name in plain objects, which know some names already ("constructor"): these get a sign that is not seen. */
-const UNSEEN = "\u200b", safe = (text) => (text in Object.prototype ? text + UNSEEN : text);
-const labels = configurations.map((one) => safe(one.label));
+const labels = configurations.map((one) => one.label);
 const dash = (i) => DASHES[Math.floor(i / 8) % DASHES.length];
 const theme = () => root.dataset.theme || "light";
 const colour = (i, mode = theme()) => OKABE_ITO[mode][i % 8];
@@ -54,7 +54,7 @@ function save(name, kind, text) {
 function csv(rows) {
   const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   const cell = (value) => {
-    const text = value === null || value === undefined ? "" : String(value).replaceAll(UNSEEN, "");
+    const text = value === null || value === undefined ? "" : String(value);
     return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
   return [columns, ...rows.map((row) => columns.map((column) => row[column]))].map((row) => row.map(cell).join(",")).join("\n") + "\n";

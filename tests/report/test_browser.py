@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import shutil
 import xml.etree.ElementTree as ET
@@ -193,25 +194,29 @@ def test_a_run_that_is_not_finished_and_tells_no_loss_is_drawn(chromium: Any, tm
 
 
 def test_tables_come_as_csv_with_numbers_and_any_name_is_drawn(chromium: Any, tmp_path: Path) -> None:
-    """A configuration may be called as something that every JavaScript object has."""
+    """Configurations and numbers may be called as something that every JavaScript object has."""
     for name in ("constructor", "plain"):
         for seed in (0, 1):
             folder = tmp_path / "runs" / f"{name}-{seed}"
             folder.mkdir(parents=True)
             (folder / "config.toml").write_text(f"rounds = 2\nseed = {seed}\n[local]\nlr = {len(name)}.0\n")
             (folder / "sweep.json").write_text(f'{{"labels": {{"run": "{name}", "seed": {seed}}}}}')
-            lines = (
-                f'{{"round": {t}, "samples": 10, "seconds": 0.5, "test_accuracy": {0.25 + 0.5 * seed}}}' for t in (0, 1)
-            )
+            own = {"constructor": 3.5} if name == "plain" else {}
+            scores = {"samples": 10, "seconds": 0.5, "test_accuracy": 0.25 + 0.5 * seed, **own}
+            lines = (json.dumps({"round": t, **scores}) for t in (0, 1))
             (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            (folder / "summary.json").write_text('{"final": {"round": 1}, "clients": 20, "parameters": 55210}')
     write_report([tmp_path / "runs"], tmp_path / "report.html")
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     page, heard = opened(context, tmp_path / "report.html")
     draw_all(page)
     assert page.locator("#curve canvas").count() == 1
     assert page.evaluate("curve('test_accuracy', 'round').length") == 4
+    page.select_option("#curve select[name=key]", "constructor")
+    draw_all(page)
+    assert page.evaluate("curve('constructor', 'round').map((row) => row.configuration)") == ["plain"] * 2
     tables = {}
-    for name in ("results", "to-target"):
+    for name in ("results", "to-target", "runs"):
         with page.expect_download() as download:
             page.locator(f"#{name}").get_by_role("button", name="CSV", exact=True).click()
         tables[name] = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
@@ -219,8 +224,8 @@ def test_tables_come_as_csv_with_numbers_and_any_name_is_drawn(chromium: Any, tm
     assert own["configuration"] == "constructor" and own["test accuracy"] == "0.5" and own["samples"] == "20"
     assert float(own["test accuracy (deviation)"]) == pytest.approx(0.35355, abs=1e-4) and own["seeds"] == "2"
     for row in tables["to-target"]:
-        assert (row["runs that reached it"], row["runs that reached it (of)"]) == ("2", "2") and float(
-            row["rounds"]
-        ) == 1
+        assert (row["runs that reached it"], row["runs that reached it (of)"]) == ("2", "2")
+        assert float(row["rounds"]) == 1
+    assert {(row["clients"], row["parameters"]) for row in tables["runs"]} == {("20", "55210")}
     assert heard == []
     context.close()
