@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,8 @@ class FlatModel:
         Where an engine sets the source of the dropout masks.
     parameters, buffers : list of Tensor
         The module's own tensors, in the order of the flat vector.
+    stacked_forms : dict
+        What `stacked.net.translate` found out about the module.
     embeddings : list of nn.Embedding
         Tables whose gradient may be restricted to the rows touched (see `sparse_embeddings`).
 
@@ -73,6 +75,7 @@ class FlatModel:
         _check_values(module)
         self.loss = loss
         self.masks = install_dropout(module)
+        self.stacked_forms: dict[Any, Any] = {}
         self.module = module.to(device)
         self.device = torch.device(device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedmpi.common.streams import Streams
-from fedmpi.local.batched.engine import BatchedEngine, why_not_batched
+from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
@@ -121,6 +121,14 @@ def test_clients_may_be_probed_side_by_side(name: str):
         assert relative_difference(found[client], own) < 1e-12
 
 
+def test_the_form_of_a_graph_is_made_once_for_a_model():
+    model, description = the_model("residual", torch.float32)
+    assert why_not_side_by_side(model, description) is None
+    source = Source(description, ragged_sizes(2, 5))
+    assert BatchedEngine(model, source, STREAMS).net is BatchedEngine(model, source, STREAMS).net
+    assert BatchedEngine(model, source, STREAMS).net is BatchedProbe(model, source).net
+
+
 @pytest.mark.parametrize("name", ["lenet", "classic"])
 def test_chains_of_layers_keep_their_forms_written_by_hand(name: str):
     description, make = MODULES[name]
@@ -130,7 +138,7 @@ def test_chains_of_layers_keep_their_forms_written_by_hand(name: str):
 
 def test_no_layer_of_the_built_in_models_is_left_to_the_sequential_engine():
     for name, (description, options) in BUILT_IN.items():
-        assert why_not_batched(flat_model(name, description, torch.float32, **options).module, description) is None
+        assert why_not_side_by_side(flat_model(name, description, torch.float32, **options), description) is None
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()

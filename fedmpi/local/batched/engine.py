@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.activity import activity
@@ -50,7 +50,7 @@ class BatchedEngine:
     Parameters
     ----------
     model : FlatModel
-        Of a module that `why_not_batched` accepts.
+        Of a module that `why_not_side_by_side` accepts.
     source : DataSource
         The clients' samples, on the model's device.
     streams : Streams
@@ -90,7 +90,7 @@ class BatchedEngine:
         self._summing = False
         self.model, self.source, self.streams = model, source, streams
         self.rank, self.observe, self.chunk, self.hooks = rank, observe, chunk, hooks
-        self.net = translate(model.module, source.description)
+        self.net = translate(model.module, source.description, model.stacked_forms)
         self._stack: Stack | None = None
 
     def train(
@@ -305,14 +305,10 @@ class BatchedEngine:
         )
 
 
-def why_not_batched(module: nn.Module, description: DataDescription) -> str | None:
-    """The reason why the batched engine cannot train a model, None if it can."""
-    return why_not_stackable(module, description)
-
-
 def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str | None:
     """The reason why the batched engine cannot train a model with its loss, None if it can."""
-    return why_not_batched(model.module, description) or why_loss_alone(forward_traits(model, description).loss)
+    reason = why_not_stackable(model.module, description, model.stacked_forms)
+    return reason or why_loss_alone(forward_traits(model, description).loss)
 
 
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:

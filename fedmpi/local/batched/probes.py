@@ -44,7 +44,7 @@ class BatchedProbe:
     Parameters
     ----------
     model : FlatModel
-        Of a module that `local.batched.why_not_batched` accepts; used for its shape and its loss only.
+        That `why_not_side_by_side` accepts; used for its shape and its loss only.
     source : DataSource
         The clients' samples.
     rank : int
@@ -53,7 +53,7 @@ class BatchedProbe:
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
         self.source, self.rank = source, rank
-        self.net, self.loss = translate(model.module, source.description), model.loss
+        self.net, self.loss = translate(model.module, source.description, model.stacked_forms), model.loss
         self._stack: Stack | None = None
 
     def gradients(

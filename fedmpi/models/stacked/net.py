@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from weakref import WeakKeyDictionary
+from collections.abc import MutableMapping
+from typing import Any
 
 from torch import fx, nn
 
@@ -24,7 +25,6 @@ from fedmpi.models.stacked.trial import check
 __all__ = ["NotStackable", "StackedNet", "stacked", "translate", "why_not_stackable"]
 
 CASTS = {"long", "int", "to", "type", "contiguous"}
-_known: WeakKeyDictionary[nn.Module, dict[DataDescription, StackedNet | str]] = WeakKeyDictionary()
 
 
 def stacked(module: nn.Module, description: DataDescription) -> StackedNet | None:
@@ -35,17 +35,21 @@ def stacked(module: nn.Module, description: DataDescription) -> StackedNet | Non
         return None
 
 
-def why_not_stackable(module: nn.Module, description: DataDescription) -> str | None:
-    """The reason why a model has no stacked form, None if it has one."""
+def why_not_stackable(
+    module: nn.Module, description: DataDescription, known: MutableMapping[Any, Any] | None = None
+) -> str | None:
+    """The reason why a model has no stacked form, None if it has one; `known` as for `translate`."""
     try:
-        translate(module, description)
+        translate(module, description, known)
     except NotStackable as reason:
         return str(reason)
     return None
 
 
-def translate(module: nn.Module, description: DataDescription) -> StackedNet:
-    """The stacked form of a model; a graph is made, and tried against the module itself, once.
+def translate(
+    module: nn.Module, description: DataDescription, known: MutableMapping[Any, Any] | None = None
+) -> StackedNet:
+    """The stacked form of a model.
 
     Parameters
     ----------
@@ -53,6 +57,8 @@ def translate(module: nn.Module, description: DataDescription) -> StackedNet:
         Any whose forward pass can be followed (`trace`) and whose samples do not see one another.
     description : DataDescription
         Shape and type of a sample.
+    known : mapping, optional
+        Keeps the form of a graph, or why there is none: making it and trying it against the module takes some passes.
 
     Raises
     ------
@@ -63,13 +69,13 @@ def translate(module: nn.Module, description: DataDescription) -> StackedNet:
         return sequence(module, description, parts_of(module))
     except NotStackable:
         pass
-    known = _known.setdefault(module, {})
+    known = {} if known is None else known
     if description not in known:
         try:
             known[description] = _followed(module, description)
         except NotStackable as reason:
             known[description] = str(reason)
-    found = known[description]
+    found: StackedNet | str = known[description]
     if isinstance(found, str):
         raise NotStackable(found)
     return found

@@ -118,7 +118,7 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     was_training = module.training
     module.train()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _undone(module), _factories(tracer):
+        with torch.no_grad(), torch.random.fork_rng(devices=tracer.devices), _undone(module), _factories(tracer):
             graph = tracer.trace(module)
     except NotStackable:
         raise
@@ -150,6 +150,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.leaves, self.inputs = leaves, inputs
         self.examples: dict[fx.Node, tuple[Any, Any]] = {}
+        self.devices = [one.device for one in inputs[:1] if one.device.type == "cuda"]
         self.trying = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -202,7 +203,7 @@ class _Tracer(fx.Tracer):
             return self.examples[entry.node][which] if isinstance(entry, fx.Proxy) else entry
 
         args, kwargs = map_aggregate(args, value), map_aggregate(kwargs, value)
-        self.trying, before = True, torch.get_rng_state()
+        self.trying, before = True, self._generators()
         try:
             if kind == "get_attr":
                 found = operator.attrgetter(target)(self.root)
@@ -215,9 +216,13 @@ class _Tracer(fx.Tracer):
                 found = args[0] if isinstance(part, DROPOUTS) else part(*args, **kwargs)
         finally:
             self.trying = False
-        if not torch.equal(before, torch.get_rng_state()):
+        if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
             raise NotStackable(f"{_line()}: {named(kind, target, self.root)} draws from torch's own generator")
         return found
+
+    def _generators(self) -> list[Tensor]:
+        """The states of torch's own generators."""
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
 
 
 class _Proxy(fx.Proxy):
