@@ -109,12 +109,14 @@ def comment(words: list[str]) -> tuple[list[list[str]], dict[str, Any]]:
 
 def test_comments_of_reddit_are_rows_of_ten(tmp_path: Path) -> None:
     long = [f"w{number}" for number in range(12)]
-    one, two = comment(["hello", "there"]), comment(long)
+    one, two, some = comment(["hello", "there"]), comment(long), comment(["hello", "there"])
+    some[1]["count_tokens"][0][0] = 0.0
     reddit(tmp_path, "train", {"7": ([one[0], two[0], [["short"]]], [one[1], two[1], one[1]])})
-    reddit(tmp_path, "test", {"7": ([one[0]], [one[1]])})
+    reddit(tmp_path, "test", {"7": ([some[0]], [some[1]])})
     raw = read("reddit", tmp_path, tally := Tally())
     assert len(raw.labels) == 3 and tally.unreadable == 1 and "author 7, record 2" in tally.first
     assert written(raw, 0) == (["<BOS>", "hello", "there", "<EOS>"], ["hello", "there", "<EOS>", None])
+    assert written(raw, 0, test=True)[1] == [None, "there", "<EOS>", None]
     assert written(raw, 1)[1] == long[:10]
     assert written(raw, 2) == (["w9", "w10", "w11", "<EOS>"], ["w10", "w11", "<EOS>", None])
     assert len(read("reddit", tmp_path, per_user=1).labels) == 1

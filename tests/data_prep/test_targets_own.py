@@ -76,8 +76,9 @@ def test_arrays_of_several_values_are_told_by_their_numbers(tmp_path: Path) -> N
         (RNG.normal(size=(20, 2)), "regression"),
         (RNG.normal(size=(20, 2, 3)), "regression"),
     ):
-        np.savez(tmp_path / "t.npz", x=x, y=y, x_test=x[:4], y_test=y[:4])
+        np.savez(tmp_path / "t.npz", x=x, y=y, x_test=x[4:8], y_test=y[4:8])
         raw = read(tmp_path / "t.npz")
+        np.testing.assert_array_equal(raw.test_y, y[4:8].astype(np.float32))
         assert raw.targets == targets and raw.target_shape == y.shape[1:]
         np.testing.assert_array_equal(raw.targets_of(np.arange(20)), y.astype(np.float32))
     after = np.where(RNG.random((20, 4)) < 0.2, -1, tokens)
