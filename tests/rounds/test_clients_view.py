@@ -100,6 +100,16 @@ def test_scores_are_those_of_a_plain_loop_over_clients(held_out: tuple[int, ...]
     assert done.summary["final"]["client_accuracy_mean"] == pytest.approx(table["accuracy"].mean())
 
 
+@pytest.mark.parametrize("held_out", [None, (3, 2, 0, 1, 4, 0, 9, 6)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_scores_of_some_clients_are_of_their_own_rows_too(held_out: tuple[int, ...] | None, seed: int):
+    data = arrays(held_out)
+    done = fedmpi.run("fedavg", SMALL | {"evaluation.clients": 3, "seed": seed}, data=data)
+    everybody = by_hand(done.model, rows_of(data, held_out is not None))
+    assert len(done.clients["client"]) == 3
+    assert_scores(done.clients, {client: everybody[client] for client in done.clients["client"].tolist()})
+
+
 def test_a_record_tells_how_they_spread_and_a_phase_what_it_cost():
     done = fedmpi.run("fedavg", SMALL | {"rounds": 5, "evaluation.clients_every": 2}, data=arrays())
     for record in done.records:
