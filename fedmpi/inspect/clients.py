@@ -32,6 +32,15 @@ SCORES = {
     "loss": "loss",
     "tuned_loss": "loss, fine-tuned",
 }
+SHORT = {
+    "tuned_accuracy": "tuned",
+    "tuned_loss": "its loss",
+    "samples": "evaluated",
+    "training_samples": "trained on",
+    "times_used": "rounds",
+    "label_distance": "label distance",
+}
+"""Headings of single clients."""
 WORST = 5
 """Clients that are listed."""
 _COLOURS = {"accuracy": "#2a6f97", "tuned_accuracy": "#e07a1f", "loss": "#2a6f97", "tuned_loss": "#e07a1f"}
@@ -82,7 +91,7 @@ class ClientsOfRun:
             ],
         )
         columns = [name for name in ("client", *SCORES, "samples", *AGAINST) if name in self.last]
-        headings = [{**SCORES, **AGAINST, "samples": "samples evaluated"}.get(name, name) for name in columns]
+        headings = [SHORT.get(name, name) for name in columns]
         show_table(
             console,
             headings,
