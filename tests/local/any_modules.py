@@ -229,6 +229,18 @@ class Masked(nn.Module):
         return self.fc(told[0] + chances.square().sum((1, 2)).unsqueeze(1))
 
 
+class Doubled(nn.Module):
+    """Two tables of words."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.moods = nn.Embedding(60, 8), nn.Embedding(60, 8)
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc((self.words(tokens) * self.moods(tokens).sigmoid()).amax(1))
+
+
 class Unit(nn.Module):
     """Divides by what is zero for an image without any light."""
 
@@ -288,4 +300,5 @@ MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "cells": (TEXTS, Cells),
     "text-cnn": (TEXTS, TextCNN),
     "encoder": (TEXTS, Encoder),
+    "doubled": (TEXTS, Doubled),
 }
