@@ -432,7 +432,7 @@ function build() {
   section("view", "Every client", viewed().length ? [viewTable(),
     new Figure({ name: "view-distribution", title: "Clients up to a score", note: severalSeeds ? "After the last evaluation, the first seed of each configuration." : "After the last evaluation.", controls: () => ({ score: { label: "show", options: ofView(VIEW_SCORES) } }), rows: distributionRows,
       spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: wordsOf(VIEW_SCORES, state.score) + " of a client", y: "share of the clients", zero: true, step: true }) }),
-    new Figure({ name: "view-against", title: "Scores of single clients", note: several, controls: () => ({ ...runOptions("view"), score: { label: "show", options: ofView(VIEW_SCORES) }, against: { label: "against", options: ofView(VIEW_AGAINST) } }), rows: viewRows,
+    new Figure({ name: "view-against", title: "Scores of single clients", note: several, wide: true, controls: () => ({ ...runOptions("view"), score: { label: "show", options: ofView(VIEW_SCORES) }, against: { label: "against", options: ofView(VIEW_AGAINST) } }), rows: viewRows,
       spec: (state, rows, mode) => ({ mark: { type: "point", filled: true, size: 40, opacity: 0.55, color: colour(data.runs[state.run].configuration, mode), tooltip: true }, encoding: {
         x: { field: "x", type: "quantitative", title: wordsOf(VIEW_AGAINST, state.against), scale: state.against === "training_samples" && rows.every((row) => row.x > 0) ? { type: "log" } : { zero: false }, axis: { grid: false, tickCount: 6 } },
         y: { field: "y", type: "quantitative", title: wordsOf(VIEW_SCORES, state.score), scale: { zero: false } },
