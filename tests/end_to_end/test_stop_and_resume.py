@@ -136,5 +136,5 @@ def test_a_killed_run_resumes_without_doubled_or_half_lines(killed: tuple[Path, 
     ended = run_alone(train(run, "--resume"), timeout=SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert_same_curve_to_rounding(curve(run), whole)
-    steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("test_loss")]
+    steps = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("test/loss")]
     assert steps == list(range(ROUNDS))

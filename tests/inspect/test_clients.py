@@ -32,7 +32,7 @@ def test_it_tells_how_the_last_scores_spread_and_who_is_served_worst(folder: Pat
     found = CliRunner().invoke(app, ["inspect", str(folder), "--clients"], env={"COLUMNS": "160"})
     assert found.exit_code == 0, found.output
     last = last_evaluation(read_clients(folder))
-    assert "20 clients after round 4 on their training rows; 2 evaluations" in found.output
+    assert "20 clients after round 4 on their training rows; 2 evaluations" in " ".join(found.output.split())
     for score in ("accuracy", "tuned_accuracy"):
         for value in (last[score].mean(), last[score].std(), np.median(last[score]), np.sort(last[score])[:2].mean()):
             assert f"{value:.4f}" in found.output

@@ -283,10 +283,24 @@ class Scaled(nn.Module):
         return self.fc(x.mean(dim=1))
 
 
+def squashed() -> nn.Module:
+    """What follows a squashing works in place on what it gave."""
+    layers = (nn.Tanh(), nn.Dropout(0.25), nn.Linear(10, 9), nn.Sigmoid(), nn.Tanh(), nn.Dropout(0.5), nn.Linear(9, 5))
+    return nn.Sequential(nn.Flatten(), nn.Linear(196, 10), *layers)
+
+
+def squashed_images() -> nn.Module:
+    """The same between convolutions."""
+    layers = (nn.Sigmoid(), nn.Dropout(0.25), nn.Conv2d(4, 3, 3), nn.Tanh(), nn.Dropout(0.25), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *layers, nn.Linear(300, 5))
+
+
 MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "lenet": (IMAGES, LeNet),
     "classic": (COLOURED, Classic),
     "perceptron": (IMAGES, Perceptron),
+    "squashed": (IMAGES, squashed),
+    "squashed-images": (IMAGES, squashed_images),
     "vgg": (COLOURED, VGGLike),
     "residual": (COLOURED, Residual),
     "inverted": (COLOURED, Inverted),

@@ -129,7 +129,7 @@ def test_the_form_of_a_graph_is_made_once_for_a_model():
     assert BatchedEngine(model, source, STREAMS).net is BatchedProbe(model, source).net
 
 
-@pytest.mark.parametrize("name", ["lenet", "classic"])
+@pytest.mark.parametrize("name", ["lenet", "classic", "squashed", "squashed-images"])
 def test_chains_of_layers_keep_their_forms_written_by_hand(name: str):
     description, make = MODULES[name]
     net = translate(FlatModel(make()).module, description)

@@ -90,33 +90,36 @@ def cut_negative(gradient: Tensor, output: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Squash:
-    """tanh or the logistic function, in place.
+    """tanh or the logistic function, in place; what it gave is kept for the way back, since dropout or another one
+    may overwrite it.
 
     Parameters
     ----------
     kind : {"tanh", "sigmoid"}
+    values : int
+        Values of a row.
     """
 
     trained: ClassVar[bool] = False
 
     kind: str
-    values: int = 0
+    values: int
 
     def bind(self, place: Place, x: Tensor) -> Op:
-        return _SquashOp(self.kind, x)
+        return _SquashOp(self.kind, place, x)
 
 
 class _SquashOp:
-    def __init__(self, kind: str, x: Tensor):
-        self.output = x
+    def __init__(self, kind: str, place: Place, x: Tensor):
+        self.output, self.kept = x, place.take("squashed", *x.shape)
         self.apply = torch.tanh_ if kind == "tanh" else torch.sigmoid_
         self.derive = getattr(torch.ops.aten, f"{kind}_backward").grad_input
 
     def forward(self) -> None:
-        self.apply(self.output)
+        self.kept.copy_(self.apply(self.output))
 
     def backward(self, gradient: Tensor) -> Tensor:
-        self.derive(gradient, self.output, grad_input=gradient)
+        self.derive(gradient, self.kept, grad_input=gradient)
         return gradient
 
 

@@ -180,7 +180,7 @@ class _Translation:
     def squash(self, part: nn.Module) -> None:
         if self.form == WORDS or not self.layers:
             raise NotStackable(f"{type(part).__name__} on words, or on the samples themselves")
-        self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid"))
+        self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid", self.units))
 
     def dropout(self, part: ClientDropout | nn.Dropout) -> None:
         if part.p == 0:
