@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedmpi.common.errors import PartFailure, UserError
@@ -72,7 +72,7 @@ def checks(
 
 
 def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, runs: bool = True) -> Any:
-    """A pytest decorator: the test is called with every `check` of every part.
+    """A pytest decorator: the test is called with every `check` of every part, and skipped where one means nothing.
 
     Parameters
     ----------
@@ -92,7 +92,17 @@ def parametrize_with_checks(choices: Iterable[Any | tuple[Any, Settings]], *, ru
 
     subjects = [_subject(*(choice if isinstance(choice, tuple) else (choice,))) for choice in choices]
     starts = Starts(subjects) if runs else None
-    found = [check for subject in subjects for check in _checks(subject, starts)]
+
+    def skipping(check: Check) -> Check:
+        def run() -> str:
+            try:
+                return check.run()
+            except CheckSkipped as reason:
+                pytest.skip(str(reason))
+
+        return replace(check, run=run)
+
+    found = [skipping(check) for subject in subjects for check in _checks(subject, starts)]
     return pytest.mark.parametrize("check", found, ids=str)
 
 

@@ -292,3 +292,12 @@ def test_the_limit_is_shared_among_the_clients() -> None:
     assert fedmpi.testing.FALSE_ALARM == 1e-4
     remark = stated_inclusion(Subject(part_of("uniform", "client sampler")))
     assert remark.startswith("12 clients, smallest chance 0.") and remark.endswith("refused below 8.3e-06")
+
+
+def test_a_check_that_means_nothing_for_a_part_skips_the_test():
+    mark = fedmpi.testing.parametrize_with_checks(["mse"])
+    started = [check for check in mark.args[1] if "rank" in check.name]
+    assert len(started) >= 2
+    for check in started:
+        with pytest.raises(pytest.skip.Exception, match="for regression"):
+            check()
