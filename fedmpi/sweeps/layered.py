@@ -48,6 +48,11 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
     ----------
     below, above : mapping
         Of `above` what both have counts; a named table that `below` lacks is added at the end.
+
+    Raises
+    ------
+    UserError
+        Two named tables of one list have the same name, so that it does not say which of them is meant.
     """
     found = dict(below)
     for key, value in above.items():
@@ -55,13 +60,19 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
         if isinstance(value, Mapping) and isinstance(under, Mapping):
             found[key] = laid_over(under, value)
         elif _all_named(value) and _all_named(under):
-            found[key] = _by_name(under, value)
+            found[key] = _by_name(key, under, value)
         else:
             found[key] = value
     return found
 
 
-def _by_name(below: list[Values], above: list[Values]) -> list[Values]:
+def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values]:
+    for names in ([table["name"] for table in tables] for tables in (below, above)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(
+                f"two [[sweep.{kind}]] have the name {shown(twice, repr)}: where one file lies over another their names "
+                "tell them apart, so give each its own"
+            )
     places = {table["name"]: table for table in below}
     for table in above:
         places[table["name"]] = laid_over(places.get(table["name"], {}), table)

@@ -103,6 +103,16 @@ def test_what_is_wrong_with_layers_is_said(text: str, said: str, folder: Path) -
     assert said.format(folder / "small.toml") in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("twice", ["whole.toml", "small.toml"])
+def test_a_name_that_two_variants_have_does_not_say_which_is_meant(folder: Path, twice: str) -> None:
+    texts = {"whole.toml": WHOLE, "small.toml": SMALL}
+    texts[twice] += "[[sweep.run]]\nname = 'P'\npreset = 'fedprox'\nlocal.proximal_mu = [0.7]\n"
+    (folder / "whole.toml").write_text(texts["whole.toml"])
+    with pytest.raises(UserError, match=r"two \[\[sweep.run\]\] have the name 'P'"):
+        planned(folder, texts["small.toml"])
+    assert len(plan_sweep(folder / "whole.toml").runs) >= 18, "a file by itself may"
+
+
 def test_a_base_that_leads_back_is_refused(folder: Path) -> None:
     (folder / "other.toml").write_text('base = "small.toml"')
     with pytest.raises(UserError, match=r"small.toml is its own base, through 2 files"):
