@@ -70,7 +70,7 @@ def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values
     for names in ([table["name"] for table in tables] for tables in (below, above)):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(
-                f"two [[sweep.{kind}]] have the name {shown(twice, repr)}: where one file lies over another their names "
+                f"two [[sweep.{kind}]] have the name {shown(twice, repr)}: where one file lies over another names "
                 "tell them apart, so give each its own"
             )
     places = {table["name"]: table for table in below}
