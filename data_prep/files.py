@@ -43,6 +43,17 @@ def growing_h5(path: Path) -> Iterator[GrowingFile]:
         raise
 
 
+@contextmanager
+def nothing_partial(*paths: Path) -> Iterator[None]:
+    """Within: files are grown and completed; none stays under its temporary name where the block is broken off."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            partial_of(path).unlink(missing_ok=True)
+        raise
+
+
 def complete(path: Path, first_client: int = 0, clients: int = 0, samples: int = 0) -> ShardFile:
     """Flush a grown file to the disk and let it appear under `path`; the manifest's entry of it, with its sha256."""
     with whole_file(path) as partial, partial.open("rb+") as stream:
@@ -68,8 +79,8 @@ def partial_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or absent, flushed to the disk."""
-    with whole_file(path) as partial, partial.open("w", encoding="utf-8") as stream:
+    """Write a text file, whole or absent, flushed to the disk; half characters, which JSON may hold, as codes."""
+    with whole_file(path) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.files import complete, growing_h5, reserve, shard_starts, smallest_unsigned, store
+from data_prep.files import complete, growing_h5, nothing_partial, reserve, shard_starts, smallest_unsigned, store
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.room import GrowingFile
@@ -83,7 +83,7 @@ def write_training(plan: ShardPlan, indices: range, folder: Path, tick: Callable
 
     While one shard is filled the one before is flushed and hashed.
     """
-    with ThreadPoolExecutor(1) as finisher:
+    with nothing_partial(*(folder / shard_name(index) for index in indices)), ThreadPoolExecutor(1) as finisher:
         files = []
         for index in indices:
             _fill_shard(plan, index, folder, tick)

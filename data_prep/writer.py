@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import complete, entry, growing_h5, reserve, store, whole_file, write_text
+from data_prep.files import complete, entry, growing_h5, nothing_partial, reserve, store, whole_file, write_text
 from data_prep.folder import abandon, claim, let_go, release
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions.common import Partition
@@ -122,6 +122,7 @@ def write_shards(
     with ExitStack() as after:
         if hold is not None:
             after.callback(let_go, hold)
+            after.enter_context(nothing_partial(*(folder / name for name in (TEST, VALIDATION, EXTRAS))))
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
         rows, offsets = partition.rows, partition.offsets
         if held is None:

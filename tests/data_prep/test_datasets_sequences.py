@@ -122,6 +122,15 @@ def test_comments_of_reddit_are_rows_of_ten(tmp_path: Path) -> None:
     assert len(read("reddit", tmp_path, per_user=1).labels) == 1
 
 
+def test_a_half_character_in_a_word_is_written_as_its_code(tmp_path: Path) -> None:
+    words, y = comment(["hello", "\ud83d"])
+    for part in ("train", "test"):
+        reddit(tmp_path, part, {"7": ([words], [y])})
+    assert main(["reddit", "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]) == 0
+    store = open_store(tmp_path / "out", verify=True)
+    assert store.description.vocabulary == len(store.vocabulary) and "\\ud83d" in store.vocabulary
+
+
 def test_sequences_are_prepared_with_validation_and_read_again(tmp_path: Path) -> None:
     stack_overflow(tmp_path)
     words = ["stackoverflow", "--raw", str(tmp_path), "--length", "5", "--out", str(tmp_path / "out"), "--partition"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data_prep.shard as shard
+import data_prep.writer as writer
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.registry import DATASETS
@@ -28,7 +30,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.opening import open_store
-from fedmpi.data.schema import MANIFEST, PREPARING
+from fedmpi.data.schema import MANIFEST, PREPARING, ShardFile, shard_name
 from fedmpi.records.hold import FOLDER, Hold
 from tests.mpi.launch import REPOSITORY
 
@@ -299,6 +301,33 @@ def test_an_interrupted_preparation_leaves_no_manifest_and_can_be_repeated(tmp_p
     write_shards(RAW, drawn(), out, 2, 0, "c")
     assert set(digests(out)) == {MANIFEST, "test.h5", "train-00000.h5", "train-00001.h5"}
     assert open_store(out, verify=True).samples == ROWS
+
+
+@pytest.mark.parametrize("file", ["train-00001.h5", "val.h5", "test.h5"])
+def test_what_is_ended_between_filling_a_file_and_completing_it_leaves_nothing_half_done(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, complete = shard._fill_shard, shard.complete
+
+    def end_at(name: str) -> None:
+        if name == file:
+            raise KeyboardInterrupt
+
+    def filled(plan: shard.ShardPlan, index: int, *others: Any) -> None:
+        fill(plan, index, *others)
+        end_at(shard_name(index))
+
+    def completed(path: Path, *others: int, **more: int) -> ShardFile:
+        end_at(path.name)
+        return complete(path, *others, **more)
+
+    monkeypatch.setattr(shard, "_fill_shard", filled)
+    for module in (shard, writer):
+        monkeypatch.setattr(module, "complete", completed)
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(RAW, drawn(), tmp_path / "out", 4, 0, "c", val_fraction=0.2)
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "train-00000.h5" in left and not any(file in name for name in left)
 
 
 def test_a_prepared_folder_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
