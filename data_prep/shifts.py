@@ -255,6 +255,8 @@ def with_label_noise(
         given = part.make(options)(raw.labels.copy(), owners, raw.classes, generator)
     labels, rates = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     labels = checked_labels(part, labels, len(raw.labels), raw.classes)
+    if rates is not None:  # the last clients are not among the owners where they hold no row
+        rates = np.pad(rates, (0, max(0, partition.clients - len(rates))))
     return replace(raw, given_labels=labels, extras={**raw.extras, **_kept("label_noise", rates)})
 
 

@@ -124,6 +124,8 @@ def _schema(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
                 schema = reader.schema
     except Exception as error:
         raise UserError(f"{path} cannot be read as {path.suffix} ({raised(error)}); fetch it again") from error
+    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise UserError(f"{path} names several columns {twice[0]!r}; rename or remove all but one")
     return {name: str(schema.field(name).type) for name in schema.names}, _class_names(schema.metadata or {})
 
 

@@ -130,6 +130,10 @@ def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
     for name in wanted:
         if name not in columns:
             raise UserError(f"{raw} has no column {name!r} ({told}); name those of the samples with --features")
+        if name == options.label:
+            raise UserError(
+                f"{raw}: {name!r} is the label column, which no sample is made of; leave it out of --features"
+            )
     found = {kinds[name] for name in wanted}
     if len(found) != 1 or None in found or (found == {"image"} and len(wanted) > 1):
         chosen = ", ".join(f"{name}: {columns[name]}" for name in wanted) or told
@@ -169,9 +173,12 @@ class _Numbers:
         if any(not isinstance(value, int | float) or not abs(value) <= LARGEST for value in flat):
             tally.bad(where, "a value that is no finite number")
             return False
-        if self._rows is None:
+        if self._rows is None and flat:
             self.shape, self._rows = (len(flat),), Scratch((len(flat),), np.float32)
-        if len(flat) != self.shape[0] or not flat:
+        if self._rows is None:
+            tally.bad(where, "no number")
+            return False
+        if len(flat) != self.shape[0]:
             tally.bad(where, f"{len(flat)} numbers where the first row has {self.shape[0]}")
             return False
         self._block.append(flat)

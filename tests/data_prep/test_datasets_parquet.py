@@ -111,6 +111,14 @@ def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
     assert named.feature_names == ("who", "a") and named.users is None
 
 
+def test_a_row_without_numbers_does_not_say_how_many_the_others_have(tmp_path: Path) -> None:
+    columns = {"x": [[], *([1.0, float(row)] for row in range(10))], "label": [0] * 11}
+    pq.write_table(table(columns), tmp_path / "t.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.feature_shape == (2,) and len(raw.labels) + len(raw.test_y) == 10
+    assert tally.unreadable == 1 and "row 0" in tally.first
+
+
 def test_rows_without_a_label_are_refused_or_left_out(tmp_path: Path) -> None:
     columns = {"x": [float(row) for row in range(20)], "label": [-1, None, *([0, 1] * 9)]}
     pq.write_table(table(columns, ["no", "yes"]), tmp_path / "t.parquet")
@@ -138,6 +146,7 @@ def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> 
         ({"x": [1.0]}, [], "has no column 'label'"),
         ({"x": [1.0], "label": [0]}, ["--user", "who"], "has no column 'who'"),
         ({"x": [1.0], "label": [0]}, ["--features", "y"], "has no column 'y'"),
+        ({"x": [1.0], "label": [0]}, ["--features", "x,label"], "'label' is the label column"),
         ({"x": [1.0], "t": ["a"], "label": [0]}, ["--features", "x,t"], "name them with --features"),
         ({"x": [{"a": 1}], "label": [0]}, [], "name them with --features"),
         ({"x": [1.0], "label": [[0]]}, [], "labels must be whole numbers or texts"),
@@ -153,6 +162,12 @@ def test_columns_that_do_not_fit_are_refused(
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([[1.0], [2.0], [0]], names=["x", "x", "label"]), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="names several columns 'x'"):
+        read(tmp_path)
 
 
 def test_folders_without_files_with_other_columns_or_damaged_ones_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.registry import DATASETS
+from data_prep.partitions import Partition
+from data_prep.shifts import with_label_noise
 from fedmpi.common.errors import PartFailure
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
@@ -142,6 +146,14 @@ def test_noisy_clients_have_wrong_labels_at_their_own_rate(place: Path, name: st
     assert f"{wrong:,} of 12,800 training labels are not the true ones" in store.manifest.notes
     x, y = store.test()
     np.testing.assert_array_equal(y, np.rint(np.asarray(x)[:, 0]).astype(int) % 10)
+
+
+def test_clients_without_a_row_have_a_rate_too() -> None:
+    raw = DATASETS["digits"].read(Path(), ReadOptions(), Tally())
+    rows = np.arange(60)
+    made = Partition(rows, np.array([0, 20, 20, 60, 60, 60]), "given", {})
+    rates = with_label_noise(raw, made, "pair", {}, 0).extras["label_noise"]
+    assert rates.shape == (5,) and (rates[[0, 2]] >= 0.5).all() and not rates[3:].any()
 
 
 def test_labels_drawn_anew_are_uniform(place: Path) -> None:
