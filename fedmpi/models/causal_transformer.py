@@ -127,11 +127,14 @@ def causal_transformer(
     Raises
     ------
     UserError
-        The data are no texts, their targets neither tokens nor classes, or `heads` does not divide `dimension`.
+        The data are no texts, their targets neither tokens nor classes, `heads` does not divide `dimension`, or
+        `layers` is negative.
     """
     length, vocabulary = text_shape(description, "causal-transformer")
     everywhere = predicts_everywhere(description, "causal-transformer")
     if heads < 1 or dimension % heads:
         raise UserError(f"model.heads = {heads} does not divide model.dimension = {dimension}: choose a divisor")
+    if layers < 0:
+        raise UserError(f"model.layers = {layers} is impossible: give the number of blocks")
     width, inner = dimension, widening * dimension
     return CausalTransformer(length, vocabulary, width, heads, layers, inner, dropout, description.classes, everywhere)

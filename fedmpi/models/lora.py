@@ -86,7 +86,17 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
             return made[id(layer)]
         owner, _, last = name.rpartition(".")
         setattr(module.get_submodule(owner), last, made[id(layer)])
+    _forwarded(module)
     return module
+
+
+def _forwarded(module: nn.Module) -> None:
+    """Let torch's encoder layers call their Linear layers: in evaluation they would read the weights past `forward`."""
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # which their fast path asks for, and nothing else
+        elif isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # which nothing but the fast path reads
 
 
 def _named(name: str, targets: Sequence[str]) -> bool:

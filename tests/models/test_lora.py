@@ -178,3 +178,19 @@ def test_a_module_given_as_an_object_takes_them_too():
 def five() -> nn.Module:
     torch.manual_seed(1)
     return nn.Linear(5, 3)
+
+
+def test_torchs_own_encoder_is_evaluated_with_its_matrices():
+    """Its fast path, taken in evaluation alone, would read the weights of Linear layers and pass the matrices by."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    small, x = with_lora(nn.TransformerEncoder(layer, 2), OPTIONS), torch.randn(3, 5, 8)
+    for name, value in small.named_parameters():
+        if "lora_b" in name:
+            nn.init.normal_(value)
+    for hidden in (None, torch.arange(5) >= torch.tensor([[5], [3], [2]])):
+        shown = torch.ones(3, 5, dtype=torch.bool) if hidden is None else ~hidden
+        expected = small.train()(x, src_key_padding_mask=hidden)
+        with torch.inference_mode():
+            found = small.eval()(x, src_key_padding_mask=hidden)
+        assert torch.allclose(found[shown], expected[shown], atol=1e-5)

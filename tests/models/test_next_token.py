@@ -62,6 +62,8 @@ def test_other_targets_and_other_samples_are_refused(name: str):
         build(name, {}, DataDescription((4,), "float32", 2, "vector", 0, (), ()), seed=0)
 
 
-def test_heads_divide_the_vector():
+def test_heads_divide_the_vector_and_no_model_has_less_than_no_layers():
     with pytest.raises(UserError, match="model.heads = 3 does not divide model.dimension = 16"):
         build("causal-transformer", {"dimension": 16, "heads": 3}, TOKENS, seed=0)
+    with pytest.raises(UserError, match="model.layers = -1 is impossible"):
+        build("causal-transformer", {"layers": -1}, TOKENS, seed=0)
