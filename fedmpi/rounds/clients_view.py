@@ -29,7 +29,7 @@ from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.copies.warps import AugmentedData
 from fedmpi.data.divergence import label_distances
 from fedmpi.data.source import ClientData
-from fedmpi.local.failures import OnDivergence
+from fedmpi.local.failures import OnDivergence, check_update, named_client
 from fedmpi.local.traits import couples_in_evaluation, forward_traits, kept_generator, seed_module
 from fedmpi.local.work import ClientTask
 from fedmpi.models.memory import halved
@@ -267,8 +267,9 @@ class ClientsView:
         for place, client in enumerate(clients.tolist()):
             task = ClientTask(client, None, 0.0, visit=FINE_TUNING)
             try:
-                with during(plan.round):
+                with during(plan.round), named_client(client, self.cluster.rank):
                     self.trainer.engine.sequential.advance(self._point.copy_(w), task, rule, plan.round)
+                    check_update(self._point - w, rule.lr)
             except ClientFailure as failure:
                 self._leaving.leave_out(failure, plan.round)
                 continue
