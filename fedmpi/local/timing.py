@@ -5,6 +5,7 @@ Streams are keyed by client and round, so a trial uses up no random numbers and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -99,7 +100,9 @@ def relative_difference(
                 engine.train(signed, start, rule, round, total)
             lengths.append(float(total.tensor.norm()))
     apart, length = lengths[1], lengths[0]
-    return apart / length if length else 0.0
+    if not length:
+        return math.inf if apart else 0.0
+    return apart / length
 
 
 @contextmanager

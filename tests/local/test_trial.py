@@ -17,7 +17,7 @@ from fedmpi.config import Config
 from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
-from fedmpi.local.timing import time_engines
+from fedmpi.local.timing import relative_difference, time_engines
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, relative_error, summed, tasks_of
 
@@ -189,3 +189,17 @@ def test_engines_that_agree_to_rounding_are_told_apart_by_time_alone(caplog: pyt
     [line] = [record.getMessage() for record in caplog.records if "of their length" in record.getMessage()]
     assert float(line.split("by ")[1].split()[0]) < 1e-5
     assert not held.open
+
+
+class Still(Watch):
+    """An engine that changes nothing."""
+
+    def train(self, tasks, start, rule, round, total):
+        return WorkReport()
+
+
+def test_an_update_where_there_is_none_alone_is_no_rounding(clock: Clock):
+    source, still, astray = InMemorySource(SMALL_IMAGES, SIZES), Still("a", clock, 0), Astray("b", clock, 0)
+    given = tasks_of(source), torch.zeros(4), RULE, 0, source.sizes
+    assert relative_difference((still, astray), *given) == np.inf
+    assert relative_difference((still, still), *given) == 0

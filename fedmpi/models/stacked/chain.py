@@ -50,9 +50,10 @@ def _relu(traced: Traced, node: fx.Node) -> nn.Module | None:
 
 def _reshaped(traced: Traced, node: fx.Node) -> nn.Module | None:
     """A change of shape that joins all values of a sample, or none."""
-    before, after = (traced.tensor(one) for one in (node.args[0], node))  # type: ignore[arg-type]
+    given = next(one for one in node.all_input_nodes if traced.tensor(one) is not None)
+    before, after = traced.tensor(given), traced.tensor(node)
     assert before is not None and after is not None
-    if traced.along(node.args[0]) != SAMPLES_FIRST:  # type: ignore[arg-type]
+    if traced.along(given) != SAMPLES_FIRST:
         return None
     if before.shape == after.shape:
         return nn.Identity()

@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
 from fedmpi.models.stacked.dense import Dropout, DropoutOp
 from fedmpi.models.stacked.forms import ELEMENT_BY_ELEMENT, FUNCTIONS, LAYERS, Form, mapped, mapped_layer
-from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, named
+from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, in_place, named
 from fedmpi.models.stacked.weights import Weight, finish
 
 SAMPLES, CLIENT, SHARED, NUMBER = "samples", "client", "shared", "number"
@@ -396,6 +396,8 @@ class Writer:
             function = f"{self._written(node.args[0])}.{node.target}" if method else self._held(node.target)
             self._plain(node, function, skip=int(method))
             return
+        if self.kinds.get(node.all_input_nodes[0]) == CLIENT and (in_place(node) or "data" in node.args[1:]):
+            raise self.refuse(node, "may change what parameters are made of")
         own = FUNCTIONS.get(node.target)
         simple = ELEMENT_BY_ELEMENT.get(node.target)
         example = self.traced.tensor(node)

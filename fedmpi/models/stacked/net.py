@@ -12,6 +12,7 @@ from torch import fx, nn
 import fedmpi.models.stacked.attention
 import fedmpi.models.stacked.convolution
 import fedmpi.models.stacked.recurrent  # noqa: F401
+from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
 from fedmpi.models.stacked.chain import chain
@@ -88,15 +89,25 @@ def _followed(module: nn.Module, description: DataDescription) -> StackedNet:
         if any(b is not None and b.is_floating_point() and n not in part._non_persistent_buffers_set for n, b in kept):
             raise NotStackable(f"{type(part).__name__} keeps statistics or other values beside its parameters")
     traced = trace(module, description, LAYERS)
-    parts = chain(traced)
-    if parts is not None:
-        try:
-            return sequence(module, description, parts)
-        except NotStackable:
-            pass
-    net = _graph_net(traced, description)
+    try:
+        net = _by_hand(traced, description) or _graph_net(traced, description)
+    except NotStackable:
+        raise
+    except Exception as error:  # whatever a form cannot do, the sequential engine can
+        raise NotStackable(f"{type(module).__name__} has no stacked form: {raised(error)}") from error
     check(net, module, description)
     return net
+
+
+def _by_hand(traced: Traced, description: DataDescription) -> StackedNet | None:
+    """The form of a graph that is one layer after another, and nothing else."""
+    parts = chain(traced)
+    if parts is None:
+        return None
+    try:
+        return sequence(traced.module, description, parts)
+    except NotStackable:
+        return None
 
 
 def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:

@@ -96,6 +96,8 @@ def parts_of(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of a module, nn.Sequential opened."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         raise NotStackable(f"{type(module).__name__} has hooks")
+    if "forward" in vars(module):
+        raise NotStackable(f"a {type(module).__name__} was given another forward")
     if type(module) is nn.Sequential:
         for child in module:
             yield from parts_of(child)
@@ -119,6 +121,8 @@ class _Translation:
         for parameter in self.module.parameters():
             if not parameter.requires_grad:
                 raise NotStackable("some parameters are frozen")
+            if parameter._backward_hooks:
+                raise NotStackable("a parameter has hooks")
             self.offsets[id(parameter)] = self.size
             self.size += parameter.numel()
 
@@ -180,7 +184,18 @@ class _Translation:
     def squash(self, part: nn.Module) -> None:
         if self.form == WORDS or not self.layers:
             raise NotStackable(f"{type(part).__name__} on words, or on the samples themselves")
+        if isinstance(part, nn.Sigmoid) and self._cut():
+            raise NotStackable("Sigmoid in the place of ReLU's outputs, which tell ReLU where they were cut")
         self.layers.append(Squash("tanh" if isinstance(part, nn.Tanh) else "sigmoid", self.units))
+
+    def _cut(self) -> bool:
+        """Whether the next layer in place would write over outputs of ReLU."""
+        for layer in reversed(self.layers):
+            if isinstance(layer, ReLU):
+                return True
+            if not isinstance(layer, Squash | Dropout | Flatten):
+                break
+        return False
 
     def dropout(self, part: ClientDropout | nn.Dropout) -> None:
         if part.p == 0:
@@ -226,7 +241,7 @@ class _Translation:
     def adaptive_mean_pool(self, part: nn.AdaptiveAvgPool2d) -> None:
         self.need_columns(part)
         _, *sizes = self.shape
-        given = part.output_size if isinstance(part.output_size, tuple) else (part.output_size, part.output_size)
+        given = part.output_size if isinstance(part.output_size, tuple | list) else (part.output_size, part.output_size)
         wanted = [size if one is None else one for one, size in zip(given, sizes, strict=True)]
         if any(size % one for one, size in zip(wanted, sizes, strict=True)):
             raise NotStackable("AdaptiveAvgPool2d to sizes that do not divide the image's")
@@ -280,8 +295,8 @@ class _Translation:
 
 
 def _pair(value: object) -> tuple[int, int]:
-    if isinstance(value, tuple):
-        return int(value[0]), int(value[1])
+    if isinstance(value, tuple | list):
+        return int(value[0]), int(value[-1])
     assert isinstance(value, int)
     return value, value
 

@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from fedmpi.common.errors import raised
+from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout as ClientDropout
 from fedmpi.models.stacked.base import NotStackable
@@ -31,6 +32,7 @@ ROWS = 3, 5
 SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "element_size", "get_device"}
 SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "requires_grad", "is_nested"}
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn", "randint")
+AUGMENTED = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"}
 DROPOUTS = (ClientDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
@@ -114,12 +116,17 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     """
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
         raise NotStackable(f"{type(module).__name__} has hooks")
+    if any(parameter._backward_hooks for parameter in module.parameters()):
+        raise NotStackable("a parameter has hooks")
     tracer = _Tracer(leaves, tuple(made_up(module, description, rows) for rows in ROWS))
     was_training = module.training
     module.train()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=tracer.devices), _undone(module), _factories(tracer):
+        with torch.no_grad(), kept_generators(), _undone(module), _factories(tracer):
+            before = generator_states()
             graph = tracer.trace(module)
+            if drawn := drawn_from(before):
+                raise NotStackable(f"{type(module).__name__} draws from the global generator of {drawn[0]}")
     except NotStackable:
         raise
     except KeyboardInterrupt:
@@ -230,6 +237,11 @@ class _Proxy(fx.Proxy):
 
     tracer: _Tracer
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("tracer", "node"):
+            raise NotStackable(f"{_line()}: .{name} of a tensor is set")
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         if callable(getattr(self.tracer.examples[self.node][0], name)):
             return fx.proxy.Attribute(self, name)
@@ -281,18 +293,23 @@ def _why(error: BaseException) -> str:
 
 @contextmanager
 def _undone(module: nn.Module) -> Iterator[None]:
-    """Within: attributes may be set on the module and its parts; afterwards they are as before.
+    """Within: attributes may be set on the module and its parts, buffers changed; afterwards they are as before.
 
     Raises
     ------
     NotStackable
-        Some were set: the module keeps something from call to call.
+        Some were: the module keeps something from call to call.
     """
     before = [(part, dict(part.__dict__)) for part in module.modules()]
+    buffers = [(part, one, one.clone(), one._version) for part in module.modules() for one in part.buffers(False)]
     changed = ""
     try:
         yield
     finally:
+        for part, buffer, value, version in buffers:
+            if buffer._version != version:
+                changed = changed or type(part).__name__
+                buffer.copy_(value)
         for part, held in before:
             now = part.__dict__
             for name in [name for name in now if name.startswith("_tensor_constant") and name not in held]:
@@ -327,12 +344,16 @@ def _factories(tracer: _Tracer) -> Iterator[None]:
             setattr(torch, name, original)
 
 
+def in_place(node: fx.Node) -> bool:
+    """Whether a function changes its first operand."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in AUGMENTED or name.endswith("_") and not name.endswith("__") or bool(node.kwargs.get("inplace"))
+
+
 def _drop_unused(graph: fx.Graph) -> None:
     """Remove nodes that nothing reads, unless they change a value in place."""
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        in_place = name.endswith("_") and not name.endswith("__") or node.kwargs.get("inplace")
-        if node.op != "call_module" and not in_place:
+        if node.op != "call_module" and not in_place(node):
             graph.erase_node(node)

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedmpi.data.schema import DataDescription
+from fedmpi.models.dropout import ClientMasks, draw_mask
+from fedmpi.models.dropout import Dropout as ClientDropout
 from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.sequence import StackedNet
@@ -61,9 +64,14 @@ def check(net: StackedNet, module: nn.Module, description: DataDescription) -> N
     towards = torch.randn(2, ROWS, outputs, generator=generator, dtype=own.dtype).to(flat.device)
     was_training = module.training
     try:
-        with _without_dropout(module.train()), torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else []):
-            expected = [_own(module, flat[client], samples[client], towards[client]) for client in (0, 1)]
-            found = _stacked(net, flat, samples, towards, description)
+        forked = torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else [])
+        with _dropout(module.train()) as dropout, forked:
+            expected = []
+            for client in (0, 1):
+                for layer in dropout:
+                    layer.masks.source = ClientMasks(_stream(client))
+                expected.append(_own(module, flat[client], samples[client], towards[client]))
+            found = _stacked(net, flat, samples, towards, bool(dropout))
     except NotStackable:
         raise
     except Exception as error:  # whatever the form cannot do, the sequential engine can
@@ -100,7 +108,7 @@ def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> t
 
 
 def _stacked(
-    net: StackedNet, flat: Tensor, samples: list[Tensor], towards: Tensor, description: DataDescription
+    net: StackedNet, flat: Tensor, samples: list[Tensor], towards: Tensor, drops: bool
 ) -> list[tuple[Tensor, Tensor]]:
     """The same of both clients, side by side."""
     values, workspace = _Values(net, flat), Workspace(flat.dtype, flat.device)
@@ -124,14 +132,18 @@ def _stacked(
         current = ops[-1].output
     if tables is not None and isinstance(ops[0], EmbeddingOp):
         ops[0].table, ops[0].target, ops[0].words = tables.values, tables.gradient, tables.rows
-        assert isinstance(ops[1], GraphOp)
-        ops[1].tokens = x, tables.rows
+        if isinstance(ops[1], GraphOp):
+            ops[1].tokens = x, tables.rows
     gradient = towards.clone()
     gradient[1, COUNTS[1] :] = 0
+    streams = [_stream(client) for client in (0, 1)]
     with torch.no_grad():
         for op in ops:
             for dropout in dropouts_of(op):
                 dropout.drawn.fill_(1)
+                for client, count in enumerate(COUNTS if drops else ()):
+                    mask = draw_mask(streams[client], count, dropout.units, dropout.p)
+                    dropout.drawn[client, :count] = torch.from_numpy(mask)
             op.forward()
         outputs = current.clone()
         for op in reversed(ops[net.first_trained :]):
@@ -148,15 +160,25 @@ def _stacked(
     return found
 
 
+def _stream(client: int) -> np.random.Generator:
+    """Where a client's masks come from."""
+    return np.random.Generator(np.random.Philox(client))
+
+
 @contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    """Within: the model's dropout layers pass everything on."""
+def _dropout(module: nn.Module) -> Iterator[list[ClientDropout]]:
+    """Within: the model's dropout layers, which are to be given masks; none where some are torch's own, which then pass
+    everything on."""
     layers = [layer for layer in module.modules() if isinstance(layer, DROPOUTS)]
-    before = [layer.p for layer in layers]
+    own = [layer for layer in layers if isinstance(layer, ClientDropout)]
+    drops = len(own) == len(layers)
+    chances, sources = [layer.p for layer in layers], [layer.masks.source for layer in own]
     for layer in layers:
-        layer.p = 0.0
+        layer.p = layer.p if drops else 0.0
     try:
-        yield
+        yield own if drops else []
     finally:
-        for layer, p in zip(layers, before, strict=True):
+        for layer, p in zip(layers, chances, strict=True):
             layer.p = p
+        for masked, source in zip(own, sources, strict=True):
+            masked.masks.source = source
