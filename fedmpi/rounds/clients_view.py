@@ -309,12 +309,13 @@ class ClientsView:
         return shares
 
     def _distances(self, clients: Ints) -> Floats:
-        """How far each one's class shares are from those of all together, as of `label_distances`."""
+        """How far each one's class shares are from those of all together, as of `label_distances`; NaN without any."""
         if self._far is None or self._far[0] is not clients:
             far, step = np.empty(len(clients)), max(1, CELLS_AT_ONCE // len(self._label_mix))
             for first in range(0, len(clients), step):
                 some = slice(first, first + step)
                 far[some] = label_distances(self.rows.data.store.class_counts(clients[some]), self._label_mix)
+            far[self.rows.data.store.sizes[clients] == 0] = np.nan
             self._far = clients, far
         return self._far[1]
 

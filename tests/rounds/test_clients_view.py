@@ -147,6 +147,13 @@ def test_how_often_they_were_used_and_how_far_their_labels_are_from_all():
         assert far == pytest.approx(np.abs(np.bincount(own, minlength=3) / len(own) - shares).sum())
 
 
+def test_a_client_with_held_out_rows_alone_has_no_label_mix():
+    done = fedmpi.run("fedavg", SMALL, data=arrays((0, 2, 1, 0, 0, 0, 0, 0)))
+    last = last_evaluation(done.clients)
+    assert last["client"].tolist() == [1, 2] and last["training_samples"].tolist() == [0, 30]
+    assert np.isnan(last["label_distance"]).tolist() == [True, False]
+
+
 def _span(part: str) -> range:
     first, _, last = part.partition("-")
     return range(int(first), int(last or first) + 1)
