@@ -5,12 +5,12 @@ So a small variant of an experiment says what is smaller and nothing else, and s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.config.layers import read_toml
+from fedmpi.config.layers import dotted, read_toml
 
 Values = dict[str, Any]
 BASE = "base"
@@ -39,6 +39,26 @@ def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
         table = read_toml(path)
         layers.insert(0, table)
     return layers
+
+
+def refuse_unheard(layers: Sequence[Mapping[str, Any]], origin: str) -> None:
+    """Refuse a layer's single value for a key of which [sweep] of a lower one has a list, which would win unheard.
+
+    Raises
+    ------
+    UserError
+    """
+    listed: set[str] = set()
+    for layer in layers:
+        swept = layer.get("sweep")
+        own = set(dotted(dict(swept))) if isinstance(swept, Mapping) else set()
+        for key, value in dotted({name: part for name, part in layer.items() if name != "sweep"}).items():
+            if key in listed - own:
+                raise UserError(
+                    f"{origin}: {key} = {shown(value, repr)} would change no run, for [sweep] of the file below has a "
+                    "list of it: set it in [sweep], as a list"
+                )
+        listed |= own
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:

@@ -23,7 +23,7 @@ from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
 from fedmpi.config.loading import build_config
 from fedmpi.config.writing import config_toml
 from fedmpi.sweeps.labels import run_name, short_keys, shown_value
-from fedmpi.sweeps.layered import laid_over, read_layers
+from fedmpi.sweeps.layered import laid_over, read_layers, refuse_unheard
 from fedmpi.sweeps.prepared import Preparation, words_of
 
 Values = dict[str, Any]
@@ -115,6 +115,8 @@ def plan_sweep(
     """
     origin = "the sweep" if isinstance(given, Mapping) else str(given)
     layers = read_layers(given if isinstance(given, Mapping) else Path(given))
+    if len(layers) > 1:
+        refuse_unheard(layers, origin)
     table: Values = reduce(laid_over, layers, {})
     for name in table:
         if name not in Config.model_fields and name not in OF_A_SWEEP and "." not in name:

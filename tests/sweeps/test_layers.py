@@ -92,6 +92,14 @@ def test_files_lie_over_files_that_lie_over_others(folder: Path) -> None:
         ('base = "whole.toml"\n[swep]\nseed = [1]', "unknown key swep in {}; did you mean sweep?"),
         ('base = "none.toml"', "none.toml"),
         (
+            'base = "whole.toml"\nseed = 7',
+            "{}: seed = 7 would change no run, for [sweep] of the file below has a list of it",
+        ),
+        (
+            'base = "whole.toml"\n[data]\nshards = "even"',
+            "{}: data.shards = 'even' would change no run, for [sweep] of the file below has a list of it",
+        ),
+        (
             'base = "whole.toml"\n[prepare.more]\npartition = "iid"',
             '{}: [prepare.more] is used by no run: write data.shards = "more" where it is',
         ),
