@@ -127,6 +127,8 @@ def targets_of(raw: Path | str, content: Arrays, options: ReadOptions) -> str:
         They cannot be what the user says.
     """
     y = content["y"]
+    if 0 in y.shape[1:]:
+        raise UserError(f"{raw}: y is {y.shape}: a sample has no target")
     if y.ndim < 2 or not y.size:
         if options.targets in ("tokens", "multilabel"):
             raise UserError(f"{raw}: y is {y.shape}, but targets that are {options.targets} have several values each")

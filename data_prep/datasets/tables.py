@@ -140,6 +140,8 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
             raise UserError(
                 f"{path} has no column {name!r} ({', '.join(header[:12])}); name the label column with --label"
             )
+    if len(set(targets)) < len(targets):
+        raise UserError(f"--label {label} names a column twice; name each once")
     for name in (*targets, USER_COLUMN):
         if header.count(name) > 1:
             raise UserError(f"{path} names {header.count(name)} columns {name!r}; rename or remove all but one")

@@ -12,6 +12,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.files import hold_out
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
+from fedmpi.common.errors import UserError
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 
@@ -107,6 +108,7 @@ def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, capsys: p
     ("words", "message"),
     [
         (["--label", "rain,snow"], "has no column 'snow'"),
+        (["--label", "rain,rain"], "names a column twice"),
         (["--label", "rain,wind", "--targets", "classification"], "a class is one value"),
         (["--label", "rain", "--targets", "multilabel"], "have several values each"),
         (["--label", "user", "--targets", "regression"], "targets that are no classes are numbers"),
@@ -123,6 +125,12 @@ def test_targets_that_are_not_what_is_said_are_refused(
     assert main([*command, *words]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_targets_of_no_value_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.zeros((9, 2)), y=np.zeros((9, 0), np.int64))
+    with pytest.raises(UserError, match="a sample has no target"):
+        read(tmp_path / "t.npz")
 
 
 def test_targets_of_another_shape_in_the_test_part_are_refused(
