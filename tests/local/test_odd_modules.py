@@ -216,6 +216,20 @@ def orthogonal() -> nn.Module:
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(12, CLASSES))
 
 
+class Gated(nn.Module):
+    """A small share of the outputs comes from what is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.fc = nn.Linear(196, 12), nn.Linear(196, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        with torch.no_grad():
+            gate = self.gate(x).mean(1, keepdim=True)
+        return self.fc(x) * (1 + gate * 1e-3)
+
+
 class TiedWords(nn.Module):
     """The table of words is also what scores the classes."""
 
@@ -347,3 +361,7 @@ def test_numbers_of_clients_and_rows_are_not_taken_for_one_another(name: str, si
     reason, apart = both(name, sizes, LocalRule(lr=0.1, epochs=2, batch_size=5))
     assert reason is None
     assert apart[1] < 1e-12
+
+
+def test_a_small_part_that_is_not_trained_alone_is_not_trained_side_by_side():
+    assert "does not train alone" in str(why_not_side_by_side(FlatModel(Gated()), IMAGES))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.arithmetic import full_precision
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import ClientMasks, draw_mask
 from fedmpi.models.dropout import Dropout as ClientDropout
@@ -56,6 +57,7 @@ def check(net: StackedNet, module: nn.Module, description: DataDescription) -> N
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(0)
     own = torch.cat([parameter.detach().reshape(-1).cpu() for parameter in parameters])
+    counts = [parameter.numel() for parameter in parameters]
     spread = own.abs().mean() + 1e-3
     flat = torch.stack([own, own + 0.3 * spread * torch.randn(own.shape, generator=generator, dtype=own.dtype)])
     flat = flat.to(parameters[0].device)
@@ -65,7 +67,7 @@ def check(net: StackedNet, module: nn.Module, description: DataDescription) -> N
     was_training = module.training
     try:
         forked = torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else [])
-        with _dropout(module.train()) as dropout, forked:
+        with _dropout(module.train()) as dropout, forked, full_precision():
             expected = []
             for client in (0, 1):
                 for layer in dropout:
@@ -88,6 +90,10 @@ def check(net: StackedNet, module: nn.Module, description: DataDescription) -> N
                     f"{type(module).__name__}, tried side by side, gives other {what} (by {difference:.1g}) than "
                     "alone: its samples see one another"
                 )
+        whole = float(expected[client][1].norm())
+        for mine, theirs in zip(*(torch.split(some[client][1], counts) for some in (found, expected)), strict=True):
+            if not theirs.any() and not float(mine.norm()) <= limit * whole / 100:
+                raise NotStackable(f"{type(module).__name__}, tried side by side, trains what it does not train alone")
 
 
 def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
