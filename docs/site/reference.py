@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ INCLUDED = {
 """Pages of the site that hold a file from outside docs."""
 
 
-class Made(SphinxDirective):
+class Made(SphinxDirective, ABC):
     """A directive whose content is Markdown that `lines` makes."""
 
+    @abstractmethod
     def lines(self) -> Iterator[str]:
         """Of Markdown."""
-        raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
         text = "\n".join(self.lines()).splitlines()

@@ -20,6 +20,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.frames import innermost
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
@@ -27,14 +28,8 @@ from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, o
 MARKS = "__fedmpi__"
 """The attribute in which a decorated object keeps its kind, its built-in name and its marks."""
 
-DIGITS = "digits"
-"""The name of the embedded data set."""
-
 SOURCE = "data source"
 """The kind of what makes the data of a run."""
-
-ARRAYS = "ClientArrays"
-"""What begins the names of data that were given as arrays, and that no name brings back."""
 
 Chosen = TypeVar("Chosen", bound=Callable[..., Any])
 
@@ -433,23 +428,6 @@ def _line_of(error: BaseException) -> str:
     """The line of the user's at which an import failed, " (file:line)"."""
     line = innermost(traceback.extract_tb(error.__traceback__))
     return f" ({line})" if line else ""
-
-
-def is_digits(choice: Any) -> bool:
-    """Whether a choice of `data.shards` names the embedded digits: "digits" or "digits:key=value,..."."""
-    return isinstance(choice, str) and choice.partition(":")[0] == DIGITS
-
-
-def in_memory(where: Any) -> bool:
-    """Whether `data.shards` names data in memory: no text, or "package.module:function" and not a folder."""
-    if not isinstance(where, str):
-        return not isinstance(where, Path)
-    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.-]+", where)) and not Path(where).exists()
-
-
-def makes_data(where: Any) -> bool:
-    """Whether a choice of `data.shards` makes data, with options: the digits, a function, or the name of one."""
-    return is_digits(where) or (in_memory(where) and not (isinstance(where, str) and where.startswith(f"{ARRAYS}:")))
 
 
 def built_in_name(chosen: Any) -> str | None:

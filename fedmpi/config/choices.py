@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from fedmpi.common.data_choices import makes_data
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import positional
-from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, makes_data, parts, resolve
+from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, parts, resolve
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables

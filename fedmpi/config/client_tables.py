@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedmpi.common.registry import DIGITS
+from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import (
     OWN,

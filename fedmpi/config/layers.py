@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedmpi.common.data_choices import DIGITS, is_digits
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
-from fedmpi.common.registry import DIGITS, is_digits
 from fedmpi.config.base import written
 from fedmpi.config.choices import without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key

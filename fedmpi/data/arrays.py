@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.calling import calling, takes
+from fedmpi.common.data_choices import ARRAYS
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import ARRAYS, resolve
+from fedmpi.common.registry import resolve
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription, Manifest, Modality, ShardFile
 from fedmpi.data.shardfile import ShardData

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import DIGITS, register
+from fedmpi.common.registry import register
 
 
 @register("data source", name=DIGITS)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import DIGITS
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.arrays import ArrayShard
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid

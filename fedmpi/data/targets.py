@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedmpi.common.data_choices import ARRAYS as NAME
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import ARRAYS as NAME
 from fedmpi.common.task_kinds import IGNORED, TARGETS
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
-from fedmpi.common.registry import KINDS, Part, in_memory, is_digits, load, resolve
+from fedmpi.common.registry import KINDS, Part, load, resolve
 from fedmpi.config import Config
 
 log = logging.getLogger("fedmpi")

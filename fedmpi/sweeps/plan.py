@@ -15,8 +15,8 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.registry import DIGITS
 from fedmpi.config import Config
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
