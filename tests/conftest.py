@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Hundreds of processes that the tests start import the package from its sources: its bytecode is kept, whatever the
+# environment says, for they would compile it again and again (a fifth of a short run's time).
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")
