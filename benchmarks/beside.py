@@ -4,8 +4,10 @@
     python -m benchmarks.beside W1 W2 --set local.algorithm=scaffold         those settings against the workload's own
 
 A pass runs both, the first one first in odd passes and second in even ones; the ratio is taken within a pass. Printed
-are the median of the passes and the lowest and highest. W1 and W2 name the batched engine: a trial by time could choose
-differently in the two.
+are the median of the passes and the lowest and highest. On a machine whose speed wavers the last column says more: the
+ratio of the fast rounds, where nothing else held either up (the lowest tenth of all rounds of all passes), with a 95 %
+interval of drawing the passes again (the bootstrap's percentiles). W1 and W2 name the batched engine: a trial by time
+could choose differently in the two.
 """
 
 from __future__ import annotations
@@ -14,23 +16,31 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.contestants import REPOSITORY, fedmpi_command, read_run, settings
 from benchmarks.measure import run_tree
 from benchmarks.workloads import WARM_UP, WORKLOADS, Workload, prepare
 
+FAST = 0.1
+"""Share of the rounds that count as fast."""
 
-def seconds_a_round(keys: dict[str, object], ranks: int, tree: Path, out: Path) -> float:
-    """Median seconds of the rounds of one run, those of warming up left out."""
+
+def seconds_of_rounds(keys: dict[str, object], ranks: int, tree: Path, out: Path) -> list[float]:
+    """Seconds of the rounds of one run, those of warming up left out."""
     out.mkdir(parents=True)
     command = fedmpi_command(ranks, keys, out)
     run_tree(command, out / "log.txt", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}, tree)
-    return float(statistics.median(read_run(out)["seconds"][WARM_UP:]))
+    return [float(seconds) for seconds in read_run(out)["seconds"][WARM_UP:]]
 
 
-def ratios(workload: Workload, asked: argparse.Namespace, data: Path, work: Path) -> list[tuple[float, float]]:
-    """Seconds of a round of the one and of the other, pass by pass."""
+def measured(
+    workload: Workload, asked: argparse.Namespace, data: Path, work: Path
+) -> list[tuple[list[float], list[float]]]:
+    """Seconds of the rounds of the one and of the other, pass by pass."""
     prepare(workload, data)
     engine = {"local.engine": "batched"} if workload.name in ("W1", "W2") else {}
     own = {**settings(workload, data), **engine}
@@ -40,14 +50,25 @@ def ratios(workload: Workload, asked: argparse.Namespace, data: Path, work: Path
         ways = [("one", own, REPOSITORY), ("other", other, asked.other or REPOSITORY)]
         found = {}
         for name, keys, tree in ways if number % 2 == 0 else reversed(ways):
-            found[name] = seconds_a_round(keys, asked.ranks, tree, work / f"{workload.name}-{number}-{name}")
+            found[name] = seconds_of_rounds(keys, asked.ranks, tree, work / f"{workload.name}-{number}-{name}")
         pairs.append((found["one"], found["other"]))
-        print(
-            f"pass {number + 1}  {workload.name}  {1e3 * found['one']:.1f}  {1e3 * found['other']:.1f} ms",
-            file=sys.stderr,
-            flush=True,
-        )
+        one, other = (1e3 * statistics.median(rounds) for rounds in pairs[-1])
+        print(f"pass {number + 1}  {workload.name}  {one:.1f}  {other:.1f} ms", file=sys.stderr, flush=True)
     return pairs
+
+
+def fast_ratio(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
+    """Ratio of the seconds of fast rounds: the quantile `FAST` of all rounds of each."""
+    one, other = (np.quantile(np.concatenate(rounds), FAST) for rounds in zip(*pairs, strict=True))
+    return float(other / one)
+
+
+def bootstrap(pairs: Sequence[tuple[list[float], list[float]]], draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of `fast_ratio`: percentiles over passes drawn again with replacement."""
+    generator = np.random.default_rng(0)
+    drawn = [fast_ratio([pairs[i] for i in generator.integers(0, len(pairs), len(pairs))]) for _ in range(draws)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def main() -> None:
@@ -59,16 +80,20 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     asked = parser.parse_args()
     what = str(asked.other or " ".join(asked.set))
-    print(f"| {asked.ranks} ranks | this, ms a round | {what}, ms a round | that / this (lowest to highest pass) |")
-    print("|---|---:|---:|---:|", flush=True)
+    columns = ("this, ms a round", f"{what}, ms a round", "that / this (lowest to highest pass)", "fast rounds")
+    print(f"| {asked.ranks} ranks | {' | '.join(columns)} |")
+    print("|---|---:|---:|---:|---:|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.workloads:
             workload = WORKLOADS[name]
-            pairs = ratios(workload, asked, Path(folder) / "data", Path(folder) / "work")
-            one, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-            shares = sorted(b / a for a, b in pairs)
+            pairs = measured(workload, asked, Path(folder) / "data", Path(folder) / "work")
+            medians = [(statistics.median(one), statistics.median(other)) for one, other in pairs]
+            one, other = (statistics.median(column) for column in zip(*medians, strict=True))
+            shares = sorted(b / a for a, b in medians)
             spread = f"{statistics.median(shares):.3f} ({shares[0]:.3f} to {shares[-1]:.3f})"
-            print(f"| {name} | {1e3 * one:.1f} | {1e3 * other:.1f} | {spread} |", flush=True)
+            low, high = bootstrap(pairs)
+            fast = f"{fast_ratio(pairs):.3f} [{low:.3f}, {high:.3f}]"
+            print(f"| {name} | {1e3 * one:.1f} | {1e3 * other:.1f} | {spread} | {fast} |", flush=True)
 
 
 if __name__ == "__main__":

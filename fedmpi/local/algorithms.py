@@ -83,11 +83,11 @@ class FedDyn(LocalAlgorithm):
         return _needs_plain_server(config, "its next model is the participants' mean less h/α")
 
     def correction(self, client: Vectors, server: Vectors) -> Tensor:
-        correction: Tensor = -client.g
+        correction: Tensor = client.g.neg()
         return correction
 
     def finish(self, client: Vectors, server: Vectors, work: Work) -> None:
-        client.g -= self.alpha * work.delta
+        client.g.sub_(work.delta, alpha=self.alpha)
 
     def server_step(self, server: Vectors, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
         server.h -= update * (self.alpha * totals.participants / totals.population)

@@ -31,7 +31,7 @@ class _Gradient:
     fused = True
     step = Step(keep=0, rate=1)
 
-    def prepare(self, block: object) -> None:
+    def prepare(self, corrections: object, start: object, into: object) -> None:
         """Nothing is corrected."""
 
     def finish(self, block: object, number: int) -> None:

@@ -111,11 +111,11 @@ class Stack:
         corrected = self._of_words(corrections)
         self._table_block = Block.of(self.tables.values, gradient, self.tables.start, not self.fused, corrected)
         if corrected is not None:
-            optimizer.prepare(self._table_block)
+            optimizer.prepare(corrected, self.tables.start, corrected)
         return self.tables.ids
 
     def _correct(self, corrections: Sequence[Tensor | None] | None, optimizer: StackOptimizer) -> None:
-        """Arrange the corrections of the open clients as the values are."""
+        """Write the corrections of the open clients in the order of the values, as the optimizer needs them."""
         self._block = replace(self._block, correction=None)
         if corrections is None:
             return
@@ -124,12 +124,12 @@ class Stack:
         for number, correction in enumerate(corrections):
             row = self._corrections[number : number + 1]
             if correction is None:
-                row.zero_()
+                optimizer.prepare(row.zero_(), self.start, row)
                 continue
             for slot in self.net.slots:
-                slot.of_stack(row, slot.arranged)[0].copy_(slot.from_flat(correction))
+                own, start = (slot.of_stack(part, slot.arranged)[0] for part in (row, self.start))
+                optimizer.prepare(slot.from_flat(correction), start, own)
         self._block = replace(self._block, correction=self._corrections)
-        optimizer.prepare(self._block.prefix(self.clients))
 
     def _of_words(self, corrections: Sequence[Tensor | None] | None) -> Tensor | None:
         """The corrections of the word vectors that the open clients' texts use, one client's words after another's."""
@@ -202,15 +202,18 @@ class Stack:
         drift : Tensor (d,), optional
             What moved the vectors of words that its texts do not use; by default nothing did.
         """
-        delta = torch.zeros(self.net.size, dtype=self.dtype, device=self.device)
+        whole = self.net.stack_size == self.net.size  # the slots fill all of it
+        delta = (torch.empty if whole else torch.zeros)(self.net.size, dtype=self.dtype, device=self.device)
         if drift is not None and self.tables is not None:
             self._table(delta).copy_(self._table(drift))
-        change = self.values[client : client + 1] - self.start
         for slot in self.net.slots:
-            slot.from_flat(delta).copy_(slot.of_stack(change, slot.arranged)[0])
+            own, start = (
+                slot.of_stack(part, slot.arranged)[0] for part in (self.values[client : client + 1], self.start)
+            )
+            torch.sub(own, start, out=slot.from_flat(delta))
         if self.tables is not None:
-            own = slice(self.tables.bounds[client], self.tables.bounds[client + 1])
-            self._table(delta)[self.tables.rows[own]] = self.tables.values[own] - self.tables.start[own]
+            words = slice(self.tables.bounds[client], self.tables.bounds[client + 1])
+            self._table(delta)[self.tables.rows[words]] = self.tables.values[words] - self.tables.start[words]
         return delta
 
     def _table(self, flat: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class Block:
     first, second, scratch : Tensor, same shape
         Adam's moments and working memory; unused by SGD.
     correction : Tensor, same shape, or None
-        What an algorithm adds to every gradient; once `StackOptimizer.prepare` has seen it, what suits the optimizer.
+        What an algorithm adds to every gradient, as `StackOptimizer.prepare` writes it.
     """
 
     values: Tensor
@@ -72,8 +72,16 @@ class StackOptimizer(Protocol):
     def step(self) -> Step:
         """What the layers do with a gradient."""
 
-    def prepare(self, block: Block) -> None:
-        """Before the first step, where there are corrections: rewrite them as `finish` needs them."""
+    def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
+        """Before the first step: write corrections into a block's, as `finish` needs them.
+
+        Parameters
+        ----------
+        corrections, start : Tensor
+            Of the same shape: what is added to the gradients, and what the server sent.
+        into : Tensor
+            Another tensor of that shape, or `corrections` itself.
+        """
 
     def finish(self, block: Block, number: int) -> None:
         """After the layers' part of step `number` (from 1)."""
@@ -95,15 +103,13 @@ class StackSGD:
         self._towards = LEAST_PULL < pull < 0.5
         self.step = Step(keep=1, rate=-rule.lr / (1 - pull)) if self._towards else Step(keep=1 - pull, rate=-rule.lr)
 
-    def prepare(self, block: Block) -> None:
-        if block.correction is None:
-            return
+    def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
         if self._towards:
-            block.correction.mul_(-1 / self._mu).add_(block.start)
+            torch.add(start, corrections, alpha=-1 / self._mu, out=into)
             return
-        block.correction.mul_(-self._lr)
+        torch.mul(corrections, -self._lr, out=into)
         if self._pull:
-            block.correction.add_(block.start, alpha=self._pull)
+            into.add_(start, alpha=self._pull)
 
     def finish(self, block: Block, number: int) -> None:
         if self._towards:
@@ -127,8 +133,10 @@ class StackAdam:
         self.rule = rule
         self.step = Step(keep=0, rate=1)
 
-    def prepare(self, block: Block) -> None:
+    def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
         """The gradient itself gains the correction."""
+        if into is not corrections:
+            into.copy_(corrections)
 
     def finish(self, block: Block, number: int) -> None:
         rule, gradient, scratch = self.rule, block.gradient, block.scratch
