@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -39,10 +39,13 @@ class Shift:
         (x, client, generator) -> the sample as the client has it.
     levels : float64 (N,)
         Kept beside the shards as the array "feature_shift".
+    told : str
+        What the levels are, for the manifest.
     """
 
     of_sample: OfSample
     levels: Floats
+    told: str
 
     def __call__(self, x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
         """One sample of a client, shifted."""
@@ -71,7 +74,7 @@ def rotation(clients: int, generator: np.random.Generator, *, angles: str = "0,9
     if not np.isfinite(degrees).all():
         raise UserError(f"--angles {angles} are impossible: give finite degrees")
     turned = degrees[generator.permutation(clients) % len(degrees)]
-    return Shift(lambda x, client, _: _turned(x, float(turned[client])), turned)
+    return Shift(lambda x, client, _: _turned(x, float(turned[client])), turned, "degrees counter-clockwise")
 
 
 def _turned(x: AnyArray, angle: float) -> AnyArray:
@@ -87,26 +90,38 @@ def _turned(x: AnyArray, angle: float) -> AnyArray:
 
 
 @register(SHIFT, "noise")
-def noise(clients: int, generator: np.random.Generator, *, level: float = 0.1) -> Shift:
-    """Normal noise is added to every number of a sample; client k of N has the standard deviation level (k + 1) / N.
+def noise(
+    clients: int,
+    generator: np.random.Generator,
+    *,
+    level: float = 0.1,
+    scale: Literal["deviation", "variance"] = "deviation",
+) -> Shift:
+    """Normal noise is added to every number of a sample; client k = 0 ... N - 1 gets level (k + 1) / N of it.
 
     Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-B, noise-based
-    feature imbalance. Images of bytes are meant on the scale x / 255, and are rounded to bytes again.
+    feature imbalance. Paper and README (Xtra-Computing/NIID-Bench) call the level a variance, their code multiplies
+    standard normal numbers by it, which makes it a deviation, and goes from 0 to the level in steps of level / (N - 1).
+    Images of bytes are meant on the scale x / 255, and are rounded to bytes again.
 
     Parameters
     ----------
     level : float
-        Standard deviation of the last client.
+        Of the last client: standard deviation, or variance.
+    scale : {"deviation", "variance"}
+        Which of them the level is.
     """
     if not 0 < level < np.inf:
-        raise UserError(f"--level {level} is impossible: give a standard deviation above 0")
+        raise UserError(f"--level {level} is impossible: give a standard deviation or variance above 0")
     levels = level * np.arange(1, clients + 1) / clients
+    if scale == "variance":
+        levels = np.sqrt(levels)
 
     def noisy(x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
-        scale = _WHITE if x.dtype == np.uint8 else 1.0
-        return np.asarray(x + scale * levels[client] * generator.standard_normal(x.shape))
+        white = _WHITE if x.dtype == np.uint8 else 1.0
+        return np.asarray(x + white * levels[client] * generator.standard_normal(x.shape))
 
-    return Shift(noisy, levels)
+    return Shift(noisy, levels, f"standard deviations; --level {level:g} is the last client's {scale}")
 
 
 def _noisy_rows(
@@ -233,7 +248,9 @@ def shifted(
     changed = replace(
         raw, read=read, extras={**raw.extras, **_kept("feature_shift", getattr(of_sample, "levels", None))}
     )
-    changed = replace(changed, notes=(*raw.notes, f"features shifted client by client: {name}; the test part is not"))
+    told = f" (feature_shift of extras.h5: {of_sample.told})" if isinstance(of_sample, Shift) else ""
+    note = f"features shifted client by client: {name}{told}; the test part is not"
+    changed = replace(changed, notes=(*raw.notes, note))
     return measured(changed) if raw.refit is not None else changed
 
 

@@ -64,19 +64,31 @@ class RootMeanSquaredError:
 class Determination:
     """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; of several numbers a sample, the mean over them.
 
-    A number that is the same in all samples has R² = 1 where it is always met, else 0.
+    A number that is the same in all samples has R² = 1 where it is always met, else 0. Σ y² − n ȳ² would lose the
+    spread of numbers far from 0: every batch gives its own mean and spread, which are joined by Chan, Golub and LeVeque
+    (1979), Eq 1.3. They are kept until the last, 24 D + 8 bytes a batch.
     """
 
+    gathers = True
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Σ (y − ŷ)², Σ y and Σ y² of each number, (D,)."""
+        """Of a batch of b: b (1,), and Σ (y − ŷ)², the mean m of y and Σ (y − m)² of each number, (1, D)."""
         y = targets.double()
-        return {"squares": (outputs.double() - y).square().sum(0), "targets": y.sum(0), "powers": y.square().sum(0)}
+        from_first = y - y[:1]  # exactly 0 of a number that does not change
+        mean = from_first.mean(0, keepdim=True)
+        return {
+            "samples": y.new_tensor([len(y)]),
+            "squares": (outputs.double() - y).square().sum(0, keepdim=True),
+            "mean": y[:1] + mean,
+            "spread": (from_first - mean).square().sum(0, keepdim=True),
+        }
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
         """The mean over the numbers."""
-        left = np.asarray(sums["squares"])
-        spread = np.asarray(sums["powers"] - sums["targets"] ** 2 / samples)
-        spread = np.where(spread > 1e-14 * np.asarray(sums["powers"]), spread, 0.0)  # less is the rounding of the sums
+        left = np.asarray(sums["squares"]).sum(0)
+        from_first = sums["mean"] - sums["mean"][:1]
+        beside = np.average(from_first, axis=0, weights=sums["samples"])
+        spread = np.asarray(sums["spread"].sum(0) + sums["samples"] @ (from_first - beside) ** 2)
         constant = np.where(left == 0, 1.0, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return {"r2": float(np.mean(np.where(spread > 0, 1 - left / spread, constant)))}

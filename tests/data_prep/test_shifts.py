@@ -88,6 +88,16 @@ def test_noise_grows_with_the_client_and_every_row_has_its_own(place: Path) -> N
     assert noisy.description.std[0] == pytest.approx(whole, rel=0.02)  # measured with the noise
 
 
+def test_the_level_of_noise_is_a_deviation_or_where_asked_for_a_variance(place: Path) -> None:
+    """Four clients of level 0.04: deviations 0.01 ... 0.04, or variances whose roots are 0.1 ... 0.2."""
+    words = ["digits", "--partition", "iid", "--clients", "4", "--feature-shift", "noise", "--level", "0.04"]
+    deviation, variance = prepared(*words, out="a"), prepared(*words, "--scale", "variance", out="b")
+    np.testing.assert_allclose(deviation.extras["feature_shift"], [0.01, 0.02, 0.03, 0.04])
+    np.testing.assert_allclose(variance.extras["feature_shift"] ** 2, [0.01, 0.02, 0.03, 0.04])
+    for store, what in ((deviation, "deviation"), (variance, "variance")):
+        assert any(f"--level 0.04 is the last client's {what}" in note for note in store.manifest.notes)
+
+
 def test_noise_on_bytes_is_on_the_scale_of_white_and_stays_in_range(place: Path) -> None:
     """Grey 128 with 0.1 of white: 25.5 levels for the last client, and 1/12 of rounding; nothing is clipped there."""
     images = np.full((600, 6, 6), 128, np.uint8)
@@ -232,6 +242,7 @@ def test_a_useless_answer_names_the_part(place: Path, words: list[str], message:
         (["--feature-shift", "rotation", "--level", "1"], "takes no --level (that is for --feature-shift noise)"),
         (["--feature-shift", "noise", "--level", "x"], "--level = 'x' does not suit noise"),
         (["--feature-shift", "noise", "--level", "0"], "above 0"),
+        (["--feature-shift", "noise", "--scale", "range"], "deviation"),
         (["--label-noise", "pairs"], "did you mean 'pair'?"),
         (["--label-noise", "pair", "--high", "1.5"], "shares from 0 to 1"),
         (["--label-noise", "pair", "--low", "0.9", "--high", "0.1"], "low at most high"),

@@ -49,6 +49,22 @@ def test_of_numbers(shape: tuple[int, ...], rows: int):
     )
 
 
+@pytest.mark.parametrize("rows", [1, 17, SAMPLES])
+@pytest.mark.parametrize("far", [1e4, 1e6])
+def test_numbers_far_from_zero_keep_their_share_of_spread(far: float, rows: int):
+    generator = np.random.default_rng(5)
+    targets = far + generator.standard_normal((SAMPLES, 3))
+    outputs = targets + 0.3 * generator.standard_normal(targets.shape)
+    found = tallied("regression", ("r2",), outputs, targets, rows)
+    assert found["r2"] == pytest.approx(r2_score(targets, outputs), rel=TIGHT)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+def test_a_number_that_no_sum_of_floats_holds_is_still_constant(rows: int):
+    targets = np.full((10, 1), 0.1)
+    assert tallied("regression", ("r2",), targets + 0.2, targets, rows) == {"r2": 0.0}
+
+
 def test_a_number_that_never_changes_is_explained_only_where_it_is_always_met():
     targets = np.full((10, 2), 4.0)
     met = tallied("regression", ("r2",), targets.copy(), targets)
