@@ -159,7 +159,7 @@ def prepare_command(
     length: Annotated[int | None, typer.Option(help="texts: tokens kept of each [30; sequences: 20, 80].")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="texts: words kept [20000].")] = None,
     targets: Annotated[
-        str | None, typer.Option(metavar="KIND", help="arrays: classification, tokens, multilabel or regression.")
+        str | None, typer.Option(metavar="KIND", help="arrays, parquet: classification, tokens, multilabel, ...")
     ] = None,
     user: Annotated[str | None, typer.Option(metavar="COLUMN", help="parquet: column of users [user].")] = None,
     features: Annotated[
@@ -171,7 +171,7 @@ def prepare_command(
     per_user: Annotated[int | None, typer.Option(help="the same: samples read of each user [all].")] = None,
     vectors: Annotated[Path | None, typer.Option(metavar="FILE", help="texts: GloVe vectors to store.")] = None,
     label: Annotated[str | None, typer.Option(help="arrays, parquet: label column, or columns A,B [label].")] = None,
-    task: Annotated[str | None, typer.Option(help="arrays: image, text or vector.")] = None,
+    task: Annotated[str | None, typer.Option(help="arrays, parquet: image, text or vector.")] = None,
     channels: Annotated[
         str | None, typer.Option(metavar="first|last", help="arrays: which axis of an image holds its channels.")
     ] = None,

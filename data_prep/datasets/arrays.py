@@ -85,7 +85,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     if not len(train) or not len(test):
         why = f": the first that is none: {tally.first}" if tally.first else ""
         raise UserError(f"{raw} holds no usable {'test' if len(train) else 'training'} row{why}")
-    vocabulary = _vocabulary(raw, x[train], test_source[test]) if task == "text" else ()
+    vocabulary = token_names(raw, x[train], test_source[test]) if task == "text" else ()
     users, user_names = _users(content, train, tally)
 
     def rows(index: NDArray[np.int64]) -> NDArray[Any]:
@@ -114,7 +114,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         feature_names=tuple(content.get("feature_names", np.empty(0, str)).tolist()),
     )
     if valued:
-        data = _with_targets(data, kind_of_targets, content, train, test)
+        data = with_targets(data, kind_of_targets, content, train, test)
     return data if task == "text" else measured(data)
 
 
@@ -183,11 +183,22 @@ def _numbers(where: str, values: NDArray[Any]) -> NDArray[Any]:
     raise UserError(f"{where} holds {values.dtype}; targets that are no classes are numbers")
 
 
-def _with_targets(
+def with_targets(
     data: RawDataset, targets: str, content: Arrays, train: NDArray[np.int64], test: NDArray[np.int64]
 ) -> RawDataset:
-    """The data set with targets of several values, or of one that is no class."""
-    y = content["y"]
+    """The data set with targets of several values, or of one that is no class.
+
+    Parameters
+    ----------
+    data : RawDataset
+    targets : str
+        What they are.
+    content : dict of arrays
+        y of all rows, y_test where the test rows have their own, target_names.
+    train, test : int64 arrays
+        Which of them are which part.
+    """
+    y, refit = content["y"], data.refit
     held = content.get("y_test", y)[test]
     width = int(np.prod(y.shape[1:], dtype=np.int64))
     classes = width
@@ -203,6 +214,7 @@ def _with_targets(
         targets=targets,
         target_shape=y.shape[1:],
         read_targets=lambda index: y[train[index]],
+        refit=None if refit is None else lambda rows: with_targets(refit(rows), targets, content, train, test),
     )
 
 
@@ -330,7 +342,7 @@ def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Dtype, t
     return rows[good]
 
 
-def _vocabulary(raw: Path | str, *arrays: NDArray[Any]) -> tuple[str, ...]:
+def token_names(raw: Path | str, *arrays: NDArray[Any]) -> tuple[str, ...]:
     """The token ids as words, 0 to the largest."""
     largest = _largest(*arrays)
     if largest > LARGEST_TOKEN:

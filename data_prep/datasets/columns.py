@@ -130,10 +130,11 @@ def _schema(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:
-    """Names of the classes of columns, from what Hugging Face's datasets write beside the schema."""
+    """Names of the classes of columns, or in their lists, from what Hugging Face's datasets write beside the schema."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        labels = {name: entry for name, entry in features.items() if entry.get("_type") == "ClassLabel"}
+        inner = {name: entry.get("feature", entry) for name, entry in features.items()}
+        labels = {name: entry for name, entry in inner.items() if entry.get("_type") == "ClassLabel"}
         return {name: tuple(map(str, entry["names"])) for name, entry in labels.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}

@@ -2,285 +2,245 @@
 
 from __future__ import annotations
 
-import io
-from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.datasets.arrays import token_names, with_targets
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.columns import ColumnFiles, blocks, column_files
 from data_prep.datasets.files import Names, Scratch, compact, hold_out
-from data_prep.datasets.folders import Found, ImageForm, decode, image_facts
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.normalisation import measured
-from data_prep.datasets.texts import LabelledTexts, text_data_set
+from data_prep.datasets.parquet_features import Images, Kind, Numbers, Rows, Texts, Tokens
+from data_prep.datasets.parquet_targets import Targets
+from data_prep.datasets.texts import text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
+from fedmpi.data.schema import Modality
 
 HINT = "a .parquet or .arrow file, or a folder of them (train and test by their names), as Hugging Face's datasets"
 STATISTICS_ROWS = 2000
 USER_COLUMN = "user"
-LARGEST = float(np.finfo(np.float32).max)
-Kind = Literal["image", "text", "vector"]
-Rows = NDArray[np.int64]
+EVERY_TOKEN = 1 << 30
+"""Tokens kept where --length does not say: of lists all, of texts `ReadOptions.length`."""
+Features = Numbers | Tokens | Images | Texts
+STORED: dict[Kind, tuple[Modality, Literal["uint8", "int32", "float32"]]] = {
+    "image": ("image", "uint8"),
+    "text": ("text", "int32"),
+    "tokens": ("text", "int32"),
+    "vector": ("vector", "float32"),
+}
+"""Task and dtype of samples of each kind."""
 
 
 @dataclass(frozen=True)
 class _Roles:
-    """Which columns are what."""
+    """Which columns are what; `valued`: the targets are numbers or lists of them, not classes."""
 
-    label: str
+    labels: tuple[str, ...]
+    valued: bool
     user: str | None
     features: tuple[str, ...]
     kind: Kind
 
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys((*self.features, self.label, *([self.user] if self.user else []))))
+        return list(dict.fromkeys((*self.features, *self.labels, *([self.user] if self.user else []))))
 
 
 @dataclass
 class _Table:
     """What is kept of every readable row beside its features."""
 
+    targets: Targets | None
     labels: list[Any] = field(default_factory=list)
     users: list[int] = field(default_factory=list)
     names: Names = field(default_factory=Names)
 
-    def add(self, label: Any, user: Any) -> None:
-        self.labels.append(label)
+    def wrong(self, labels: list[Any]) -> str | None:
+        """Why a row has no targets; None where it has."""
+        return None if self.targets is None else self.targets.wrong(labels)
+
+    def add(self, labels: list[Any], user: Any) -> None:
+        """Append a row."""
+        if self.targets is None:
+            self.labels.append(labels[0])
+        else:
+            self.targets.add(labels)
         self.users.append(-1 if user is None else self.names.code(str(user)))
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
-    """A label column and, of the others: images, texts or numbers, streamed block by block.
+    """One or several label columns and, of the others: images, texts, token ids or numbers, streamed block by block.
 
     One column of images (Hugging Face's Image, or their bytes) is the samples; else columns of texts, joined; else all
-    columns of numbers and of lists of numbers, a vector. `features` says which where that is not meant. A part named
-    test, else one named validation, tests; without either a fifth of the rows is held out.
+    columns of numbers and of lists of numbers, a vector. `features` says which where that is not meant, `task` "image"
+    that texts are the paths of images, "text" that lists of whole numbers are token ids. A part named test, else one
+    named validation, tests; without either a fifth of the rows is held out.
     """
     files = column_files(raw, tally)
     roles = _roles(raw, files, options)
-    table, features = _Table(), _features(roles, options)
-    ends = []
+    if roles.kind == "text" and options.length == EVERY_TOKEN:
+        options = replace(options, length=ReadOptions.length)
+    names = files.class_names.get(roles.labels[0], ())
+    types = {name: files.columns[name] for name in roles.labels}
+    table = _Table(Targets(types, options.targets, names) if roles.valued else None)
+    features, ends = _features(raw, roles, options), []
     for part in (files.train, files.test):
         for path in part:
             _add_file(path, roles, features, table, tally)
-        ends.append(len(table.labels))
-    everyone = np.arange(len(table.labels))
+        ends.append(len(table.users))
+    if not table.users:
+        raise UserError(f"{raw} holds no readable row{f': {tally.first}' if tally.first else ''}")
+    everyone = np.arange(len(table.users))
     train, test = (everyone[: ends[0]], everyone[ends[0] :]) if files.test else hold_out(len(everyone))
-    labels, names = _labels(raw, files, roles, table, options, tally)
-    keep = labels >= 0
-    if isinstance(features, _Images):
+    if table.targets is None:
+        labels, names = _labels(raw, files, roles, table, options, tally)
+        told = labels >= 0
+    else:
+        kind, y, told = table.targets.result(raw, options, tally)
+        labels, content = np.zeros(len(everyone), np.int64), {"y": y, "target_names": np.array(names or roles.labels)}
+        if kind == "tokens" and roles.kind == "text":
+            raise UserError(f"{raw}: targets that are tokens need samples that are: name lists of them with --features")
+    if isinstance(features, Images):
         form = common_form(raw, [features.found()], options, tally)
-        keep &= features.fits(form)
-    train, test = train[keep[train]], test[keep[test]]
+        told &= features.fits(form)
+    train, test = train[told[train]], test[told[test]]
     for rows, which in ((train, "training"), (test, "test")):
         if not len(rows):
             first = f": the first that is none: {tally.first}" if tally.first else ""
             raise UserError(f"{raw} holds no usable {which} row{first}")
-    if isinstance(features, _Texts):
-        return text_data_set(PARQUET, features.collected(table), labels, names, (train, test), options, tally)
-    x = features.reader(form) if isinstance(features, _Images) else features.reader()
-    shape = form.shape if isinstance(features, _Images) else features.shape
+    if isinstance(features, Texts):
+        texts = features.collected(table.users, table.names)
+        data = text_data_set(PARQUET, texts, labels, names, (train, test), options, tally)
+        return data if table.targets is None else with_targets(data, kind, content, train, test)
+    x = features.reader(form) if isinstance(features, Images) else features.reader()
     users, user_names = _users(table, train, tally)
+    task, dtype = STORED[roles.kind]
+    shape = form.shape if isinstance(features, Images) else features.shape
+    test_x = _stored(x, test, shape, dtype)
     data = RawDataset(
         name=PARQUET.name,
-        task="image" if roles.kind == "image" else "vector",
+        task=task,
         classes=len(names),
         class_names=names,
         feature_shape=shape,
-        dtype="uint8" if roles.kind == "image" else "float32",
+        dtype=dtype,
         mean=(),
         std=(),
         labels=labels[train],
         users=users,
         user_names=user_names,
         read=lambda index: x(train[index]),
-        test_x=_stored(x, test, shape, np.uint8 if roles.kind == "image" else np.float32),
+        test_x=test_x,
         test_y=labels[test],
         skipped=tally.unreadable,
         licence=PARQUET.licence,
         citation=PARQUET.citation,
+        vocabulary=token_names(raw, features.ids()) if isinstance(features, Tokens) else (),
         notes=tuple(tally.notes),
-        feature_names=features.names if isinstance(features, _Numbers) else (),
+        feature_names=features.names if isinstance(features, Numbers) else (),
     )
+    if table.targets is not None:
+        data = with_targets(data, kind, content, train, test)
+    if roles.kind == "tokens":
+        return data
     return measured(data, at_most=STATISTICS_ROWS) if roles.kind == "image" else measured(data)
 
 
 def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
     columns = files.columns
     told = ", ".join(f"{name}: {kind}" for name, kind in list(columns.items())[:12])
-    if options.label not in columns:
-        raise UserError(f"{raw} has no column {options.label!r} ({told}); name the label column with --label")
+    labels = (options.label,) if options.label in columns else tuple(options.label.split(","))
+    for name in labels:
+        if name not in columns:
+            raise UserError(f"{raw} has no column {name!r} ({told}); name the label column with --label")
+    if len(set(labels)) < len(labels):
+        raise UserError(f"--label {options.label} names a column twice; name each once")
     user = options.user or (USER_COLUMN if USER_COLUMN in columns else None)
     if user is not None and user not in columns:
         raise UserError(f"{raw} has no column {user!r} ({told}); name the column of users with --user, or leave it out")
-    kinds = {name: _kind(kind) for name, kind in columns.items()}
+    kinds = {name: _kind(kind, options.task) for name, kind in columns.items()}
     wanted = options.features
     if wanted is None:
-        others = [name for name in columns if name not in (options.label, user)]
-        by_kind = {kind: tuple(name for name in others if kinds[name] == kind) for kind in ("image", "text", "vector")}
-        wanted = by_kind["image"] or by_kind["text"] or by_kind["vector"]
+        others = [name for name in columns if name not in (*labels, user)]
+        by_kind = {kind: tuple(name for name in others if kinds[name] == kind) for kind in STORED}
+        wanted = by_kind["image"] or by_kind["text"] or by_kind["tokens"] or by_kind["vector"]
     for name in wanted:
         if name not in columns:
             raise UserError(f"{raw} has no column {name!r} ({told}); name those of the samples with --features")
-        if name == options.label:
+        if name in labels:
             raise UserError(
                 f"{raw}: {name!r} is the label column, which no sample is made of; leave it out of --features"
             )
     found = {kinds[name] for name in wanted}
-    if len(found) != 1 or None in found or (found == {"image"} and len(wanted) > 1):
+    if len(found) != 1 or None in found or (found <= {"image", "tokens"} and len(wanted) > 1):
         chosen = ", ".join(f"{name}: {columns[name]}" for name in wanted) or told
         raise UserError(
-            f"{raw}: samples are one column of images, or columns of texts, or columns of numbers, not {chosen}; name "
-            "them with --features"
+            f"{raw}: samples are one column of images or of token ids, or columns of texts, or columns of numbers, not "
+            f"{chosen}; name them with --features"
         )
-    return _Roles(options.label, user, tuple(wanted), found.pop())  # type: ignore[arg-type]
+    return _Roles(labels, _valued(raw, columns, labels, options), user, tuple(wanted), found.pop())  # type: ignore[arg-type]
 
 
-def _kind(kind: str) -> Kind | None:
-    """What a column of a pyarrow type holds; None for what no sample is made of."""
+def _valued(raw: Path, columns: dict[str, str], labels: tuple[str, ...], options: ReadOptions) -> bool:
+    """Whether targets are no classes, from the types of their columns and what the user says."""
+    listed = [name for name in labels if "list<" in columns[name]]
+    numbers = all(_kind(columns[name], None) == "vector" for name in labels)
+    types = ", ".join(f"{name}: {columns[name]}" for name in labels)
+    if (len(labels) > 1 or listed or options.targets not in (None, "classification")) and not numbers:
+        raise UserError(f"{raw}: targets that are no classes are numbers, not {types}; name columns of numbers")
+    if len(labels) > 1 and listed:
+        raise UserError(f"{raw}: targets are some columns of numbers or one of lists, not {types}; name those")
+    if (len(labels) > 1 or listed) and options.targets == "classification":
+        raise UserError(f"{raw}: {types} has several values a row, but a class is one; leave --targets out")
+    if options.targets == "tokens" and not listed:
+        raise UserError(f"{raw}: tokens are lists of whole numbers, not {types}; name the column of lists with --label")
+    if options.targets == "multilabel" and len(labels) == 1 and not listed:
+        raise UserError(f"{raw}: labels that hold together are several columns, or a list, not {types}; name them all")
+    return bool(listed) or len(labels) > 1 or options.targets == "regression"
+
+
+def _kind(kind: str, task: str | None) -> Kind | None:
+    """What a column of a pyarrow type holds where the samples are of some task; None for what no sample is made of."""
     if kind in ("binary", "large_binary") or (kind.startswith("struct<") and "bytes: " in kind):
-        return "image"
+        return "image" if task in (None, "image") else None
     if kind in ("string", "large_string", "string_view"):
-        return "text"
+        return "image" if task == "image" else "text" if task != "vector" else None
     inner = kind.partition("<")[2].rpartition(">")[0].rpartition(": ")[2].removesuffix(" not null")
     number = inner if kind.startswith(("list<", "large_list<", "fixed_size_list<")) else kind
-    scalar = number in ("float", "double", "halffloat", "bool") or number.startswith(("int", "uint"))
-    return "vector" if scalar else None
+    whole = number.startswith(("int", "uint"))
+    if task == "text":
+        return "tokens" if whole and number != kind else None
+    scalar = number in ("float", "double", "halffloat", "bool") or whole
+    return "vector" if scalar and task != "image" else None
 
 
-class _Numbers:
-    """Vectors of some columns: numbers, or lists of them."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.columns = names
-        self.shape: tuple[int, ...] = ()
-        self._rows: Scratch | None = None
-        self._block: list[list[float]] = []
-
-    def add(self, values: list[Any], where: str, tally: Tally) -> bool:
-        """Append a row; False, and counted, where it is none."""
-        flat: list[Any] = []
-        for value in values:
-            flat.extend(value if isinstance(value, list) else [value])
-        if any(not isinstance(value, int | float) or not abs(value) <= LARGEST for value in flat):
-            tally.bad(where, "a value that is no finite number")
-            return False
-        if self._rows is None and flat:
-            self.shape, self._rows = (len(flat),), Scratch((len(flat),), np.float32)
-        if self._rows is None:
-            tally.bad(where, "no number")
-            return False
-        if len(flat) != self.shape[0]:
-            tally.bad(where, f"{len(flat)} numbers where the first row has {self.shape[0]}")
-            return False
-        self._block.append(flat)
-        if len(self._block) == 1024:
-            self._flush()
-        return True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the numbers, where each is a column."""
-        return self.columns if len(self.columns) == self.shape[0] else ()
-
-    def reader(self) -> Any:
-        self._flush()
-        assert self._rows is not None
-        rows = self._rows.rows()
-        return lambda index: rows[index]
-
-    def _flush(self) -> None:
-        if self._block and self._rows is not None:
-            self._rows.append(np.array(self._block, np.float32))
-            self._block = []
-
-
-class _Images:
-    """Encoded images one behind another in a temporary file, decoded when they are asked for."""
-
-    def __init__(self) -> None:
-        self._bytes = Scratch((), np.uint8)
-        self._ends = array("q", [0])
-        self._sizes: list[tuple[int, int]] = []
-        self._grey = True
-
-    def add(self, values: list[Any], where: str, tally: Tally) -> bool:
-        """Append an image; False, and counted, where it cannot be read."""
-        content = values[0].get("bytes") if isinstance(values[0], dict) else values[0]
-        if not isinstance(content, bytes) or not content:
-            tally.bad(where, "no bytes of an image (a path alone is not followed)")
-            return False
-        facts = image_facts(io.BytesIO(content), tally, where)
-        if facts is None:
-            return False
-        self._bytes.append(np.frombuffer(content, np.uint8))
-        self._ends.append(self._bytes.length)
-        self._sizes.append(facts[0])
-        self._grey = self._grey and facts[1]
-        return True
-
-    def found(self) -> Found:
-        return Found((), np.empty(0, np.int64), tuple(self._sizes), self._grey)
-
-    def fits(self, form: ImageForm) -> NDArray[np.bool_]:
-        return np.array([form.resize or size == (form.width, form.height) for size in self._sizes], bool)
-
-    def reader(self, form: ImageForm) -> Any:
-        content, ends = self._bytes.rows(), self._ends
-
-        def read(rows: Rows) -> NDArray[np.uint8]:
-            out = np.empty((len(rows), *form.shape), np.uint8)
-            for place, row in enumerate(rows.tolist()):
-                out[place] = decode(io.BytesIO(content[ends[row] : ends[row + 1]].tobytes()), form)
-            return out
-
-        return read
-
-
-class _Texts:
-    """Texts of some columns, joined by spaces."""
-
-    def __init__(self, length: int) -> None:
-        self._texts = LabelledTexts(length)
-
-    def add(self, values: list[Any], where: str, tally: Tally) -> bool:
-        """Append a text; False, and counted, where it is empty."""
-        text = " ".join(value for value in values if isinstance(value, str))
-        if not text.strip():
-            tally.bad(where, "the text is empty")
-            return False
-        self._texts.add(text, 0)
-        return True
-
-    def collected(self, table: _Table) -> LabelledTexts:
-        """The texts with the users of a table."""
-        self._texts.users, self._texts.user_names = table.users, table.names
-        return self._texts
-
-
-def _features(roles: _Roles, options: ReadOptions) -> _Numbers | _Images | _Texts:
+def _features(raw: Path, roles: _Roles, options: ReadOptions) -> Features:
     if roles.kind == "image":
-        return _Images()
-    return _Texts(options.length) if roles.kind == "text" else _Numbers(roles.features)
+        return Images(raw if raw.is_dir() else raw.parent)
+    if roles.kind == "tokens":
+        return Tokens(options.length)
+    return Texts(options.length) if roles.kind == "text" else Numbers(roles.features)
 
 
-def _add_file(path: Path, roles: _Roles, features: _Numbers | _Images | _Texts, table: _Table, tally: Tally) -> None:
+def _add_file(path: Path, roles: _Roles, features: Features, table: _Table, tally: Tally) -> None:
     row = 0
     for block in blocks(path, roles.columns):
-        labels = block[roles.label]
-        users = block[roles.user] if roles.user else [None] * len(labels)
+        labels = zip(*(block[name] for name in roles.labels), strict=True)
         samples = zip(*(block[name] for name in roles.features), strict=True)
+        users = block[roles.user] if roles.user else [None] * len(block[roles.labels[0]])
         for values, label, user in zip(samples, labels, users, strict=True):
-            if features.add(list(values), f"{path}, row {row}", tally):
-                table.add(label, user)
+            where = f"{path}, row {row}"
+            if why := table.wrong(list(label)):
+                tally.bad(where, why)
+            elif features.add(list(values), where, tally):
+                table.add(list(label), user)
             row += 1
 
 
@@ -288,12 +248,10 @@ def _labels(
     raw: Path, files: ColumnFiles, roles: _Roles, table: _Table, options: ReadOptions, tally: Tally
 ) -> tuple[Rows, tuple[str, ...]]:
     """Labels of all rows, -1 where there is none, and the names of the classes."""
-    values, where = table.labels, f"{raw}, column {roles.label}"
-    if not values:
-        raise UserError(f"{raw} holds no readable row{f': {tally.first}' if tally.first else ''}")
-    names = files.class_names.get(roles.label)
+    label, values = roles.labels[0], table.labels
+    where, names = f"{raw}, column {label}", files.class_names.get(label)
     if any(not isinstance(value, str | int | float | None) for value in values):
-        raise UserError(f"{where} holds {files.columns[roles.label]}; labels must be whole numbers or texts")
+        raise UserError(f"{where} holds {files.columns[label]}; labels must be whole numbers or texts")
     if any(isinstance(value, str) for value in values):
         column = np.array(["" if value is None else str(value) for value in values])
     elif any(value is None or isinstance(value, float) for value in values) or names:
@@ -340,6 +298,8 @@ PARQUET = DataSet(
     options=TEXT_OPTIONS
     | frozenset(
         {"label", "user", "features", "image_size", "skip_odd_sizes", "skip_unlabelled", "numbers_are_classes"}
+        | {"task", "targets"}
     ),
     raw="file",
+    defaults={"length": EVERY_TOKEN},
 )

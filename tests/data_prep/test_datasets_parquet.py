@@ -149,7 +149,7 @@ def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> 
         ({"x": [1.0], "label": [0]}, ["--features", "x,label"], "'label' is the label column"),
         ({"x": [1.0], "t": ["a"], "label": [0]}, ["--features", "x,t"], "name them with --features"),
         ({"x": [{"a": 1}], "label": [0]}, [], "name them with --features"),
-        ({"x": [1.0], "label": [[0]]}, [], "labels must be whole numbers or texts"),
+        ({"x": [1.0], "label": [{"a": 0}]}, [], "labels must be whole numbers or texts"),
         ({"x": [1.0] * 9, "label": [0.5] * 9}, [], "is a number to be predicted"),
         ({"x": [float("nan")], "label": [0]}, [], "holds no readable row"),
     ],
