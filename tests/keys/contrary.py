@@ -1,0 +1,27 @@
+"""Parts of one's own that some choices do not go with."""
+
+from fedmpi import client_sampler, row_rule
+
+
+@client_sampler(needs=("seconds",))
+def by_seconds(view):
+    """Draws by the seconds of past rounds."""
+    return view
+
+
+@client_sampler(needs=("update_norm",))
+def by_norms(view):
+    """Draws by the norms of the clients' own updates."""
+    return view
+
+
+@row_rule
+def own_rows(client):
+    """Rows of one client by itself."""
+    return client
+
+
+@row_rule(pooled=True)
+def pooled_rows(pool):
+    """Rows of the whole cohort together."""
+    return pool
