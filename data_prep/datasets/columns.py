@@ -104,6 +104,7 @@ def blocks(path: Path, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
             return
         with pa.memory_map(str(path)) as source, _arrow(pa, source) as reader:
             for batch in reader:
+                batch.validate(full=True)  # offsets that lead beyond a column would be followed into foreign memory
                 for low in range(0, batch.num_rows, BLOCK_ROWS):
                     part = batch.slice(low, BLOCK_ROWS)
                     yield {name: part.column(name).to_pylist() for name in columns}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from data_prep.datasets.files import chosen_users
 from fedmpi.common.errors import UserError
 
 EXAMPLES = "examples"
+MOST_BYTES = 2**31
+"""Of one array of one client, unpacked, or of one of its pieces: far beyond what a client has."""
 DAMAGED = (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeError, MemoryError)
 
 
@@ -38,9 +41,10 @@ def tff_clients(
     name = "none yet"
     try:
         with h5py.File(path, "r") as file:
-            for name in chosen_users(list(file[EXAMPLES]), users):
-                group = file[EXAMPLES][name]
-                yield name, {field: group[field][:per_user] for field in fields}
+            clients = _held(file, EXAMPLES, h5py.Group)
+            for name in chosen_users(list(clients), users):
+                group = _held(clients, name, h5py.Group)
+                yield name, {field: _array(group, field, per_user) for field in fields}
     except DAMAGED as error:
         raise UserError(
             f"{path}, client {name}: not a TFF file ({EXAMPLES}/CLIENT with {', '.join(fields)}): {error}; fetch it "
@@ -48,6 +52,33 @@ def tff_clients(
         ) from error
 
 
+def _held(group: h5py.Group, name: str, kind: type) -> Any:
+    """A group or dataset of this very file; what a file only points to may be any other file of the user's."""
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink | None) or not isinstance(group[name], kind):
+        raise ValueError(f"{name!r} is no {kind.__name__.lower()} of this file")
+    return group[name]
+
+
+def _array(group: h5py.Group, field: str, per_user: int | None) -> NDArray[Any]:
+    dataset = _held(group, field, h5py.Dataset)
+    if dataset.is_virtual or dataset.external:
+        raise ValueError(f"{field!r} is kept in another file")
+    rows = len(dataset) if per_user is None else min(per_user, len(dataset))
+    piece = math.prod(dataset.chunks or (0,))
+    if max(rows * math.prod(dataset.shape[1:]), piece) * dataset.dtype.itemsize > MOST_BYTES:
+        raise ValueError(f"{field!r} of {dataset.shape} values is more than a client has")
+    array: NDArray[Any] = dataset[:per_user]
+    return array
+
+
 def texts(values: NDArray[Any]) -> list[str]:
-    """Stored strings as texts; bytes that are no UTF-8 as replacement characters."""
+    """Stored strings, one a row, as texts; bytes that are no UTF-8 as replacement characters.
+
+    Raises
+    ------
+    UserError
+        They are no strings.
+    """
+    if values.ndim != 1 or not all(isinstance(value, bytes | str) for value in values.tolist()):
+        raise UserError(f"a TFF file of texts holds {values.dtype} {values.shape} where texts belong; fetch it again")
     return [value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]

@@ -171,6 +171,79 @@ def test_damaged_files_of_tff_are_refused(tmp_path: Path, clients: Any, message:
         read("fed-cifar100", tmp_path)
 
 
+def beside(path: Path, **arrays: Any) -> None:
+    with h5py.File(path.with_name("other.h5"), "w") as other:
+        for name, values in arrays.items():
+            other[name] = values
+
+
+def to_another_file(client: h5py.Group) -> None:
+    del client["image"]
+    client["image"] = h5py.ExternalLink("other.h5", "image")
+
+
+def of_another_files_bytes(client: h5py.Group) -> None:
+    del client["image"]
+    whole = [("other.h5", 0, h5py.h5f.UNLIMITED)]
+    client.create_dataset("image", (1, 32, 32, 3), np.uint8, external=whole)
+
+
+def of_another_files_datasets(client: h5py.Group) -> None:
+    del client["image"]
+    layout = h5py.VirtualLayout((1, 32, 32, 3), np.uint8)
+    layout[:] = h5py.VirtualSource("other.h5", "image", (1, 32, 32, 3))
+    client.create_virtual_dataset("image", layout)
+
+
+def of_billions(client: h5py.Group) -> None:
+    del client["image"]
+    client.create_dataset("image", (10**9, 32, 32, 3), np.uint8, chunks=(1, 32, 32, 3))
+
+
+def in_a_huge_piece(client: h5py.Group) -> None:
+    del client["image"]
+    client.create_dataset("image", (1, 32, 32, 3), np.uint8, chunks=(10**6, 32, 32, 3), maxshape=(None, 32, 32, 3))
+
+
+def a_group_itself(client: h5py.Group) -> None:
+    del client["image"]
+    client.create_group("image")
+
+
+def a_client_elsewhere(client: h5py.Group) -> None:
+    clients = client.parent
+    del clients["0"]
+    clients["0"] = h5py.SoftLink("/examples/1")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (to_another_file, "'image' is no dataset of this file"),
+        (of_another_files_bytes, "'image' is kept in another file"),
+        (of_another_files_datasets, "'image' is kept in another file"),
+        (of_billions, "more than a client has"),
+        (in_a_huge_piece, "more than a client has"),
+        (a_group_itself, "'image' is no dataset"),
+        (a_client_elsewhere, "'0' is no group of this file"),
+    ],
+)
+def test_a_file_of_tff_leads_to_no_other_file_and_to_no_endless_memory(
+    tmp_path: Path, change: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = (np.zeros((1, 32, 32, 3), np.uint8), [1], [4])
+    train = tmp_path / "fed_cifar100_train.h5"
+    cifar(train, {"0": one, "1": one})
+    cifar(tmp_path / "fed_cifar100_test.h5", {"0": one})
+    beside(train, image=one[0])
+    assert len(read("fed-cifar100", tmp_path).labels) == 2
+    with h5py.File(train, "a") as file:
+        change(file["examples/0"])
+    with pytest.raises(UserError, match=message):
+        read("fed-cifar100", tmp_path)
+
+
 def test_some_users_are_chosen_once_and_in_order() -> None:
     names = [f"u{number:02}" for number in range(50)]
     chosen = chosen_users(names, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,20 @@ def test_texts_of_a_saved_set_are_read_from_arrow_files(tmp_path: Path, stream: 
     assert raw.labels.tolist() == [1, 0] and raw.class_names == ("neg", "pos") and raw.users is None
     assert [raw.vocabulary[token] for token in raw.read(np.array([0]))[0]] == ["good", "day", "<pad>"]
     assert tally.unreadable == 1 and "row 2: the text is empty" in tally.first
+
+
+@pytest.mark.parametrize("offsets", [(0, 8, 2**30), (0, -9, 15), (8, 0, 15)])
+def test_offsets_in_an_arrow_file_that_lead_into_foreign_memory_are_refused(
+    tmp_path: Path, offsets: tuple[int, ...]
+) -> None:
+    path, made = tmp_path / "train.arrow", table({"text": ["Good day", "bad day"], "label": [1, 0]})
+    with pa.ipc.new_file(str(path), made.schema) as writer:
+        writer.write_table(made)
+    content, stored = path.read_bytes(), struct.pack("<3i", 0, 8, 15)
+    assert content.count(stored) == 1
+    path.write_bytes(content.replace(stored, struct.pack("<3i", *offsets)))
+    with pytest.raises(UserError, match="train.arrow cannot be read"):
+        read(path)
 
 
 def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:

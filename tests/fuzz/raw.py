@@ -11,10 +11,14 @@ import shutil
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
+import h5py
 import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
@@ -224,7 +228,41 @@ def _amazon(folder: Path) -> tuple[str, Path]:
     return "amazon", folder
 
 
-MAKERS = {
+def _tff(folder: Path) -> tuple[str, Path]:
+    for part in ("train", "test"):
+        with h5py.File(folder / f"fed_cifar100_{part}.h5", "w") as file:
+            for client in ("a", "b"):
+                group = file.create_group(f"examples/{client}")
+                group.create_dataset("image", data=np.full((3, 32, 32, 3), 7, np.uint8), chunks=True, compression=1)
+                group["label"] = np.arange(3, dtype=np.int64)
+                group["coarse_label"] = np.arange(3, dtype=np.int64) + 4
+    return "fed-cifar100", folder
+
+
+def _speeches(folder: Path) -> tuple[str, Path]:
+    for part in ("train", "test"):
+        with h5py.File(folder / f"shakespeare_{part}.h5", "w") as file:
+            for role in ("A", "B"):
+                file[f"examples/{role}/snippets"] = np.array(["to be", "or not to be"] * 4, h5py.string_dtype())
+    return "fed-shakespeare", folder
+
+
+def _columns(folder: Path, kind: str) -> tuple[str, Path]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, names = folder / f"a.{kind}", [f"n{i % 3}" for i in range(ROWS)]
+    numbers = {"b": np.arange(ROWS) / 7, "c": [[i, i + 1] for i in range(ROWS)], "label": names}
+    table = pa.table({"a": [f"word{i % 4} good" for i in range(ROWS)], "label": names} if kind == "arrow" else numbers)
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    return "parquet", path
+
+
+MAKERS: dict[str, Callable[[Path], tuple[str, Path]]] = {
     "npz": _npz,
     "csv": _csv,
     "mnist": _mnist,
@@ -232,7 +270,11 @@ MAKERS = {
     "cifar": _cifar,
     "femnist": _femnist,
     "amazon": _amazon,
+    "tff": _tff,
+    "speeches": _speeches,
 }
+if find_spec("pyarrow") is not None:
+    MAKERS |= {"parquet": partial(_columns, kind="parquet"), "arrow": partial(_columns, kind="arrow")}
 
 
 def _flip(path: Path, where: float, bit: int) -> None:
