@@ -72,7 +72,7 @@ def test_a_second_signal_ends_a_job_whose_rank_hangs_and_the_copies_of_the_first
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stopped", "speaker"), [(2, 0), (0, 1)])
+@pytest.mark.parametrize(("stopped", "speaker"), [(2, 0), (0, 2)])
 def test_a_job_whose_rank_is_stopped_is_ended_with_its_name_and_place(stopped: int, speaker: int, tmp_path: Path):
     short = ("cluster.watchdog=end", "cluster.patience=1", "checkpoint.every=2", "rounds=1000000")
     asked = choices("preset=fedavg", "logging.tensorboard=false", *short)

@@ -16,7 +16,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.activity import PHASES, Activity, activity
 from fedmpi.common.frames import place_of
 from fedmpi.config import Config
-from fedmpi.process.watchdog import (
+from fedmpi.process.judge import (
     ALONE_TIMES,
     LATE_TIMES,
     SECONDS_OF_SILENCE,
@@ -24,12 +24,9 @@ from fedmpi.process.watchdog import (
     UNLEARNED_TIMES,
     Finding,
     Judge,
-    Own,
-    Process,
     State,
-    Watchdog,
-    watched,
 )
+from fedmpi.process.watchdog import SECONDS_STOPPED, Own, Process, Watchdog, watched
 
 PATIENCE, ROUND = 60.0, 30.0
 LATE = LATE_TIMES * ROUND + PATIENCE
@@ -277,3 +274,60 @@ def test_what_is_known_of_the_process_is_said_on_its_own_host_only(
         "life for 64 s, it was training client 10 then; no sign of life for 64 s, its process is gone, it was training "
         "client 10 then)"
     )
+
+
+def test_a_process_that_is_stopped_alone_is_told_of_within_seconds_and_again_when_it_is_stopped_again(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    letter = "S"
+    monkeypatch.setattr(Process, "seen", property(lambda process: letter))
+    watchdog.size = 2
+    watchdog.processes += [Process(watchdog.processes[0].host, 5, 1)]
+    watchdog._visible.add(1)
+    watchdog._may_stop = {1: 0.0}
+    watchdog._judge._states[1] = at(7, "work", client=10)
+    ended: list[str] = []
+    monkeypatch.setattr("fedmpi.process.watchdog.end_now", lambda code, words: ended.append(words))
+
+    def told(looks: int) -> list[str]:
+        caplog.clear()
+        for _ in range(looks):
+            watchdog._mind_the_stopped(1.0, at(7, "sum", waiting=True))
+        return caplog.messages
+
+    assert not told(9)
+    letter = "t"  # a debugger's
+    assert not told(9)
+    letter = "T"
+    assert not told(int(SECONDS_STOPPED) - 1)
+    (said,) = told(20)
+    assert said == (
+        f"waiting 5 s for rank 1 on {watchdog.processes[0].host} in the sum of round 7 (no sign of life for 5 s, its "
+        "process is stopped, it was training client 10 then)"
+    )
+    letter = "R"
+    told(1)
+    letter, watchdog.ends = "T", True
+    assert not told(int(SECONDS_STOPPED) - 1) and not ended
+    told(1)
+    assert ended == [f"{said}: the job is ended, --resume goes on from the last checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "minded"),
+    [
+        ("aaa", {0: [1, 2], 1: [], 2: [0]}),
+        ("aabbb", {0: [1], 1: [0], 2: [3], 3: [4], 4: [2]}),
+        ("ab", {0: [], 1: []}),
+        ("abab", {0: [2], 2: [0], 1: [3], 3: [1]}),
+    ],
+)
+def test_every_rank_that_has_others_on_its_host_is_minded_by_one_of_them(
+    watchdog: Watchdog, hosts: str, minded: dict[int, list[int]]
+) -> None:
+    watchdog.processes = [Process(host, 1, 1) for host in hosts]
+    for rank, others in minded.items():
+        same = [other for other, host in enumerate(hosts) if host == hosts[rank] and other != rank]
+        watchdog.rank = rank
+        watchdog.neighbour = min(same, key=lambda other: (other - rank) % len(hosts)) if same else None
+        assert watchdog._minded(same) == others

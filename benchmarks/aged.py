@@ -1,0 +1,140 @@
+"""Is a round late in a long run as quick as one early in it? Two runs side by side, round for round.
+
+    python -m benchmarks.aged --rounds 2000 --pairs 500
+
+One run is --rounds old before it is measured, the other one starts then; both have every client take part, so that a
+round is the same work at any age. They take turns, ten rounds each and neither while the other computes, so that what
+the machine does to one it does to the other a second later. Prints the processor's time a round of the old run over the
+young one's, with a 95 % interval over the turns, and the Python calls (functions, methods and built-in ones) that a
+round of each takes, which no machine disturbs. Exits with 1 where the ratio's interval or the calls leave --margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+import fedmpi
+
+TURN = 10
+"""Rounds in a row: as many as `evaluation.every` and `checkpoint.every`, so that each turn has one of each."""
+WARM = 3
+"""Turns before those that are timed: the young run imports, tries engines and fills caches."""
+COUNTED = 2
+"""Turns after them in which calls are counted, which takes time of its own."""
+SETTINGS = {
+    "data.shards": "digits:clients=10,alpha=1",
+    "participation.clients": "all",
+    "local.batch_size": 40,
+    "evaluation.every": TURN,
+    "checkpoint.every": TURN,
+    "local.engine": "sequential",
+    "cluster.threads": 1,
+    "cluster.watchdog": "off",
+    "logging.tensorboard": False,
+}
+
+
+class Turns:
+    """Asked once a round: lets its run go on when told to, tells what each turn took, stops it after the last."""
+
+    def __init__(self, before: int, turns: int, told: Connection):
+        self.before, self.last, self.told = before, before + TURN * turns, told
+        self.asked, self.calls, self.spent = 0, 0, 0.0
+
+    def __call__(self) -> bool:
+        sys.setprofile(None)
+        spent, calls = time.process_time() - self.spent, self.calls
+        if self.asked >= self.before and (self.asked - self.before) % TURN == 0:
+            if self.asked > self.before:
+                self.told.send((1e3 * spent / TURN, calls / TURN))
+            if self.asked == self.last:
+                return True
+            self.told.recv()
+            self.spent, self.calls = time.process_time(), 0
+        self.asked += 1
+        if self.asked > self.last - TURN * COUNTED:
+            sys.setprofile(self._count)
+        return False
+
+    def _count(self, frame: object, event: str, argument: object) -> None:
+        self.calls += event in ("call", "c_call")
+
+
+def trained(folder: Path, before: int, turns: int, told: Connection) -> None:
+    """A run that goes on alone for so many rounds and then takes so many turns, in a process of its own."""
+    rounds = before + TURN * turns + 1
+    fedmpi.run("fedavg", {**SETTINGS, "rounds": rounds}, out=folder, stop=Turns(before, turns, told))
+
+
+def measured(rounds: int, turns: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a round takes of the old run, `rounds` old when it begins, and of the young one.
+
+    Returns
+    -------
+    float64 (turns, 2)
+        Milliseconds of the processor a round, by turn and by run (old, young).
+    float64 (2,)
+        Calls a round, in turns after those.
+    """
+    spawn, every = multiprocessing.get_context("spawn"), WARM + turns + COUNTED
+    taken = np.zeros((every, 2, 2))
+    with tempfile.TemporaryDirectory(prefix="fedmpi-aged-") as folder:
+        runs = []
+        for name, before in (("old", rounds), ("young", 0)):
+            here, there = spawn.Pipe()
+            process = spawn.Process(target=trained, args=(Path(folder) / name, before, every, there), daemon=True)
+            process.start()
+            there.close()
+            runs.append((process, here))
+        for turn in range(every):
+            for run in (0, 1) if turn % 2 else (1, 0):
+                runs[run][1].send(None)
+                taken[turn, run] = runs[run][1].recv()
+        for process, here in runs:
+            here.close()
+            process.join()
+    return taken[WARM:-COUNTED, :, 0], taken[-COUNTED:, :, 1].mean(axis=0)
+
+
+def ratio(taken: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
+    """Time of the old run over that of the young one: geometric mean over the turns, and its interval.
+
+    Parameters
+    ----------
+    taken : float64 (turns, 2)
+        Old and young.
+    """
+    logs = np.log(taken[:, 0] / taken[:, 1])
+    half = student.ppf((1 + level) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    mean = logs.mean()
+    return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2000, help="age of the old run when measuring begins (2000)")
+    parser.add_argument("--pairs", type=int, default=500, help="rounds of each run that are measured (500)")
+    parser.add_argument("--margin", type=float, default=2.0, help="per cent (2)")
+    asked = parser.parse_args(words)
+    allowed = asked.margin / 100
+    times, (old, young) = measured(asked.rounds, asked.pairs // TURN)
+    mean, least, most = ratio(times)
+    ages = f"a round after {asked.rounds} to one after {TURN * WARM}"
+    print(f"processor's time of {ages}: {mean:.4f} ({least:.4f} to {most:.4f})")
+    print(f"calls in {ages}: {old:.1f} to {young:.1f}")
+    within = 1 - allowed <= least and most <= 1 + allowed and abs(old / young - 1) <= allowed
+    return int(not within)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
