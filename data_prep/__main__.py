@@ -169,6 +169,7 @@ def prepare_command(
         int | None, typer.Option(help="shakespeare, stackoverflow, ...: users read, at random [all].")
     ] = None,
     per_user: Annotated[int | None, typer.Option(help="the same: samples read of each user [all].")] = None,
+    tags: Annotated[int | None, typer.Option(help="stackoverflow-tags: tags kept [500].")] = None,
     vectors: Annotated[Path | None, typer.Option(metavar="FILE", help="texts: GloVe vectors to store.")] = None,
     label: Annotated[str | None, typer.Option(help="arrays, parquet: label column, or columns A,B [label].")] = None,
     task: Annotated[str | None, typer.Option(help="arrays, parquet: image, text or vector.")] = None,
@@ -205,6 +206,7 @@ def prepare_command(
         "features": None if features is None else tuple(features.split(",")),
         "users": users,
         "per_user": per_user,
+        "tags": tags,
         "label": label,
         "task": _task(task),
         "channels": _one_of("--channels", channels, {"first": "(n, C, h, w)", "last": "(n, h, w, C)"}),

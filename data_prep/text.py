@@ -57,8 +57,12 @@ class TextRows:
 
     def add(self, text: str) -> None:
         """Append one text. One without any word is a single unknown word, so that no row is empty."""
+        self.add_words(tokens(text))
+
+    def add_words(self, found: list[str]) -> None:
+        """Append a text by its words."""
         words = self._words
-        ids = [words.setdefault(word, len(words) + 2) for word in tokens(text)[: self._length]] or [UNKNOWN]
+        ids = [words.setdefault(word, len(words) + 2) for word in found[: self._length]] or [UNKNOWN]
         self._block.append(ids + [PADDING] * (self._length - len(ids)))
         if len(self._block) == BUFFER_ROWS:
             self._flush()

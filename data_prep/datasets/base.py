@@ -57,6 +57,8 @@ class ReadOptions:
         Users read of each part, chosen once at random; None reads all.
     per_user : int or None
         Samples read of each user, the first ones; None reads all.
+    tags : int
+        Labels kept, the most frequent ones.
     """
 
     length: int = 30
@@ -77,6 +79,7 @@ class ReadOptions:
     features: tuple[str, ...] | None = None
     users: int | None = None
     per_user: int | None = None
+    tags: int = 500
 
 
 @dataclass

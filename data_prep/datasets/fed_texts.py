@@ -50,15 +50,15 @@ def read_stack_overflow(raw: Path, options: ReadOptions, tally: Tally) -> RawDat
     return sequence_data_set(STACK_OVERFLOW, sequences, boundary, options, tally)
 
 
-_REDDI = "S. Reddi et al., Adaptive federated optimization, 2021"
-_PAGE = "https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets"
+REDDI = "S. Reddi et al., Adaptive federated optimization, 2021"
+PAGE = "https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets"
 SHAKESPEARE = DataSet(
     name="fed-shakespeare",
     samples="16,068 speeches of 715 roles + 2,356",
     classes="the next character",
     licence="public domain",
-    citation=f"B. McMahan et al., Communication-efficient learning of deep networks, 2017; {_REDDI}",
-    page=_PAGE,
+    citation=f"B. McMahan et al., Communication-efficient learning of deep networks, 2017; {REDDI}",
+    page=PAGE,
     files=" and ".join(SHAKESPEARE_FILES) + " of TFF",
     read=read_shakespeare,
     options=SEQUENCE_OPTIONS,
@@ -69,8 +69,8 @@ STACK_OVERFLOW = DataSet(
     samples="135,818,730 sentences of 342,477 authors + 16,586,035",
     classes="the next word",
     licence="CC BY-SA 3.0",
-    citation=f"The TensorFlow Federated Authors, TensorFlow Federated Stack Overflow dataset, 2019; {_REDDI}",
-    page=_PAGE,
+    citation=f"The TensorFlow Federated Authors, TensorFlow Federated Stack Overflow dataset, 2019; {REDDI}",
+    page=PAGE,
     files=" and ".join(STACK_OVERFLOW_FILES) + " of TFF",
     read=read_stack_overflow,
     options=SEQUENCE_OPTIONS,

@@ -25,12 +25,13 @@ from data_prep.datasets.reddit import REDDIT
 from data_prep.datasets.sent140 import SENT140
 from data_prep.datasets.sentiment140 import SENTIMENT140
 from data_prep.datasets.shakespeare import SHAKESPEARE
+from data_prep.datasets.stackoverflow_tags import TAGS
 from data_prep.datasets.synthetic import SYNTHETIC
 from fedmpi.common.errors import UserError
 
 ALL = (
     *(MNIST, *EMNIST, CIFAR10, CIFAR100, CINIC10, SENTIMENT140, MIND, AMAZON, FEMNIST, CELEBA, SENT140, SHAKESPEARE),
-    *(SYNTHETIC, REDDIT, FED_CIFAR100, FED_SHAKESPEARE, STACK_OVERFLOW, ARRAYS, PARQUET, IMAGEFOLDER, DIGITS),
+    *(SYNTHETIC, REDDIT, FED_CIFAR100, FED_SHAKESPEARE, STACK_OVERFLOW, TAGS, ARRAYS, PARQUET, IMAGEFOLDER, DIGITS),
 )
 DATASETS: dict[str, DataSet] = {data_set.name: data_set for data_set in ALL}
 

@@ -39,6 +39,14 @@ class LabelledTexts:
     def add(self, text: str, label: int, user: str | None = None) -> None:
         """Append one row; `user` None: nobody known."""
         self.rows.add(text)
+        self._beside(text, label, user)
+
+    def add_words(self, words: list[str], label: int, user: str) -> None:
+        """Append one row whose words are known."""
+        self.rows.add_words(words)
+        self._beside(" ".join(words), label, user)
+
+    def _beside(self, text: str, label: int, user: str | None) -> None:
         self.hashes.append(hash(text.strip()))  # 64 bits, enough to count equal texts
         self.labels.append(label)
         self.users.append(-1 if user is None else self.user_names.code(user))

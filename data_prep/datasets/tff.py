@@ -44,7 +44,10 @@ def tff_clients(
             clients = _held(file, EXAMPLES, h5py.Group)
             for name in chosen_users(list(clients), users):
                 group = _held(clients, name, h5py.Group)
-                yield name, {field: _array(group, field, per_user) for field in fields}
+                arrays = {field: _array(group, field, per_user) for field in fields}
+                if len({len(values) for values in arrays.values()}) > 1:
+                    raise ValueError("a field has more samples than another")
+                yield name, arrays
     except DAMAGED as error:
         raise UserError(
             f"{path}, client {name}: not a TFF file ({EXAMPLES}/CLIENT with {', '.join(fields)}): {error}; fetch it "

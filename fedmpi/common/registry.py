@@ -99,6 +99,7 @@ KINDS = {
                     "text_cnn",
                     "transformer",
                     "bilstm",
+                    "bag_of_words",
                     "next_token",
                     "causal_transformer",
                 )

@@ -176,3 +176,57 @@ def test_a_model_learns_what_follows_in_speeches(tmp_path: Path) -> None:
     perplexity = [record["test_perplexity"] for record in fedmpi.run("fedavg", settings, data=tmp_path / "out").records]
     characters = len(set("".join(lines))) + 1
     assert perplexity[-1] < 0.85 * perplexity[0] and perplexity[-1] < characters
+
+
+def tagged(path: Path, clients: dict[str, list[tuple[str, str, str]]]) -> None:
+    """A file of TFF's Stack Overflow: sentence, title and tags of each record."""
+    with h5py.File(path, "w") as file:
+        for name, records in clients.items():
+            for place, field in enumerate(("tokens", "title", "tags")):
+                values = [record[place] for record in records]
+                file.create_dataset(f"examples/{name}/{field}", data=values, dtype=h5py.string_dtype())
+
+
+def stack_overflow_tags(folder: Path) -> None:
+    records = [("how do i sort", "Sort lists", "python|list"), ("use a key .", "Sort lists", "python|python")]
+    tagged(folder / "stackoverflow_train.h5", {"7": records, "8": [("why", "in c", "c"), (" ", "", "python")]})
+    tagged(folder / "stackoverflow_test.h5", {"9": [("sort in c", "", "rust|c|python"), ("use it", "", "rust")]})
+
+
+def test_sentences_have_the_tags_of_their_questions(tmp_path: Path) -> None:
+    stack_overflow_tags(tmp_path)
+    raw = read("stackoverflow-tags", tmp_path, tally := Tally(), length=6, tags=2)
+    assert (raw.targets, raw.class_names, raw.target_shape) == ("multilabel", ("python", "c"), (2,))
+    assert raw.targets_of(np.arange(3)).tolist() == [[1, 0], [1, 0], [0, 1]] and raw.test_y.tolist() == [[1, 1], [0, 0]]
+    words = [[raw.vocabulary[token] for token in row if token] for row in raw.read(np.arange(3))]
+    assert words == [
+        ["how", "do", "i", "sort", "Sort", "lists"],
+        ["use", "a", "key", ".", "Sort", "lists"],
+        ["why", "in", "c"],
+    ]
+    assert tally.unreadable == 1 and "client 8, record 1" in tally.first and not tally.notes
+    assert raw.user_names == ("7", "8")
+    read("stackoverflow-tags", tmp_path, tally := Tally(), length=5)
+    assert "2 of 5 sentences have more than 5 words" in tally.notes[0]
+    assert read("stackoverflow-tags", tmp_path).class_names == ("python", "c", "list")  # ties by the alphabet
+
+
+def test_tags_are_prepared_with_validation_and_learned(tmp_path: Path) -> None:
+    kinds = [("sort a list", "python|list"), ("borrow a box", "rust"), ("malloc and free", "c")]
+    for part, authors in (("train", 9), ("test", 3)):
+        clients = {f"{part}{a}": [(kinds[a % 3][0], "how to", kinds[a % 3][1])] * 6 for a in range(authors)}
+        tagged(tmp_path / f"stackoverflow_{part}.h5", clients)
+    words = ["stackoverflow-tags", "--raw", str(tmp_path), "--length", "9", "--partition", "user", "--val", "0.34"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    store = open_store(tmp_path / "out", verify=True)
+    assert store.description.targets == "multilabel" and store.description.classes == 4
+    settings = {"rounds": 10, "participation.count": 9, "task.kind": "multilabel", "model.name": "bag-of-words"}
+    run = fedmpi.run("fedavg", settings | {"local.lr": 40.0}, data=tmp_path / "out")
+    assert run.records[-1]["test_accuracy"] == 1.0 and run.records[0]["test_accuracy"] < 1.0
+
+
+def test_sentences_without_a_tag_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("train", "test"):
+        tagged(tmp_path / f"stackoverflow_{part}.h5", {"7": [("how", "", "")]})
+    words = ["stackoverflow-tags", "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]
+    assert main(words) == 2 and "no training sentence has a tag" in capsys.readouterr().err
