@@ -52,8 +52,8 @@ def measured(
         for name, keys, tree in ways if number % 2 == 0 else reversed(ways):
             found[name] = seconds_of_rounds(keys, asked.ranks, tree, work / f"{workload.name}-{number}-{name}")
         pairs.append((found["one"], found["other"]))
-        one, other = (1e3 * statistics.median(rounds) for rounds in pairs[-1])
-        print(f"pass {number + 1}  {workload.name}  {one:.1f}  {other:.1f} ms", file=sys.stderr, flush=True)
+        first, second = (1e3 * statistics.median(rounds) for rounds in pairs[-1])
+        print(f"pass {number + 1}  {workload.name}  {first:.1f}  {second:.1f} ms", file=sys.stderr, flush=True)
     return pairs
 
 
