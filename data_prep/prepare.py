@@ -178,6 +178,8 @@ def _checked_law(job: Job) -> Law:
                 f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
                 f"its options: {', '.join(map(flag, taken)) or 'none'}"
             )
+    if law.checked is not None:
+        law.checked(job.law_options)
     return law
 
 

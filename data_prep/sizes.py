@@ -9,6 +9,8 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.common.whole_numbers import largest_remainders
 from fedmpi.data.assignment import even_sizes
 
+MOST_SAMPLES = 1 << 53
+"""Up to which floats count one by one."""
 SIZE_LAWS = ("even", "lognormal", "pareto", "zipf", "linear", "square", "exponential")
 
 
@@ -54,7 +56,7 @@ def whole_sizes(relative: Floats, total: int) -> Ints:
     """
     clients = len(relative)
     if not np.isfinite(relative.sum()):
-        raise UserError("with this --shape the largest client is beyond all numbers: choose a milder one")
+        raise UserError("the largest client is beyond all numbers: choose a milder one (--shape, or --sigma)")
     if total < clients:
         raise UserError(f"{total} samples cannot give {clients} clients one each: ask for at most {total} clients")
     above = np.maximum(relative / relative.sum() * total - 1.0, 0.0)
@@ -83,12 +85,21 @@ def lognormal_sizes(clients: int, mean: float, sigma: float, law: str, generator
         is `mean` plus what the sizes raised to one gain (2 becomes 2.17 at sigma = 1, 2.9 at sigma = 4); "code" is
         ceil(mean L / average(ceil L)), what the authors' published code of FedSampling does, whose mean is only near
         `mean`.
+
+    Raises
+    ------
+    UserError
+        Sizes beyond all numbers.
     """
     draws = generator.lognormal(0.0, sigma, clients)
-    if law == "code":
-        sizes: Floats = np.ceil(mean * draws / np.ceil(draws).mean())
-    else:
-        sizes = np.maximum(np.rint(mean * draws / np.exp(sigma**2 / 2)), 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if law == "code":
+            sizes: Floats = np.ceil(mean * draws / np.ceil(draws).mean())
+        else:
+            sizes = np.maximum(np.rint(mean * draws / np.exp(sigma**2 / 2)), 1)
+        countable = np.isfinite(draws.sum()) and sizes.sum() < MOST_SAMPLES
+    if not countable:
+        raise UserError(f"--mean {mean:g} and --sigma {sigma:g} make sizes beyond all numbers: choose smaller ones")
     return np.asarray(sizes, np.int64)
 
 

@@ -98,6 +98,8 @@ def partition(
 
 
 def _complete(name: str, law: Law, given: dict[str, OptionValue | None]) -> dict[str, OptionValue]:
+    if law.checked is not None:
+        return law.checked({key: value for key, value in given.items() if value is not None})
     known = {option.name: option for option in law.options}
     for key, value in given.items():
         if value is not None and key not in known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -154,7 +155,8 @@ class Law:
 
     `clients` says what ``--clients`` means to it: "required", or "optional" where the law can count the clients itself;
     `needs` what it asks of the data set: a key of `NEEDS`, or "" where labels are enough;
-    `by_label` that it goes by a class of each row, which only some data have.
+    `by_label` that it goes by a class of each row, which only some data have;
+    `checked` what makes the options given those that it takes, in place of `options`, for a law of the user's own.
     """
 
     draw: Callable[[Request], Draw]
@@ -164,3 +166,4 @@ class Law:
     needs: str = ""
     drops: bool = field(default=False)
     by_label: bool = False
+    checked: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None

@@ -19,7 +19,7 @@ def draw_in_turn(
 
     The sample of turn t is of a class drawn from the mix of client ``turns[t]``, restricted to the classes of which
     samples are left: within the family of each class first, among the families that have any left after that. Where a
-    client's mix has no mass on what is left, the stock that is left is its mix.
+    client's mix has no mass on what is left, its mix is that of the whole stock, restricted likewise, families or not.
 
     Drawn together instead of one after another, with the same law: everybody draws from the full mix; the turn at which
     a class has run out is found, and the later turns that drew it draw again from what is left; and so on. A turn that
@@ -65,7 +65,7 @@ def draw_in_turn(
         left[gone] = False
         late = before + np.flatnonzero(drawn[before:] == gone)
         relatives = left & (families == families[gone])
-        drawn[late] = _again(late, turns, mixes, families, relatives, left, rest, generator)
+        drawn[late] = _again(late, turns, mixes, families, relatives, left, stock, generator)
 
 
 def _again(
@@ -75,20 +75,19 @@ def _again(
     families: Ints,
     first: npt.NDArray[np.bool_],
     left: npt.NDArray[np.bool_],
-    rest: Ints,
+    stock: Ints,
     generator: np.random.Generator,
 ) -> Ints:
     """Classes of some turns, drawn from the mixes restricted to the classes `first`, families keeping their mass.
 
-    A client without mass on these draws from its mix restricted to those `left`, and without mass there from the rest
-    of the stock.
+    A client without mass on these draws from its mix restricted to those `left`, and without mass there from the whole
+    stock's.
     """
-    stock = np.where(left, rest, 0).astype(np.float64)
-    stock = stock if stock.any() else left.astype(np.float64)
+    everything = np.where(left, stock, 0).astype(np.float64)
     drawn = np.empty(len(late), np.int64)
     clients, whose = np.unique(turns[late], return_inverse=True)
     uniform = generator.random(len(late))
-    step = max(1, _CELLS // len(rest))
+    step = max(1, _CELLS // len(stock))
     order = np.argsort(whose, kind="stable")
     cuts = np.searchsorted(whose[order], np.arange(0, len(clients) + step, step))
     for block, low in enumerate(range(0, len(clients), step)):
@@ -96,7 +95,7 @@ def _again(
         mass = _restricted(own, families, first)
         nothing = mass.sum(axis=1) == 0
         mass[nothing] = _restricted(own[nothing], families, left)
-        mass[mass.sum(axis=1) == 0] = stock
+        mass[mass.sum(axis=1) == 0] = everything
         ends = np.cumsum(mass, axis=1)
         ends /= ends[:, -1:]
         last = mass.shape[1] - 1 - (mass[:, ::-1] > 0).argmax(axis=1)

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.partitions.common import Draw, Law, LawOption, Request
+from data_prep.partitions.common import Draw, Law, LawOption, OptionValue, Request
 from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import Part, resolve
 from fedmpi.common.types import Ints
-
-PLAIN = (bool, int, float, str)
 
 
 def law_named(name: str) -> Law | None:
@@ -33,24 +31,34 @@ def law_named(name: str) -> Law | None:
     options = tuple(
         LawOption(
             option.name,
-            option.annotation if option.annotation in PLAIN else str,
-            None if option.default is REQUIRED else option.default,
+            bool if option.annotation is bool else str,
+            None if option.default is REQUIRED else _told(option.default),
             option.doc or "an option of your own",
         )
         for option in part.options
     )
-    return Law(lambda request: _draw(part, request), part.title or name, options, clients="optional")
+    return Law(
+        lambda request: _draw(part, request), part.title or name, options, clients="optional", checked=part.checked
+    )
+
+
+def _told(value: Any) -> OptionValue:
+    """An option's value as the manifest keeps it."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _draw(part: Part, request: Request) -> Draw:
     with calling(part):
-        given = part.make(request.options)(request.labels, request.clients, request.generator)
+        law = part.make(request.options)
+        given = law(request.labels.copy(), request.clients, request.generator)  # which may change what it is given
     found = checked_owners(part, given, len(request.labels), request.clients)
     kept = np.flatnonzero(found >= 0)
     rows = kept[np.argsort(found[kept], kind="stable")]
     clients = int(found.max(initial=-1)) + 1 if request.clients is None else request.clients
     offsets = np.concatenate([[0], np.cumsum(np.bincount(found[kept], minlength=clients))])
-    return Draw(rows.astype(np.int64), offsets.astype(np.int64))
+    options = {option.name: request.options.get(option.name, option.default) for option in part.options}
+    facts = {name: _told(value) for name, value in {**options, **request.options}.items()}
+    return Draw(rows.astype(np.int64), offsets.astype(np.int64), facts=facts)
 
 
 def checked_owners(part: Part, given: Any, rows: int, clients: int | None) -> Ints:

@@ -18,6 +18,7 @@ Rows = tuple[Ints, Ints]
 
 REDRAWS = 10
 _NEGLIGIBLE = 1e-12
+_LARGEST_TOTAL = 1e300
 
 
 def even_sizes(total: int, clients: int) -> Ints:
@@ -118,8 +119,10 @@ def dirichlet_by_class(
     Raises
     ------
     UserError
-        Fewer samples than clients, with `fill`.
+        Fewer samples than clients, with `fill`; or a concentration beyond what a sum of such numbers holds.
     """
+    if not alpha * clients < _LARGEST_TOTAL:
+        raise UserError(f"alpha = {alpha:g} is beyond all numbers with {clients} clients: choose a smaller one")
     if fill:
         _enough(len(labels), clients)
     # Below this many samples a client, repeating the whole draw has no chance worth its time.

@@ -29,6 +29,12 @@ def by_label(labels, clients, generator, *, skip: int = 0, shift: int):
 def wrong(labels, clients, generator):
     return labels[:3]
 
+def spoiling(labels, clients, generator, *, keep: bool = True, path: str | None = None, at: tuple[int, ...] = (1, 2)):
+    "Rows of the labels `at` are nobody's, unless they are kept."
+    gone = np.isin(labels, at) & (not keep)
+    labels %= clients
+    return np.where(gone, -1, labels)
+
 def halved(raw):
     data = DIGITS.read(raw, ReadOptions(), Tally())
     return dataclasses.replace(data, name="halved", labels=data.labels[: len(data.labels) // 2])
@@ -90,6 +96,12 @@ def test_a_law_of_ones_own_may_leave_the_last_clients_empty(own: Path) -> None:
         (["--partition", "prep_of_mine:by_label"], "needs --shift"),
         (["--partition", "prep_of_mine:by_label", "--shfit", "3"], "did you mean --shift?"),
         (["--partition", "prep_of_mine:by_label", "--shift", "3", "--alpha", "1"], "takes no --alpha"),
+        (["--partition", "prep_of_mine:by_label", "--shift", "2.5"], "--shift = '2.5' does not suit"),
+        (["--partition", "prep_of_mine:by_label", "--shift", "2.5", "--dry-run"], "--shift = '2.5' does not suit"),
+        (
+            ["--partition", "prep_of_mine:spoiling", "--clients", "2", "--keep", "perhaps"],
+            "--keep = 'perhaps' does not",
+        ),
         (["--partition", "prep_of_mine:by_lable"], "did you mean 'by_label'"),
     ],
 )
@@ -98,6 +110,27 @@ def test_what_a_law_of_ones_own_does_not_know_is_refused(
 ) -> None:
     assert main(["digits", *words, "--out", "shards"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "path"),
+    [
+        ([], True, "None"),
+        (["--keep"], True, "None"),
+        (["--keep", "false"], False, "None"),
+        (["--keep=0", "--path", "there"], False, "there"),
+    ],
+)
+def test_options_of_a_law_have_their_own_types_and_those_left_out_their_defaults(
+    own: Path, words: list[str], kept: bool, path: str
+) -> None:
+    assert main(["digits", "--partition", "prep_of_mine:spoiling", "--clients", "3", *words, "--out", "shards"]) == 0
+    store = open_store("shards")
+    assert store.manifest.partition_options == {"keep": kept, "path": path, "at": "(1, 2)"}
+    counts = store.class_counts()
+    assert (counts.sum(axis=0)[[1, 2]] > 0).tolist() == [kept, kept]
+    for label in (0, *range(3, 10)):  # the law changed its labels, not those of the data
+        assert np.flatnonzero(counts[:, label]).tolist() == [label % 3]
 
 
 def test_a_useless_answer_of_a_law_names_it(own: Path) -> None:

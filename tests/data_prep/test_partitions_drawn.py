@@ -119,6 +119,17 @@ def test_a_family_keeps_its_mass_while_one_of_its_classes_lasts() -> None:
     assert set(drawn.tolist()) == {2, 3} and abs((drawn == 2).mean() - 0.75) < Z * np.sqrt(0.75 * 0.25 / 3000)
 
 
+def test_who_has_no_mass_on_what_is_left_draws_by_the_whole_stock() -> None:
+    """Client 0 takes four of class 2, client 1 the one of class 0, then has no mass: 4 and 8 in stock. z = 5."""
+    stock, mixes = np.array([1, 4, 8]), np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    turns, generator = np.array([0, 0, 0, 0, 1, 1, 1]), np.random.default_rng(4)
+    drawn = np.array([draw_in_turn(turns, stock, mixes, generator) for _ in range(3000)])
+    assert (drawn[:, :5] == [2, 2, 2, 2, 0]).all()
+    for late in (5, 6):
+        assert abs((drawn[:, late] == 1).mean() - 1 / 3) < Z * np.sqrt(2 / 9 / 3000)
+    assert abs((drawn[:, 5:] == 1).all(axis=1).mean() - 1 / 9) < Z * np.sqrt(8 / 81 / 3000)
+
+
 def test_who_has_the_turn_is_uniform_among_those_who_still_want_samples() -> None:
     """Sizes 1, 2 and 3: the last turn is client 2's with probability 49/108 + ..., by counting; 6,000 draws, z = 5."""
 

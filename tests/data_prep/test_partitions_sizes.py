@@ -81,6 +81,25 @@ def test_sizes_beyond_all_numbers_are_refused() -> None:
             draw("sizes", np.zeros(600, np.int64), 1, 300, law=law, shape=shape)
 
 
+@pytest.mark.parametrize("law", ["paper", "code"])
+@pytest.mark.parametrize("options", [{"sigma": 1000.0}, {"sigma": 1.0, "mean": 1e300}, {"sigma": 1.0, "mean": 1e16}])
+@pytest.mark.filterwarnings("error")
+def test_lognormal_sizes_beyond_all_numbers_are_refused(law: str, options: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"--mean .* and --sigma .* beyond all numbers"):
+        draw("lognormal", np.arange(300) % 3, 3, 20, law=law, **options)
+
+
+@pytest.mark.filterwarnings("error")
+def test_very_uneven_lognormal_sizes_are_all_drawn() -> None:
+    assert draw("lognormal", np.arange(300) % 3, 3, 20, sigma=40.0, mean=3.0).sizes.tolist() == [1] * 20
+
+
+def test_a_concentration_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(UserError, match="alpha = 1e\\+308 is beyond all numbers with 4 clients"):
+        draw("dirichlet", np.arange(300) % 3, 3, 4, alpha=1e308)
+    assert np.ptp(draw("dirichlet", np.arange(300) % 3, 3, 4, alpha=1e200).sizes) <= 3
+
+
 def test_ltrf1_has_table_ones_share_of_ltrf2_or_the_total_asked_for() -> None:
     labels = np.repeat(np.arange(10), 2000)
     small, large = (len(draw("astraea", labels, 10, 50, variant=name).rows) for name in ("LTRF1", "LTRF2"))
