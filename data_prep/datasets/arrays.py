@@ -137,9 +137,9 @@ def targets_of(raw: Path | str, content: Arrays, options: ReadOptions) -> str:
         raise UserError(f"{raw}: y is {y.shape}, but a class is one value; leave --targets out, or give one column")
     if options.targets is not None:
         return options.targets
-    if y.dtype.kind in "ui" and y.dtype != np.uint8:
-        return "tokens"
     zeros_and_ones = y.dtype.kind in "biuf" and bool(np.isin(y, (0, 1)).all())
+    if y.dtype.kind in "ui" and not (zeros_and_ones and y.dtype == np.uint8):
+        return "tokens"
     return "multilabel" if zeros_and_ones else "regression"
 
 

@@ -82,6 +82,9 @@ def test_arrays_of_several_values_are_told_by_their_numbers(tmp_path: Path) -> N
         np.testing.assert_array_equal(raw.test_y, y[4:8].astype(np.float32))
         assert raw.targets == targets and raw.target_shape == y.shape[1:]
         np.testing.assert_array_equal(raw.targets_of(np.arange(20)), y.astype(np.float32))
+    for y, targets in ((tokens.astype(np.uint8), "tokens"), ((tokens > 4).astype(np.uint8), "multilabel")):
+        np.savez(tmp_path / "t.npz", x=tokens, y=y)
+        assert read(tmp_path / "t.npz", task="text").targets == targets
     after = np.where(RNG.random((20, 4)) < 0.2, -1, tokens)
     np.savez(tmp_path / "t.npz", x=tokens, y=after)
     raw = read(tmp_path / "t.npz", task="text")
