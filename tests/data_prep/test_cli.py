@@ -31,6 +31,13 @@ def test_list_shows_every_data_set_and_every_partition_with_its_options(
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
+    headings = [line for line in lines if line.partition(" (")[0].isupper()]
+    assert [heading.partition(" (")[0] for heading in headings] == [
+        "DATA SETS",
+        "PARTITIONS",
+        "FEATURE SHIFTS",
+        "LABEL NOISE",
+    ]
     for name, data_set in DATASETS.items():
         assert name in lines
         for source in data_set.sources:

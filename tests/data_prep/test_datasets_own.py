@@ -77,6 +77,18 @@ def test_token_ids_run_from_zero(tmp_path: Path) -> None:
     assert "row 3: a token id below 0" in tally.first
 
 
+def test_a_part_without_a_usable_row_is_refused_with_the_first_that_is_none(tmp_path: Path) -> None:
+    x = RNG.random((4, 3))
+    for part, words in (("x", "training row"), ("x_test", "test row")):
+        content = {"x": x, "x_test": x[:2]}
+        np.savez(tmp_path / "a.npz", y=[0, 1, 0, 1], y_test=[0, 1], **content | {part: content[part] * np.nan})
+        with pytest.raises(UserError, match=rf"holds no usable {words}: the first that is none: .*{part}, row 0"):
+            _read("arrays", tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=x[:0], y=np.zeros(0, int), x_test=x[:2], y_test=[0, 1])
+    with pytest.raises(UserError):
+        _read("arrays", tmp_path / "a.npz")
+
+
 def test_rows_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     x = RNG.random((10, 3))
     x[4, 1], x[7, 0] = np.nan, np.inf

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -449,7 +450,7 @@ def test_a_table_holds_what_was_added_up_to_a_round(tmp_path: Path, form: str, m
     if form == "parquet":
         pytest.importorskip("pyarrow")
     else:
-        monkeypatch.setattr("fedmpi.records.client_table._pyarrow", lambda: False)
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as if it were not installed
     monkeypatch.setattr("fedmpi.records.client_table.GROUP_ROWS", 10)
     table, generator = ClientTable(tmp_path), np.random.default_rng(0)
     added = [
