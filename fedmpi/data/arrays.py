@@ -169,6 +169,8 @@ class ClientArrays:
         summed = hashlib.sha256(repr((self.name, self.description, self.offsets.tolist())).encode())
         for array in (self.x, self.y, *self.test, *(self.val or ())):
             summed.update(_digest(array).encode())
+        if self.val_offsets is not None:
+            summed.update(repr(self.val_offsets.tolist()).encode())
         return summed.hexdigest()
 
     @cached_property

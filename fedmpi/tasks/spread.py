@@ -28,19 +28,21 @@ def spread(values: Floats, weights: Floats, best: str = "largest") -> dict[str, 
     dict
         "mean"; "weighted": Σ n v / Σ n; "std": √(Σ (v − mean)² / K); "worst10", "best10": means of the ⌈K/10⌉ worst and
         of the ⌈K/10⌉ best (the tenths of Li et al. 2020, q-FFL, Table 1); "jain": (Σ v)² / (K Σ v²) of Jain et al.
-        1984, 1 where all are the same and 1/K where one has all there is. NaN where a client's is.
+        1984, 1 where all are the same and 1/K where one has all there is. NaN where a client's is; "std" and "jain"
+        also where one is infinite.
     """
     if np.isnan(values).any():
         return dict.fromkeys(SPREADS, math.nan)
     tenth = math.ceil(len(values) / 10)
     low, high = np.sort(values)[:tenth].mean(), np.sort(-values)[:tenth].mean() * -1
     worst, good = (low, high) if best == "largest" else (high, low)
-    squares = float((values**2).sum())
-    return {
-        "mean": float(values.mean()),
-        "weighted": float(values @ weights / weights.sum()),
-        "std": float(values.std()),
-        "worst10": float(worst),
-        "best10": float(good),
-        "jain": float(values.sum() ** 2 / (len(values) * squares)) if squares else 1.0,
-    }
+    with np.errstate(over="ignore", invalid="ignore"):  # losses of a model that has diverged
+        squares = (values**2).sum()
+        return {
+            "mean": float(values.mean()),
+            "weighted": float(values @ weights / weights.sum()),
+            "std": float(values.std()),
+            "worst10": float(worst),
+            "best10": float(good),
+            "jain": float(values.sum() ** 2 / (len(values) * squares)) if squares else 1.0,
+        }

@@ -93,6 +93,13 @@ def test_data_with_other_held_out_samples_are_other_data(more: dict[str, Any]):
     assert made(**(held_out | more)).digest != made(**held_out).digest != made().digest
 
 
+def test_whose_the_held_out_samples_are_is_part_of_what_the_data_are():
+    """In the order of their owners they are the same: client 0 has two of the three, one, or none says whose."""
+    digests = {made(val=(X[:3], Y[:3], owner)).digest for owner in ([0, 0, 1], [0, 1, 1], [0, 1, 2])}
+    assert len(digests | {made(val=(X[:3], Y[:3])).digest}) == 4
+    assert made(val=(X[:3], Y[:3], [0, 0, 1])).digest in digests
+
+
 def test_a_label_that_only_held_out_samples_have_is_a_class():
     val = X[:3], np.array([0, 6, 1])
     assert made(val=val).description.classes == 7

@@ -179,6 +179,14 @@ def test_spread_by_hand():
     assert all(map(math.isnan, spread(np.array([1.0, math.nan]), np.ones(2), "smallest").values()))
 
 
+@pytest.mark.filterwarnings("error")
+def test_losses_without_bounds_spread_without_a_warning():
+    found = spread(np.array([math.inf, 1.0, 2.0]), np.ones(3), "smallest")
+    assert found["mean"] == found["weighted"] == found["worst10"] == math.inf and found["best10"] == 1.0
+    assert math.isnan(found["std"]) and math.isnan(found["jain"])
+    assert spread(np.array([1e308, 1e308]), np.ones(2))["worst10"] == 1e308
+
+
 def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():
     assert cut(np.array([3, 3, 3, 10, 1, 1]), 6).tolist() == [0, 2, 3, 4, 6]
     assert cut(np.array([], int), 6).tolist() == [0]
