@@ -152,7 +152,7 @@ class ClientsView:
         self._leaving = OnDivergence(config.local.on_divergence == "drop")
         self._point: Tensor | None = None
         if cluster.is_server and not rows.held_out:
-            log.info("clients are evaluated on their training rows: the data hold none out (data_prep --val)")
+            log.info("clients are evaluated on their training rows: the data hold none out of each (data_prep --val)")
 
     @property
     def tunes(self) -> bool:

@@ -141,8 +141,9 @@ class CalibrationError:
         return {"probability": empty.index_add(0, place, probability), "right": empty.index_add(0, place, right)}
 
     def result(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Σ over the bins of |right − probability| / n."""
-        return {"calibration_error": float(np.abs(sums["right"] - sums["probability"]).sum() / max(samples, 1))}
+        """Σ over the bins of |right − probability| / n, NaN where no position counts."""
+        gaps = np.abs(sums["right"] - sums["probability"]).sum()
+        return {"calibration_error": float(gaps / samples) if samples else math.nan}
 
 
 def macro_f1(confusion: np.ndarray) -> float:
@@ -151,13 +152,13 @@ def macro_f1(confusion: np.ndarray) -> float:
     Parameters
     ----------
     confusion : int (C, C)
-        Rows are true classes, columns predicted ones. Classes that occur in neither are left out.
+        Rows are true classes, columns predicted ones. Classes that occur in neither are left out; NaN where all are.
     """
     return mean_f1(np.diag(confusion), confusion.sum(0) + confusion.sum(1))
 
 
 def mean_f1(right: np.ndarray, involved: np.ndarray) -> float:
-    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved.
+    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved, NaN where none is.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def mean_f1(right: np.ndarray, involved: np.ndarray) -> float:
         TP, and 2 TP + FP + FN, of each class.
     """
     true_positive, present = right.astype(np.float64), involved > 0
-    return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else 0.0
+    return float(np.mean(2 * true_positive[present] / involved[present])) if present.any() else math.nan
 
 
 class Metric:
