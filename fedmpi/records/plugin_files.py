@@ -7,6 +7,7 @@ import inspect
 import logging
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,10 +159,11 @@ def _loaded() -> dict[str, Path]:
 
 
 def _own_file(name: str, module: ModuleType | None, left_out: tuple[str, ...]) -> Path | None:
-    path = Path(getattr(module, "__file__", None) or "").resolve()
-    if name.partition(".")[0] in left_out or path.suffix != ".py" or not path.is_file() or _installed(path):
+    file = getattr(module, "__file__", None) or ""
+    if name.partition(".")[0] in left_out or not file.endswith(".py") or _installed(file):
         return None
-    return path
+    path = Path(file).resolve()
+    return path if path.is_file() else None
 
 
 def _shown(name: str, path: Path) -> str:
@@ -169,5 +171,8 @@ def _shown(name: str, path: Path) -> str:
     return "/".join(path.parts[-depth:])
 
 
-def _installed(path: Path) -> bool:
+@cache
+def _installed(file: str) -> bool:
+    """Whether the file lies, behind all links, among installed packages: asked of thousands of modules in every run."""
+    path = Path(file).resolve()
     return any(part in PACKAGES for part in path.parts) or any(path.is_relative_to(folder) for folder in INSTALLED)

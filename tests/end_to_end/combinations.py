@@ -1,12 +1,13 @@
 """Random configurations over all parts, and a program that runs many of them in one job:
 
-mpiexec -n N python tests/end_to_end/combinations.py OUT.npz COUNT [FIRST]
+mpiexec -n N python tests/end_to_end/combinations.py CONFIGURATIONS OUT.npz
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -199,12 +200,9 @@ def traced(config: Config) -> dict[str, np.ndarray] | None:
 
 def main() -> int:
     logging.getLogger("fedmpi").setLevel(logging.ERROR)
-    out, count = Path(sys.argv[1]), int(sys.argv[2])
-    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    drawn, out = Path(sys.argv[1]), Path(sys.argv[2])
     traces: dict[str, np.ndarray] = {}
-    for number, config in enumerate(valid_configurations(count)):
-        if number < first:
-            continue
+    for number, config in pickle.loads(drawn.read_bytes()).items():
         found = traced(config)
         if found is not None:
             traces |= {f"{key}{number}": value for key, value in found.items()}

@@ -6,6 +6,7 @@ They are slow.
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +29,35 @@ Traces = dict[str, np.ndarray]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(scope="module")
+def drawn() -> list[Config]:
+    """All configurations."""
+    return valid_configurations(PARTS[-1][1])
+
+
 @pytest.fixture(scope="module", params=PARTS, ids=["first", "others"])
-def part(request: pytest.FixtureRequest) -> tuple[int, int]:
-    """Number of the first of the drawn configurations, and one past the last."""
-    first, last = request.param
-    return first, last
+def part(request: pytest.FixtureRequest, drawn: list[Config]) -> dict[int, Config]:
+    """Some of the configurations by their numbers."""
+    return {number: drawn[number] for number in range(*request.param)}
 
 
 @pytest.fixture(scope="module")
-def traces(part: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> tuple[Traces, Traces]:
+def traces(part: dict[int, Config], tmp_path_factory: pytest.TempPathFactory) -> tuple[Traces, Traces]:
     """Traces of all configurations, in one job of one rank and one of three."""
     folder, found = tmp_path_factory.mktemp("combinations"), []
+    (folder / "configurations").write_bytes(pickle.dumps(part))
     for ranks in (1, 3):
         out = folder / f"{ranks}.npz"
-        result = run_mpi(ranks, [PROGRAM, out, str(part[1]), str(part[0])], timeout=400)
+        result = run_mpi(ranks, [PROGRAM, folder / "configurations", out], timeout=400)
         assert result.returncode == 0, result.stderr
         found.append(dict(np.load(out)))
     return found[0], found[1]
 
 
 @pytest.fixture(scope="module")
-def ran(part: tuple[int, int], traces: tuple[Traces, Traces]) -> list[tuple[int, Config]]:
+def ran(part: dict[int, Config], traces: tuple[Traces, Traces]) -> list[tuple[int, Config]]:
     """The configurations that ran; the others were refused."""
-    return [(i, config) for i, config in enumerate(valid_configurations(part[1])) if f"model{i}" in traces[0]]
+    return [(number, config) for number, config in part.items() if f"model{number}" in traces[0]]
 
 
 def different(one: Any, other: Any, path: str = "") -> str | None:
@@ -71,9 +78,9 @@ def different(one: Any, other: Any, path: str = "") -> str | None:
 
 
 def test_enough_configurations_run_and_every_part_is_among_them(
-    part: tuple[int, int], ran: list[tuple[int, Config]]
+    part: dict[int, Config], ran: list[tuple[int, Config]]
 ) -> None:
-    assert len(ran) >= WANTED * (part[1] - part[0])
+    assert len(ran) >= WANTED * len(part)
     configs = [config for _, config in ran]
     assert {c.participation.clients for c in configs} == {"all", "uniform", "weighted", "importance", "stratified"}
     assert {c.samples.rule for c in configs} == {"all", "bernoulli", "ratio", "exact"}
