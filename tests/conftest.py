@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# One thread each, in this process as in those that are started: threads that wait for one another on a core that another
-# worker of pytest-xdist uses make a test take many times as long.
+# One thread each, in this process as in those that are started: threads that wait for one another on a core that a
+# second worker of pytest-xdist uses make a test take many times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

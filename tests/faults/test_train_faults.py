@@ -13,6 +13,9 @@ from pathlib import Path
 import h5py
 import pytest
 
+import fedmpi
+from data_prep.__main__ import run as prepare
+from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, staying, wait_for_rounds
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
@@ -31,6 +34,11 @@ WORDS_OF_LAUNCHERS = re.compile(
 
 def train(*args: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     return run_mpi(ranks, [*TRAIN, *args], timeout=SECONDS)
+
+
+def here(folder: Path, *settings: str, resume: bool = False) -> None:
+    """The same run in this process, to its end."""
+    assert fedmpi.run(load_config(None, list(settings)), out=folder, resume=resume).ending == "finished"
 
 
 def the_sentence(job: subprocess.CompletedProcess[str], code: int = 2) -> str:
@@ -80,9 +88,8 @@ def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as a folder of three shards."""
     folder = tmp_path_factory.mktemp("shards") / "digits"
-    words = "-m data_prep digits --partition iid --clients 6 --shards 3 --seed 0 --out"
-    made = run_alone([*words.split(), folder], timeout=SECONDS)
-    assert made.returncode == 0, made.stderr
+    words = "digits --partition iid --clients 6 --shards 3 --seed 0 --out"
+    assert prepare([*words.split(), str(folder)]) == 0
     return folder
 
 
@@ -120,8 +127,7 @@ def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(shards:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two rounds."""
     folder = tmp_path_factory.mktemp("run") / "RUN"
-    job = run_alone([*TRAIN, *choices(*FEDAVG, "rounds=2"), "--out", folder], timeout=SECONDS)
-    assert job.returncode == 0, job.stderr
+    here(folder, *FEDAVG, "rounds=2")
     return folder
 
 
@@ -189,10 +195,7 @@ def test_a_diverging_gradient_sum_is_told_from_a_programming_error(tmp_path: Pat
 
 
 def test_a_loss_that_is_no_number_is_null_in_the_records(tmp_path: Path):
-    job = run_alone(
-        [*TRAIN, *choices(*FEDAVG, "aggregation.lr=1e30", "rounds=1"), "--out", tmp_path / "RUN"], timeout=SECONDS
-    )
-    assert job.returncode == 0, job.stderr
+    here(tmp_path / "RUN", *FEDAVG, "aggregation.lr=1e30", "rounds=1")
     (record,) = records(tmp_path / "RUN")  # which refuses NaN and Infinity
     assert record["test_loss"] is None
     assert record["train_loss"] > 0
@@ -201,8 +204,8 @@ def test_a_loss_that_is_no_number_is_null_in_the_records(tmp_path: Path):
 def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path):
     run, rounds = tmp_path / "RUN", 40
     unhurried = "model.name=tests.end_to_end.user_models:unhurried_mlp"
-    asked = choices(*FEDAVG, unhurried, f"rounds={rounds}", "checkpoint.every=5")
-    job = start_mpi_job(3, [*TRAIN, *asked, "--out", run], env=staying(run, 11))
+    asked = (*FEDAVG, unhurried, f"rounds={rounds}", "checkpoint.every=5")
+    job = start_mpi_job(3, [*TRAIN, *choices(*asked), "--out", run], env=staying(run, 11))
     wait_for_rounds(job, run, 11)
     rank_of_job(job, 2).kill()
     assert finish_job(job, SECONDS).returncode not in (0, 1, 2, 75)
@@ -211,7 +214,6 @@ def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path)
     assert 11 <= len(recorded) < rounds
     assert not (run / "summary.json").exists()
     kept = curve(run)[:10]
-    resumed = run_alone([*TRAIN, *asked, "--out", run, "--resume"], timeout=SECONDS)
-    assert resumed.returncode == 0, resumed.stderr
+    here(run, *asked, resume=True)
     assert [record["round"] for record in records(run)] == list(range(rounds))
     assert curve(run)[:10] == kept
