@@ -141,7 +141,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         place = text.index(_entry(digest)) + LENGTH_BYTES + len(_entry("")) - 1
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"its header cannot be read: {error!r}") from None
-    if len(digest) != DIGITS or _digest_without(content, place) != digest:
+    if not isinstance(digest, str) or len(digest) != DIGITS or _digest_without(content, place) != digest:
         raise ValueError("its checksum differs from its content")
     try:
         facts = json.loads(ours)

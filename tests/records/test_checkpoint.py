@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent, the newest readable one counts, and only a few are kept."""
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedmpi.common.errors import UserError
-from fedmpi.records.checkpoint import Checkpoint, clients_file, newest_checkpoint, read_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import (
+    Checkpoint,
+    clients_file,
+    file_digest,
+    newest_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 
 
 def saved(folder: Path, next_round: int, keep: int = 2) -> Checkpoint:
@@ -157,3 +165,64 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one(tmp_path: Pat
     newest_checkpoint(tmp_path)
     saved(tmp_path, 7, keep=1)
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["round-00000007.safetensors"]
+
+
+ODD_COUNTS = [-1, 1.0, True, "3", None, 10**8]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *({"next_round": number} for number in ODD_COUNTS),
+        *({"settled": number} for number in ODD_COUNTS),
+        *({"unsettled": record} for record in (5, [], "round", True)),
+    ],
+)
+def test_counts_and_records_that_are_none_are_refused_under_a_right_checksum(tmp_path: Path, header: dict):
+    right = {"settled": 0, "unsettled": None}
+    path = save_checkpoint(tmp_path, Checkpoint(0, {"model": torch.ones(3)}, right), keep=1)
+    assert read_checkpoint(path).next_round == 0
+    path = save_checkpoint(tmp_path, Checkpoint(0, {"model": torch.ones(3)}, right | header), keep=1)
+    with pytest.raises(ValueError, match="it goes on at round"):
+        read_checkpoint(path)
+
+
+def test_the_last_round_that_a_name_can_tell_is_read(tmp_path: Path):
+    header = {"settled": 10**8 - 1, "unsettled": {}}
+    path = save_checkpoint(tmp_path, Checkpoint(10**8 - 1, {"model": torch.ones(3)}, header), keep=1)
+    assert read_checkpoint(path).next_round == 10**8 - 1
+
+
+def test_what_is_no_plain_file_is_no_checkpoint(tmp_path: Path):
+    (tmp_path / "round-00000005.safetensors").mkdir()
+    os.mkfifo(tmp_path / "round-00000006.safetensors")
+    for path in tmp_path.iterdir():
+        with pytest.raises(ValueError, match="no file"):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize("last", ["null", "[]", "{}", "7", '""'])
+def test_a_checksum_that_is_no_text_is_no_checksum(tmp_path: Path, last: str):
+    """Of a key that stands twice JSON takes the last: what is found in the text is not what is compared."""
+    said = {"null": "None", '""': ""}.get(last, last)
+    header = f'{{"__metadata__":{{"fedmpi":"{{}}","checksum":"{said}","checksum":{last}}}}}'.encode()
+    path = tmp_path / "round-00000005.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(80))
+    with pytest.raises(ValueError, match=r"checksum differs|header cannot be read"):
+        read_checkpoint(path)
+
+
+def test_clients_state_that_is_gone_or_differs_damages_its_checkpoint(tmp_path: Path):
+    tensors = {"model": torch.ones(3)}
+    for next_round in (5, 10):
+        beside = clients_file(tmp_path, next_round)
+        beside.write_bytes(b"kept %d" % next_round)
+        save_checkpoint(tmp_path, Checkpoint(next_round, tensors, {"clients": file_digest(beside)}), keep=2)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None and found.next_round == 10
+    clients_file(tmp_path, 10).write_bytes(b"kept 11")
+    found = newest_checkpoint(tmp_path)
+    assert found is not None and found.next_round == 5
+    clients_file(tmp_path, 5).unlink()
+    with pytest.raises(UserError, match="no checkpoint"):
+        newest_checkpoint(tmp_path)
