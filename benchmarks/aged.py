@@ -49,21 +49,24 @@ class Turns:
 
     def __init__(self, before: int, turns: int, told: Connection):
         self.before, self.last, self.told = before, before + TURN * turns, told
-        self.asked, self.calls, self.spent = 0, 0, 0.0
+        self.asked, self.calls, self.now = 0, 0, 0.0
+        self.spent: list[float] = []
 
     def __call__(self) -> bool:
         sys.setprofile(None)
-        spent, calls = time.process_time() - self.spent, self.calls
+        if self.asked > self.before:
+            self.spent.append(1e3 * (time.process_time() - self.now))
         if self.asked >= self.before and (self.asked - self.before) % TURN == 0:
             if self.asked > self.before:
-                self.told.send((1e3 * spent / TURN, calls / TURN))
+                self.told.send(([*self.spent], self.calls / TURN))
             if self.asked == self.last:
                 return True
             self.told.recv()
-            self.spent, self.calls = time.process_time(), 0
+            self.calls, self.spent = 0, []
         self.asked += 1
         if self.asked > self.last - TURN * COUNTED:
             sys.setprofile(self._count)
+        self.now = time.process_time()
         return False
 
     def _count(self, frame: object, event: str, argument: object) -> None:
@@ -81,13 +84,13 @@ def measured(rounds: int, turns: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns
     -------
-    float64 (turns, 2)
-        Milliseconds of the processor a round, by turn and by run (old, young).
+    float64 (turns, 10, 2)
+        Milliseconds of the processor, by turn, its round and run (old, young).
     float64 (2,)
         Calls a round, in turns after those.
     """
     spawn, every = multiprocessing.get_context("spawn"), WARM + turns + COUNTED
-    taken = np.zeros((every, 2, 2))
+    times, calls = np.zeros((every, TURN, 2)), np.zeros((every, 2))
     with tempfile.TemporaryDirectory(prefix="fedmpi-aged-") as folder:
         runs = []
         for name, before in (("old", rounds), ("young", 0)):
@@ -99,24 +102,27 @@ def measured(rounds: int, turns: int) -> tuple[np.ndarray, np.ndarray]:
         for turn in range(every):
             for run in (0, 1) if turn % 2 else (1, 0):
                 runs[run][1].send(None)
-                taken[turn, run] = runs[run][1].recv()
+                times[turn, :, run], calls[turn, run] = runs[run][1].recv()
         for process, here in runs:
             here.close()
             process.join()
-    return taken[WARM:-COUNTED, :, 0], taken[-COUNTED:, :, 1].mean(axis=0)
+    return times[WARM:-COUNTED], calls[-COUNTED:].mean(axis=0)
 
 
-def ratio(taken: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
-    """Time of the old run over that of the young one: geometric mean over the turns, and its interval.
+def ratio(times: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
+    """Time of the old run over that of the young one, and its interval.
+
+    The median over the rounds of a turn, so that a moment which the machine gives to something else does not count;
+    then the geometric mean over the turns with Student's interval.
 
     Parameters
     ----------
-    taken : float64 (turns, 2)
+    times : float64 (turns, rounds, 2)
         Old and young.
     """
-    logs = np.log(taken[:, 0] / taken[:, 1])
-    half = student.ppf((1 + level) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
-    mean = logs.mean()
+    turns = np.median(np.log(times[..., 0] / times[..., 1]), axis=1)
+    half = student.ppf((1 + level) / 2, len(turns) - 1) * turns.std(ddof=1) / np.sqrt(len(turns))
+    mean = turns.mean()
     return float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half))
 
 
