@@ -292,6 +292,10 @@ def _check_lengths(raw: Path | str, content: Arrays) -> None:
         raise UserError(f"{raw} holds only one of x_test and y_test; it must hold both or neither")
     for one, other in (("x", "y"), ("x", "user"), ("x_test", "y_test")):
         if other in content:
+            if not content[one].ndim:
+                raise UserError(
+                    f"{raw}: {one} is a single {content[one].dtype}; it must hold numbers, a row each sample"
+                )
             values, expected = content[other], len(content[one])
             fits = (
                 len(values.shape) > 0 and len(values) == expected

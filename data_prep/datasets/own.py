@@ -94,5 +94,6 @@ def read_own(part: Part, given: Mapping[str, Any], raw: Path, options: ReadOptio
         raise refuse_result(part, f"returned an array {unknown[0]!r}: those that have a meaning are {', '.join(NAMES)}")
     if missing := [name for name in ("x", "y") if name not in found]:
         raise refuse_result(part, f"returned no array {missing[0]!r}: x and y are needed")
-    arrays = {str(name): np.asarray(values) for name, values in found.items()}
+    with calling(part):  # what it gives may fail to become an array, as a tensor of another device does
+        arrays = {str(name): np.asarray(values) for name, values in found.items()}
     return of_arrays(part.name, arrays, options, tally, part.name)

@@ -211,7 +211,7 @@ class Images:
         content: Any = (given.get("bytes") or given.get("path")) if isinstance(given, dict) else given
         path = self._path(content, where) if isinstance(content, str) and content else None
         if path is not None and not path.is_file():
-            tally.bad(where, f"there is no image {shown(content)} in {self._folder} or beside the file")
+            tally.bad(where, f"there is no image {shown(content, repr)} in {self._folder} or beside the file")
             return False
         if path is None and (not isinstance(content, bytes) or not content):
             tally.bad(where, "neither the bytes nor the path of an image")
@@ -226,10 +226,13 @@ class Images:
         return True
 
     def _path(self, named: str, where: str) -> Path:
+        """The file of a name; the folder, which is no file, where the name leads out of it or no file can have it."""
         beside = Path(where.rpartition(", row ")[0]).parent / named
         try:
-            return beside if beside.is_file() else self._folder / named
-        except (OSError, ValueError):  # a name that no file can have
+            path = beside if beside.is_file() else self._folder / named
+            inside = path.is_relative_to(self._folder) and ".." not in path.relative_to(self._folder).parts
+            return path if inside and path.is_file() else self._folder
+        except (OSError, ValueError):
             return self._folder
 
     def found(self) -> Found:

@@ -114,14 +114,15 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
     for row in range(10):
         paths.append(f"pictures/{row}.png")
         Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "data" / paths[-1])
-    held: list[Any] = [*paths, "pictures/gone.png", "a\0b"]
+    Image.new("L", (4, 5)).save(tmp_path.parent / "other.png")  # belongs to nobody here
+    held: list[Any] = [*paths, "pictures/gone.png", "a\0b", "../../other.png", str(tmp_path.parent / "other.png")]
     if form == "Hugging Face":
         held = [{"bytes": None, "path": path} for path in held]
-    write(tmp_path / "data" / "t.parquet", {"image": held, "label": [row % 2 for row in range(12)]})
+    write(tmp_path / "data" / "t.parquet", {"image": held, "label": [row % 2 for row in range(14)]})
     words = ["parquet", "--raw", str(tmp_path), "--partition", "iid", "--clients", "2", "--out", str(tmp_path / "out")]
     assert main([*words, *(["--task", "image"] if form == "texts" else [])]) == 0
     store = open_store(tmp_path / "out", verify=True)
-    assert store.description.feature_shape == (1, 5, 4) and store.manifest.skipped == 2
+    assert store.description.feature_shape == (1, 5, 4) and store.manifest.skipped == 4
     parts = (store.client(0)[0], store.client(1)[0], store.test()[0])
     seen = {int(pixels.flat[0]) for x in parts for pixels in np.asarray(x)}
     assert seen == {20 * row for row in range(10)}

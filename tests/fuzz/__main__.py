@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.fuzz.guarded import Beside
 from tests.fuzz.verdict import Finding
 
-KINDS = ("configurations", "shards", "checkpoints", "raw", "runs", "texts", "places", "parts")
+KINDS = ("configurations", "shards", "checkpoints", "raw", "runs", "texts", "places", "parts", "readers")
 AT_ONCE = 250
 """Inputs of one seed, after which what was counted is told."""
 

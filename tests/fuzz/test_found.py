@@ -26,7 +26,7 @@ from fedmpi.inspect.report import inspect_store
 from fedmpi.process.guard import run_guarded
 from fedmpi.records.recorder import WRITTEN
 from fedmpi.rounds.workers import check_threads
-from tests.fuzz import checkpoints, parts, places, raw, runs, shards, texts
+from tests.fuzz import checkpoints, parts, places, raw, readers, runs, shards, texts
 
 FEDAVG = ("preset=fedavg", "data.shards=digits:clients=6")
 ROWS = ("samples.rule=bernoulli", "samples.wanted=50", "samples.size_estimate=duchi")
@@ -172,6 +172,8 @@ FOUND: list[tuple[ModuleType, tuple[Any, ...], str]] = [
     (raw, ("npz", "arrays", ([("x", "no columns")], None)), "refused"),
     (raw, ("npz", "arrays", ([("x", "ids")], "text")), "refused"),
     (raw, ("npz", "arrays", ([("y", "empty texts")], None)), "refused"),
+    (readers, ("own", ("x", "meta tensor"), {}), "refused"),
+    (readers, ("own", ("x_test", "text"), {}), "refused"),
     (raw, ("npz", "header", raw.HEADERS[0]), "refused"),
     (raw, ("npz", "header", raw.HEADERS[1]), "refused"),
     (raw, ("npz", "header", raw.HEADERS[4]), "refused"),

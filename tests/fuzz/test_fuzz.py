@@ -7,11 +7,21 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.fuzz import checkpoints, configurations, parts, places, raw, runs, shards, texts
+from tests.fuzz import checkpoints, configurations, parts, places, raw, readers, runs, shards, texts
 from tests.fuzz.guarded import Beside
 
 pytestmark = pytest.mark.timeout(900)  # seconds, on a busy machine
-EXAMPLES = {configurations: 15, shards: 12, checkpoints: 25, raw: 12, texts: 40, places: 8, runs: 3, parts: 5}
+EXAMPLES = {
+    configurations: 15,
+    shards: 12,
+    checkpoints: 25,
+    raw: 12,
+    texts: 40,
+    places: 8,
+    runs: 3,
+    parts: 5,
+    readers: 20,
+}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__.rpartition(".")[2])

@@ -1,0 +1,265 @@
+"""Data of many clients, LEAF's JSON, TFF's HDF5, Parquet, and of readers of one's own, with odd values in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import h5py
+import numpy as np
+from hypothesis import strategies as st
+from PIL import Image
+
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.own import read_own
+from data_prep.datasets.registry import DATASETS
+from data_prep.partitions import partition
+from data_prep.raw import RawDataset
+from data_prep.writer import write_shards
+from fedmpi.common.registry import resolve
+from fedmpi.data.opening import open_store
+from tests.fuzz.parts import RETURNS
+from tests.fuzz.verdict import Finding, outcome
+
+Case = tuple[str, Any, dict[str, Any]]
+WHERE = st.floats(0, 1, exclude_max=True)
+ROWS = 20
+TEXT = h5py.string_dtype()
+ODD: list[Any] = [None, [], {}, "", "x" * 5000, -1, 0, 2**70, 1e308, float("nan"), True, "\ud800", [[]], [[1], [2, 3]]]
+ODD += [["a"], {"x": 1}, "\0", 0.5, [None], "1", [[[["deep"]]]], "../../etc/passwd", [1e400], ["<bos>"], 255, 1.0000001]
+FIELDS: dict[str, np.ndarray] = {
+    "scalar": np.array(3),
+    "floats": np.linspace(-1, 2, 4),
+    "nan": np.full((4, 3), np.nan),
+    "none": np.empty(0),
+    "two axes": np.array([["a", "b"]] * 4, dtype=object).astype("S1"),
+    "bytes": np.array([b"\xff\xfe", b"", b"a|b||", b"a"] * 1),
+    "long": np.array([b"w " * 3000] * 4),
+    "huge": np.full(4, 2**62),
+    "negative": np.full(4, -5),
+    "images": np.zeros((4, 3, 3), np.uint8),
+    "records": np.zeros(4, [("a", "f4")]),
+    "five": np.arange(5),
+}
+COLUMNS: dict[str, Callable[[], list[Any]]] = {
+    "none": lambda: [None] * ROWS,
+    "some none": lambda: [None, 1] * (ROWS // 2),
+    "lists": lambda: [list(range(row % 4)) for row in range(ROWS)],
+    "lists of none": lambda: [[None]] * ROWS,
+    "lists of lists": lambda: [[[1], [2, 3]]] * ROWS,
+    "float lists": lambda: [[0.5, float("nan")]] * ROWS,
+    "flags": lambda: [[True, False]] * ROWS,
+    "negative lists": lambda: [[-100, -1, -7]] * ROWS,
+    "huge lists": lambda: [[2**62, 1]] * ROWS,
+    "empty lists": lambda: [[1][1:]] * ROWS,
+    "texts": lambda: ["", "word", "\0", "../a.png", "/dev/zero"] * (ROWS // 5),
+    "bytes": lambda: [b"", b"\x89PNG", b"GIF89a"] * (ROWS // 3) + [b""] * (ROWS % 3),
+    "images": lambda: [{"bytes": None, "path": "0.png"}, {"bytes": b"x", "path": None}] * (ROWS // 2),
+    "maps": lambda: [{"a": 1}] * ROWS,
+    "infinite": lambda: [float("inf"), -1e300] * (ROWS // 2),
+    "whole": lambda: [2**62, -(2**62)] * (ROWS // 2),
+    "zeros": lambda: [0, 1] * (ROWS // 2),
+    "truth": lambda: [True, False] * (ROWS // 2),
+}
+
+
+def strategy() -> st.SearchStrategy[Case]:
+    """(data set, what is put where into its files, options of reading)."""
+    sizes = {"length": st.integers(1, 40), "vocabulary": st.integers(1, 30)}
+    some = {"users": st.integers(1, 4), "per_user": st.integers(1, 4), "tags": st.integers(1, 4)}
+    leaf = st.tuples(st.sampled_from(sorted(LEAF)), st.lists(st.tuples(WHERE, st.sampled_from(ODD)), max_size=3))
+    field = st.tuples(WHERE, st.sampled_from(sorted(FIELDS)))
+    tff = st.tuples(st.sampled_from(sorted(TFF)), st.lists(field, max_size=2))
+    own = st.tuples(st.just("own"), st.tuples(st.sampled_from(sorted(OWN)), st.sampled_from(sorted(RETURNS))))
+    kinds = [leaf, tff, own]
+    column = st.tuples(
+        st.sampled_from(["x", "y", "label", "user", "t", "ids", "image"]), st.sampled_from(sorted(COLUMNS))
+    )
+    if find_spec("pyarrow") is not None:
+        kinds.append(st.tuples(st.just("parquet"), st.lists(column, max_size=3)))
+    told = {
+        "task": st.sampled_from(["text", "vector", "image"]),
+        "targets": st.sampled_from(["classification", "tokens", "multilabel", "regression"]),
+        "label": st.sampled_from(["label", "x,y", "ids", "y", "t", "x,x", "gone"]),
+        "user": st.sampled_from(["user", "x", "gone"]),
+        "features": st.sampled_from([("x", "y"), ("t",), ("ids",), ("image",), ("label",), ("gone",), ("x", "t")]),
+        "image_size": st.sampled_from([(3, 3), (1, 9)]),
+        "skip_unlabelled": st.just(True),
+        "numbers_are_classes": st.just(True),
+        "skip_odd_sizes": st.just(True),
+    }
+    options = st.fixed_dictionaries({}, optional={**sizes, **some, **told})
+    return st.tuples(st.one_of(*kinds), options).map(lambda drawn: (*drawn[0], drawn[1]))
+
+
+def attempt(case: Case) -> str:
+    """Refused, or read, partitioned and written with a validation part as shards that pass their checks."""
+    name, how, told = case
+    folder = Path(gettempdir()) / f"fedmpi-fuzz-readers-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "raw").mkdir(parents=True)
+    try:
+        if name == "own":
+            part = resolve("data set", _reader(*how))
+            known = {key: value for key, value in told.items() if key in OWN_OPTIONS}
+            return outcome(
+                lambda: _written(read_own(part, {}, folder, ReadOptions(**known), Tally()), folder / "out"),
+                failures=True,
+            )
+        (LEAF.get(name) or TFF.get(name) or _parquet)(folder / "raw")
+        {**dict.fromkeys(LEAF, _changed), **dict.fromkeys(TFF, _replaced)}.get(name, _columns)(folder / "raw", how)
+        data = DATASETS[name.removesuffix("-h5")]
+        given = {**data.defaults, **{key: value for key, value in told.items() if key in data.options}}
+        return outcome(lambda: _written(data.read(folder / "raw", ReadOptions(**given), Tally()), folder / "out"))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(data: RawDataset, out: Path) -> str:
+    draws = np.random.default_rng(0)
+    parts = partition("iid", data.labels, data.label_classes, 2, draws, data.users, data.class_names)
+    write_shards(data, parts, out, 1, 0, "", 0.3)
+    store = open_store(out, verify=True)
+    if store.samples + store.part_samples("val") != len(data.labels) or store.part_samples("test") != len(data.test_y):
+        raise Finding("the shards hold another number of samples")
+    return "read"
+
+
+def _users(folder: Path, x: Callable[[int], Any], y: Callable[[int], Any]) -> None:
+    for part in ("train", "test"):
+        users = {f"u{k}": {"x": [x(row) for row in range(4)], "y": [y(row) for row in range(4)]} for k in range(3)}
+        (folder / part).mkdir()
+        content = {"users": sorted(users), "num_samples": [4] * 3, "user_data": users}
+        (folder / part / "a.json").write_text(json.dumps(content))
+
+
+def _celeba(folder: Path) -> None:
+    _users(folder, lambda row: f"{row}.png", lambda row: row % 2)
+    (folder / "img_align_celeba").mkdir()
+    for row in range(4):
+        Image.new("RGB", (5, 4), (row, 0, 9)).save(folder / "img_align_celeba" / f"{row}.png")
+
+
+def _comment(row: int) -> dict[str, Any]:
+    return {"target_tokens": [["a", "<EOS>", "<PAD>"]], "count_tokens": [[1.0, 1.0, 0.0]], "subreddit": "s"}
+
+
+LEAF: dict[str, Callable[[Path], None]] = {
+    "sent140": lambda folder: _users(
+        folder, lambda row: ["1", "d", "q", "u", f"good word{row}", "t"], lambda row: row % 2
+    ),
+    "shakespeare": lambda folder: _users(folder, lambda row: "to be or no" * 8, lambda row: "abcd"[row]),
+    "celeba": _celeba,
+    "synthetic": lambda folder: _users(folder, lambda row: [0.5, float(row)], lambda row: row % 3),
+    "femnist": lambda folder: _users(folder, lambda row: [1.0] * 784, lambda row: row),
+    "reddit": lambda folder: _users(folder, lambda row: [["<BOS>", "a", "<EOS>"]], _comment),
+}
+
+
+def _fields(folder: Path, name: str, fields: dict[str, Any]) -> None:
+    for part in ("train", "test"):
+        with h5py.File(folder / f"{name}_{part}.h5", "w") as file:
+            for client in ("a", "b", "c"):
+                for field, values in fields.items():
+                    texts = isinstance(values, list)
+                    file.create_dataset(f"examples/{client}/{field}", data=values, dtype=TEXT if texts else None)
+
+
+SENTENCES = {"tokens": ["how do i"] * 4, "title": ["sort"] * 4, "tags": ["a|b", "c", "", "a"]}
+PIXELS = {"image": np.zeros((4, 32, 32, 3), np.uint8), "label": np.arange(4), "coarse_label": np.arange(4)}
+TFF: dict[str, Callable[[Path], None]] = {
+    "femnist-h5": lambda folder: _fields(
+        folder, "fed_emnist", {"pixels": np.ones((4, 28, 28), "f4"), "label": np.arange(4)}
+    ),
+    "fed-cifar100": lambda folder: _fields(folder, "fed_cifar100", PIXELS),
+    "fed-shakespeare": lambda folder: _fields(folder, "shakespeare", {"snippets": ["to be", "or not", "to", "b"]}),
+    "stackoverflow": lambda folder: _fields(folder, "stackoverflow", SENTENCES),
+    "stackoverflow-tags": lambda folder: _fields(folder, "stackoverflow", SENTENCES),
+}
+
+
+def _parquet(folder: Path) -> None:
+    for row in range(2):
+        Image.new("L", (4, 3 + row), row).save(folder / f"{row}.png")
+
+
+def _columns(folder: Path, how: list[tuple[str, str]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns: dict[str, Any] = {
+        "x": np.arange(ROWS) / 3,
+        "y": np.arange(ROWS) % 2,
+        "user": [f"u{k % 4}" for k in range(ROWS)],
+    }
+    columns |= {"t": [f"{k % 2}.png" for k in range(ROWS)], "ids": [[1, 2, k] for k in range(ROWS)]}
+    columns |= {"label": [k % 3 for k in range(ROWS)]} | {name: COLUMNS[kind]() for name, kind in how}
+    table = pyarrow.table(columns)
+    if len(how) % 2:
+        pyarrow.parquet.write_table(table, folder / "t.parquet")
+        return
+    with pyarrow.ipc.new_stream(str(folder / "t.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+
+def _changed(folder: Path, how: list[tuple[float, Any]]) -> None:
+    """Odd values somewhere in LEAF's JSON."""
+    files = sorted(folder.rglob("*.json"))
+    for where, value in how:
+        path = files[int(where * 997) % len(files)]
+        content = json.loads(path.read_text())
+        places = _places(content)
+        holder, key = places[int(where * len(places))]
+        holder[key] = value
+        path.write_text(json.dumps(content))
+
+
+def _places(content: Any) -> list[tuple[Any, Any]]:
+    """Every place in a tree of lists and dictionaries, as (what holds it, its key)."""
+    found: list[tuple[Any, Any]] = []
+    keys = list(content) if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
+    for key in keys:
+        found += [(content, key), *_places(content[key])]
+    return found
+
+
+def _replaced(folder: Path, how: list[tuple[float, str]]) -> None:
+    """Odd arrays in place of fields of TFF's files."""
+    files = sorted(folder.rglob("*.h5"))
+    for where, kind in how:
+        with h5py.File(files[int(where * 997) % len(files)], "r+") as file:
+            fields: list[str] = []
+            file.visititems(lambda name, item: fields.append(name) if isinstance(item, h5py.Dataset) else None)  # noqa: B023
+            name = fields[int(where * len(fields))]
+            del file[name]
+            file[name] = FIELDS[kind]
+
+
+OWN: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "all": lambda wrong: wrong({"x": np.zeros((ROWS, 3), "f4"), "y": np.arange(ROWS) % 3}),
+    "x": lambda wrong: {"x": wrong(np.zeros((ROWS, 3), "f4")), "y": np.arange(ROWS) % 3},
+    "y": lambda wrong: {"x": np.zeros((ROWS, 3), "f4"), "y": wrong(np.arange(ROWS) % 3)},
+    "targets": lambda wrong: {"x": np.zeros((ROWS, 3), "f4"), "y": wrong(np.ones((ROWS, 2)))},
+    "user": lambda wrong: {"x": np.zeros((ROWS, 3), "f4"), "y": np.arange(ROWS) % 3, "user": wrong(np.arange(ROWS))},
+    "x_test": lambda wrong: {
+        "x": np.zeros((9, 3), "f4"),
+        "y": np.arange(9),
+        "x_test": wrong(np.ones((9, 3))),
+        "y_test": np.arange(9),
+    },
+    "key": lambda wrong: {"x": np.zeros((ROWS, 3), "f4"), "y": np.arange(ROWS), "z": wrong(3)},
+}
+OWN_OPTIONS = ("task", "targets", "skip_unlabelled", "numbers_are_classes")
+
+
+def _reader(kind: str, returned: str) -> Callable[[], Any]:
+    def reader() -> Any:
+        return OWN[kind](RETURNS[returned])
+
+    return reader
