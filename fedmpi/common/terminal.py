@@ -8,9 +8,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+WIDEST = 10_000
+"""Columns of a terminal on which every table fits: on a narrower one, none measures as wider than that."""
 
 
 def console() -> Console:
@@ -50,10 +55,11 @@ def show_table(
     table = Table(*headings, title=title or None, caption=caption or None)
     for number, column in enumerate(table.columns):
         column.justify = "right" if number >= left else "left"
-        column.no_wrap = all(" " not in row[number] for row in cells)
+        words = [word for row in (headings, *cells) for word in row[number].split()]
+        column.min_width = max(map(cell_len, words), default=1)  # no word is cut, and no column vanishes
     for row in cells:
         table.add_row(*row)
-    if screen.measure(table).minimum <= screen.width:
+    if Measurement.get(screen, screen.options.update(width=WIDEST), table).minimum <= screen.width:
         screen.print(table)
         return
     for line in filter(None, (title, *(line for row in cells for line in _in_lines(headings, row)), caption)):

@@ -32,10 +32,11 @@ SCORES = {
     "loss": "loss",
     "tuned_loss": "loss, fine-tuned",
 }
+STATISTICS = ("mean", "weighted by samples", "deviation", "worst 10 %", "median", "best 10 %", "Jain")
 SHORT = {
     "tuned_accuracy": "tuned",
-    "tuned_loss": "its loss",
-    "samples": "evaluated",
+    "tuned_loss": "tuned",
+    "samples": "tested",
     "training_samples": "trained on",
     "times_used": "rounds",
     "label_distance": "label distance",
@@ -74,11 +75,12 @@ class ClientsOfRun:
         evaluations, clients = len(np.unique(self.table["round"])), len(self.last["client"])
         on = f" on their {self.rows}" if self.rows else ""
         times = f"{evaluations} evaluation" + ("s" if evaluations > 1 else "")
+        scores = [score for score in SCORES if score in self.last]
         title = f"{self.folder}: {clients:,} clients after round {int(self.last['round'][0]) + 1}{on}; {times}"
         show_table(
             console,
-            ("score", "mean", "weighted by samples", "deviation", "worst 10 %", "median", "best 10 %", "Jain"),
-            [self._spread(score) for score in SCORES if score in self.last],
+            ("", *(SCORES[score] for score in scores)),
+            list(zip(STATISTICS, *(self._spread(score) for score in scores), strict=True)),
             title=title,
         )
         show_table(
@@ -90,7 +92,8 @@ class ClientsOfRun:
                 if name in self.last
             ],
         )
-        columns = [name for name in ("client", *SCORES, "samples", *AGAINST) if name in self.last]
+        beside = [score for score in scores if score != "tuned_loss" or self.score == "loss"]  # what 80 columns hold
+        columns = ["client", *beside, "samples", *(name for name in AGAINST if name in self.last)]
         headings = [SHORT.get(name, name) for name in columns]
         show_table(
             console,
@@ -128,11 +131,11 @@ class ClientsOfRun:
         values, weights = self.last[score], self.last["samples"].astype(np.float64)
         known = ~np.isnan(values)
         if not known.any():
-            return [SCORES[score], *["-"] * 7]
+            return ["-"] * len(STATISTICS)
         found = spread(values[known], weights[known], "smallest" if score.endswith("loss") else "largest")
         numbers = [found[name] for name in ("mean", "weighted", "std", "worst10")]
         numbers += [float(np.median(values[known])), found["best10"], found["jain"]]
-        return [SCORES[score], *map(_number, numbers)]
+        return [_number(number) for number in numbers]
 
     def _worst(self) -> list[int]:
         values = self.last[self.score]
