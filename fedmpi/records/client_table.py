@@ -79,6 +79,7 @@ class ClientTable:
             The file is gone or damaged, or rows are missing.
         """
         path, self.rows = found_in(self.folder), rows
+        named = path or self.folder / (PARQUET if _pyarrow() else PLAIN)
         if not rows:
             for name in FILES:
                 (self.folder / name).unlink(missing_ok=True)
@@ -87,7 +88,7 @@ class ClientTable:
         kept = held["round"] < next_round if held else np.empty(0, bool)
         if int(kept.sum()) != rows:
             raise UserError(
-                f"{path or self.folder / PARQUET} holds {int(kept.sum())} rows of the rounds before {next_round} where "
+                f"{named} holds {int(kept.sum())} rows of the rounds before {next_round} where "
                 f"the checkpoint counts on {rows}: put the file back, or choose another --out"
             )
         if not kept.all():
@@ -131,12 +132,13 @@ def read_file(path: Path) -> Columns:
             with np.load(path, allow_pickle=False) as held:
                 columns = {name: np.asarray(held[name]) for name in held.files}
         else:
-            table = _needed("pyarrow.parquet", path).read_table(path)
+            table = _needed("pyarrow.parquet", path).read_table(path, page_checksum_verification=True)
             columns = {name: table[name].to_numpy() for name in table.column_names}
     except UserError:
         raise
     except Exception as error:  # of whatever a damaged file makes the libraries stumble over
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): it is damaged") from None
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read ({why}): it is damaged; put a whole copy back") from None
     if not {"round", "client", "samples"} <= columns.keys() or len({len(column) for column in columns.values()}) > 1:
         raise UserError(f"{path} holds no rows about clients: it is damaged")
     return columns
@@ -158,14 +160,14 @@ def _write_parquet(file: BinaryIO, old: Path | None, fresh: list[Columns], next_
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     pieces = _pieces(arrow, parquet, old, fresh, next_round)
     first = next(pieces)
-    with parquet.ParquetWriter(file, first.schema) as writer:
+    with parquet.ParquetWriter(file, first.schema, write_page_checksum=True) as writer:
         for group in _grouped(arrow, first, pieces):
             writer.write_table(group, row_group_size=len(group))
 
 
 def _pieces(arrow: Any, parquet: Any, old: Path | None, fresh: list[Columns], next_round: int | None) -> Iterator[Any]:
     if old is not None:
-        with parquet.ParquetFile(old) as held:
+        with parquet.ParquetFile(old, page_checksum_verification=True) as held:
             for number in range(held.num_row_groups):
                 group = held.read_row_group(number)
                 if next_round is not None:
