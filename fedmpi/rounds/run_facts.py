@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -132,8 +133,9 @@ def _difference(speakers: list[int], lists: list[np.ndarray]) -> str:
     return f"the ranks do not run the same: {'; '.join(named)}{more}: give all ranks the same files and options"
 
 
+@cache
 def _sources(package: Path) -> str:
-    """The SHA-256 of a package's sources and tables, names included."""
+    """The SHA-256 of a package's sources and tables, names included: what this process's first run has found."""
     summed = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
         summed.update(f"{path.relative_to(package)}\0".encode())
