@@ -61,7 +61,8 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     Raises
     ------
     UserError
-        A target names no Linear layer, there is none at all, or the model has statistics that would go on changing.
+        A target names no Linear layer, there is none at all, or the model has statistics that would go on changing,
+        as any buffers of floats in its state dict may.
     """
     rank, alpha, targets = int(options["rank"]), float(options["alpha"]), tuple(options["targets"])
     layers = {name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.Linear}
@@ -72,8 +73,9 @@ def with_lora(module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
             raise UserError(f"model.lora.targets: no Linear layer is named {target!r}; there are {', '.join(layers)}")
     if any(buffer is not None and buffer.is_floating_point() for buffer in _kept_buffers(module)):
         raise UserError(
-            "model.lora keeps all of a model but its small matrices, and this model has statistics (batch norm) that "
-            "change while it trains: choose a model without"
+            "model.lora keeps all of a model but its small matrices, and this model has numbers beside its parameters "
+            "that may change while it trains, as batch norm's statistics do: choose a model without, or register them "
+            "with persistent=False where they are constant"
         )
     module.requires_grad_(False)
     made: dict[int, nn.Module] = {}
