@@ -16,6 +16,9 @@ Values = dict[str, Any]
 BASE = "base"
 """The key."""
 
+DROP = "drop"
+"""In a named table, `drop = true`: the table of that name below is left out."""
+
 
 def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
     """The tables of a file (or the same from Python) and of those below it, the lowest first.
@@ -67,12 +70,14 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
     Parameters
     ----------
     below, above : mapping
-        Of `above` what both have counts; a named table that `below` lacks is added at the end.
+        Of `above` what both have counts; a named table that `below` lacks is added at the end, one with `drop = true`
+        takes that of `below` away.
 
     Raises
     ------
     UserError
-        Two named tables of one list have the same name, so that it does not say which of them is meant.
+        Two named tables of one list have the same name, so that it does not say which of them is meant; a table to be
+        dropped is not there, has more to say than that, or was the last.
     """
     found = dict(below)
     for key, value in above.items():
@@ -95,8 +100,24 @@ def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values
             )
     places = {table["name"]: table for table in below}
     for table in above:
-        places[table["name"]] = laid_over(places.get(table["name"], {}), table)
+        if DROP in table:
+            _drop(kind, places, table)
+        else:
+            places[table["name"]] = laid_over(places.get(table["name"], {}), table)
     return list(places.values())
+
+
+def _drop(kind: str, places: Values, table: Values) -> None:
+    name = table["name"]
+    if table != {"name": name, DROP: True}:
+        raise UserError(f"[[sweep.{kind}]] {shown(name, repr)}: drop = true stands alone beside the name")
+    if name not in places:
+        raise UserError(
+            f"[[sweep.{kind}]] {shown(name, repr)} cannot be dropped: the file below has {shown(list(places))}"
+        )
+    del places[name]
+    if not places:
+        raise UserError(f"[[sweep.{kind}]]: all of them are dropped, so that nothing is left to run: keep one")
 
 
 def _all_named(value: Any) -> TypeGuard[list[Values]]:

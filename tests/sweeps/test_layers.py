@@ -84,6 +84,11 @@ def test_files_lie_over_files_that_lie_over_others(folder: Path) -> None:
     assert len(sweep.runs) == 4 and {(run.config.rounds, run.config.seed) for run in sweep.runs} == {(3, 1)}
 
 
+def test_a_variant_of_the_base_may_be_dropped(folder: Path) -> None:
+    sweep = planned(folder, 'base = "whole.toml"\n[[sweep.run]]\nname = "A"\ndrop = true')
+    assert len(sweep.runs) == 6 and {run.labels["run"] for run in sweep.runs} == {"P"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -103,6 +108,19 @@ def test_files_lie_over_files_that_lie_over_others(folder: Path) -> None:
             'base = "whole.toml"\n[prepare.more]\npartition = "iid"',
             '{}: [prepare.more] is used by no run: write data.shards = "more" where it is',
         ),
+        (
+            'base = "whole.toml"\n[[sweep.run]]\nname = "B"\ndrop = true',
+            "[[sweep.run]] 'B' cannot be dropped: the file below has ['A', 'P']",
+        ),
+        *(
+            (f'base = "whole.toml"\n[[sweep.run]]\nname = "A"\n{more}', "'A': drop = true stands alone beside the name")
+            for more in ("drop = false", 'drop = true\npreset = "fedyogi"')
+        ),
+        (
+            'base = "whole.toml"\n[[sweep.run]]\nname = "A"\ndrop = true\n[[sweep.run]]\nname = "P"\ndrop = true',
+            "[[sweep.run]]: all of them are dropped",
+        ),
+        ('base = "whole.toml"\n[[sweep.new]]\nname = "A"\ndrop = true', "drop"),
     ],
 )
 def test_what_is_wrong_with_layers_is_said(text: str, said: str, folder: Path) -> None:
