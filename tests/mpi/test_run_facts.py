@@ -20,7 +20,7 @@ import fedmpi
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.records.plugin_files import plugin_files
-from fedmpi.rounds.run_facts import _difference, facts_of_data, facts_of_run
+from fedmpi.rounds.run_facts import _difference, _sources, facts_of_data, facts_of_run
 from tests.end_to_end.runs import TRAIN, choices
 from tests.mpi.launch import REPOSITORY, find_mpiexec, finish_job, run_alone, start_job
 
@@ -255,6 +255,16 @@ def test_what_a_model_loads_from_another_folder_is_among_its_files(tmp_path: Pat
     (tmp_path / "library" / "helper_in_another.py").write_text("WIDTH = 9\n")
     again = plugin_files("net_in_one_folder:net")
     assert [path for path in found if found[path] != again[path]] == ["helper_in_another.py"]
+
+
+def test_a_packages_digest_is_that_of_its_files_names_and_words(tmp_path: Path):
+    packages = {"first": ("a.py", "1"), "again": ("a.py", "1"), "renamed": ("b.py", "1"), "changed": ("a.py", "2")}
+    for folder, (name, words) in (packages | {"table": ("a.toml", "1")}).items():
+        (tmp_path / folder / "room").mkdir(parents=True)
+        (tmp_path / folder / "room" / name).write_text(words)
+        (tmp_path / folder / "notes.txt").write_text(folder)
+    first, again, *others = (_sources(tmp_path / folder) for folder in (*packages, "table"))
+    assert first == again and len({first, *others}) == 4
 
 
 def test_a_model_that_cannot_be_imported_is_a_fact_like_others():
