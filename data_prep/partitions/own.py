@@ -56,8 +56,8 @@ def _draw(part: Part, request: Request) -> Draw:
     rows = kept[np.argsort(found[kept], kind="stable")]
     clients = int(found.max(initial=-1)) + 1 if request.clients is None else request.clients
     offsets = np.concatenate([[0], np.cumsum(np.bincount(found[kept], minlength=clients))])
-    options = {option.name: request.options.get(option.name, option.default) for option in part.options}
-    facts = {name: _told(value) for name, value in {**options, **request.options}.items()}
+    defaults = {option.name: option.default for option in part.options}
+    facts = {name: _told(value) for name, value in {**defaults, **request.options}.items()}
     return Draw(rows.astype(np.int64), offsets.astype(np.int64), facts=facts)
 
 
