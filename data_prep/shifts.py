@@ -97,7 +97,7 @@ def noise(
     level: float = 0.1,
     scale: Literal["deviation", "variance"] = "deviation",
 ) -> Shift:
-    """Normal noise is added to every number of a sample; client k = 0 ... N - 1 gets level (k + 1) / N of it.
+    """Normal noise is added to every number of a sample, of level (k + 1) / N for client k from 0 to N - 1.
 
     Q. Li, Y. Diao, Q. Chen, B. He, Federated learning on non-IID data silos (ICDE 2022), section IV-B, noise-based
     feature imbalance. Paper and README (Xtra-Computing/NIID-Bench) call the level a variance, their code multiplies
