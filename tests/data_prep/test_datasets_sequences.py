@@ -230,3 +230,9 @@ def test_sentences_without_a_tag_are_refused(tmp_path: Path, capsys: pytest.Capt
         tagged(tmp_path / f"stackoverflow_{part}.h5", {"7": [("how", "", "")]})
     words = ["stackoverflow-tags", "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]
     assert main(words) == 2 and "no training sentence has a tag" in capsys.readouterr().err
+
+
+def test_a_tag_that_a_sentence_names_twice_counts_once(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        tagged(tmp_path / f"stackoverflow_{part}.h5", {"7": [("a", "", "x|x|x"), ("b", "", "y"), ("c", "", "y")]})
+    assert read("stackoverflow-tags", tmp_path, tags=1).class_names == ("y",)
