@@ -56,27 +56,29 @@ class Row:
 
 
 def race(workload: Workload, data: Path, work: Path, passes: int, quick: bool, pythons: Mapping[str, str]) -> list[Row]:
-    """Run every contestant once a pass.
+    """Run every contestant of a workload once a pass; `pythons` are those of the peers that can be run."""
+    return run_all(workload, contestants(workload, quick, pythons), data, work, passes)
+
+
+def run_all(workload: Workload, entrants: Sequence[Contestant], data: Path, work: Path, passes: int) -> list[Row]:
+    """Run the entrants once a pass, the reference first.
 
     Parameters
     ----------
     workload : Workload
+    entrants : sequence of Contestant
     data, work : Path
-        Where the shards are kept, and where results go.
+        Where the shards are kept, and where results go: a folder `result_folder` for every run.
     passes : int
-    quick : bool
-    pythons : mapping
-        The Python of each peer that can be run.
     """
     prepare(workload, data)
-    entrants = contestants(workload, quick, pythons)
     rows = [Row(entrant.name) for entrant in entrants]
     for number in range(passes):
         reference = None
-        for entrant, row in zip(entrants, rows, strict=True):
+        for place, (entrant, row) in enumerate(zip(entrants, rows, strict=True)):
             if row.failure:
                 continue
-            out = work / f"{workload.name}-{number}-{entrants.index(entrant)}"
+            out = result_folder(work, workload, number, place)
             out.mkdir(parents=True)
             try:
                 seconds = _measure(workload, entrant, row, data, out)
@@ -88,6 +90,11 @@ def race(workload: Workload, data: Path, work: Path, passes: int, quick: bool, p
             row.ratios.append(seconds / reference)
             print(f"pass {number + 1}  {workload.name}  {row.name:45s} {1e3 * seconds:9.1f} ms", file=sys.stderr)
     return rows
+
+
+def result_folder(work: Path, workload: Workload, number: int, place: int) -> Path:
+    """Where the entrant of this place leaves its results in a pass."""
+    return work / f"{workload.name}-{number}-{place}"
 
 
 def _measure(workload: Workload, entrant: Contestant, row: Row, data: Path, out: Path) -> float:

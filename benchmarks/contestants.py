@@ -81,19 +81,22 @@ def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> 
     """
     if workload.wanted:
         counts = (1, 2)[: 1 if quick else 2]
-        rows = [_floor(workload, "gradient", n, quick) for n in counts]
-        return [*rows, *(_fedmpi(workload, ranks) for ranks in ((2,) if quick else (1, 2, 3)))]
+        rows = [by_floor(workload, "gradient", n, quick) for n in counts]
+        return [*rows, *(by_fedmpi(workload, ranks) for ranks in ((2,) if quick else (1, 2, 3)))]
     best = "stacked" if workload.task == "image" else "merged"
-    rows = [_floor(workload, "naive", 1, quick)]
+    rows = [by_floor(workload, "naive", 1, quick)]
     if quick:
-        return [*rows, _floor(workload, best, 1, quick), _fedmpi(workload, 2)]
-    rows += [_floor(workload, variant, n, quick) for variant in ("tight", best) for n in (1, 2)]
-    rows += [_fedmpi(workload, ranks) for ranks in (1, 2, 3)]
-    rows += [_fedmpi(workload, ranks, "own") for ranks in (1, 3)]
+        return [*rows, by_floor(workload, best, 1, quick), by_fedmpi(workload, 2)]
+    rows += [by_floor(workload, variant, n, quick) for variant in ("tight", best) for n in (1, 2)]
+    rows += [by_fedmpi(workload, ranks) for ranks in (1, 2, 3)]
+    rows += [by_fedmpi(workload, ranks, "own") for ranks in (1, 3)]
     if workload.task == "text":  # elsewhere nobody takes a single step, and the row above trains one by one as well
-        rows += [_fedmpi(workload, ranks, "one by one") for ranks in (1, 3)]
+        rows += [by_fedmpi(workload, ranks, "one by one") for ranks in (1, 3)]
     driven = {name: peer for name, peer in PEERS.items() if name in pythons}
-    return [*rows, *(_peer(workload, name, pythons[name], n) for name, peer in driven.items() for n in peer.processes)]
+    return [
+        *rows,
+        *(by_peer(workload, name, pythons[name], n) for name, peer in driven.items() for n in peer.processes),
+    ]
 
 
 def find_peers(given: Mapping[str, str]) -> dict[str, str]:
@@ -102,7 +105,7 @@ def find_peers(given: Mapping[str, str]) -> dict[str, str]:
     return {**here, **given}
 
 
-def _floor(workload: Workload, variant: str, processes: int, quick: bool) -> Contestant:
+def by_floor(workload: Workload, variant: str, processes: int, quick: bool) -> Contestant:
     def command(data: Path, out: Path) -> list[str]:
         arguments = [workload.name, variant, "--processes", str(processes), "--folder", str(data)]
         arguments += ["--out", str(out / "result.json"), *(["--quick"] if quick else [])]
@@ -111,7 +114,7 @@ def _floor(workload: Workload, variant: str, processes: int, quick: bool) -> Con
     return Contestant(f"{variant}, {_processes(processes)}", command, _read_result, {"OMP_NUM_THREADS": "1"})
 
 
-def _peer(workload: Workload, name: str, python: str, processes: int) -> Contestant:
+def by_peer(workload: Workload, name: str, python: str, processes: int) -> Contestant:
     def command(data: Path, out: Path) -> list[str]:
         driver = f"benchmarks.peers.drive_{name}"
         arguments = [workload.name, "--processes", str(processes), "--folder", str(data)]
@@ -141,7 +144,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers") -> dict[
         "preset": "fedsampling" if workload.wanted else "fedavg",
         "rounds": workload.rounds,
         "data.shards": home,
-        "model.name": f"benchmarks.networks:{'' if module == 'layers' else 'own_'}{workload.model}",
+        "model.name": workload.model_name(own=module != "layers"),
         "evaluation.every": 10**6,
         "checkpoint.every": 0,
         "logging.tensorboard": "false",
@@ -170,7 +173,7 @@ def find_mpiexec() -> str:
     return found
 
 
-def _fedmpi(workload: Workload, ranks: int, module: Module = "layers") -> Contestant:
+def by_fedmpi(workload: Workload, ranks: int, module: Module = "layers") -> Contestant:
     kind = {"layers": "", "own": ", user's own module", "one by one": ", user's own module, one by one"}[module]
     name = f"fedmpi, {ranks} rank" + ("s" if ranks > 1 else "") + kind
     return Contestant(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.floor_steps import VARIANTS
-from benchmarks.workloads import QUICK, WORKLOADS, Workload, mean_loss, prepare
+from benchmarks.workloads import Workload, find, mean_loss, prepare
 from fedmpi.data.shards import ShardStore
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    workload = (QUICK if asked.quick else WORKLOADS)[asked.workload]
+    workload = find(asked.workload, asked.quick)
     result = run_floor(workload, prepare(workload, asked.folder), asked.variant, asked.processes)
     asked.out.write_text(json.dumps(result))
 

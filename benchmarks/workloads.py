@@ -4,14 +4,17 @@ W1  100 clients of 600 images, MLP 784-200-200-10, 10 clients a round, B = 10
 W2  500 clients of about 235 images, Astraea's CNN, 25 clients a round, B = 20
 W3  5,000 clients of about 2 texts, Text-CNN, 500 clients a round, B = 20
 S4, S6  10^4 and 10^6 clients of about 2 texts, Text-CNN, FedSampling with K = 2048 samples a round
+MODELS  the built-in models, a few clients of equal sizes
 
 Samples are noise around a pattern of their class: what is learned matters little, what a step costs is real.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +48,9 @@ class Workload:
     ----------
     name : str
     task : {"image", "text"}
-        What a sample is: 1 x 28 x 28 float32 values, or 30 of 5,000 words.
+        What a sample is: float32 values, or 30 words.
     model : str
-        The network, a function of `benchmarks.networks`.
+        The network, a function of `benchmarks.networks` or a built-in one.
     clients, cohort : int
         N and, for federated averaging, the participants of a round.
     batch : int
@@ -59,6 +62,14 @@ class Workload:
     seed : int
     wanted : int
         K of FedSampling; 0 = federated averaging.
+    each : int
+        Samples of every client; 0 = as many as are drawn for it.
+    shape : tuple of int
+        Of an image.
+    vocabulary : int
+        Words.
+    built_in : bool
+        Whether `model` is the name of one of fedmpi's own models.
     """
 
     name: str
@@ -72,12 +83,16 @@ class Workload:
     rounds: int
     seed: int
     wanted: int = 0
+    each: int = 0
+    shape: tuple[int, ...] = PIXELS
+    vocabulary: int = VOCABULARY
+    built_in: bool = False
 
     def sizes(self) -> Ints:
         """Samples of every client, int64 (N,)."""
         generator = np.random.default_rng([self.seed, SIZES])
-        if self.name == "W1":
-            return np.full(self.clients, 600)
+        if self.each:
+            return np.full(self.clients, self.each)
         if self.name == "W2":
             return np.clip(np.rint(generator.normal(235, 60, self.clients)), 60, 420).astype(np.int64)
         return np.maximum(1, np.rint(generator.lognormal(np.log(2) - 0.5, 1.0, self.clients))).astype(np.int64)
@@ -87,22 +102,54 @@ class Workload:
         generator = Streams(0).generator(Purpose.COHORT, round)
         return uniform(generator, self.clients, self.cohort).clients
 
+    def model_name(self, own: bool = False) -> str:
+        """What fedmpi's configuration calls the network; as a user's own module where that is wanted."""
+        return self.model if self.built_in else f"benchmarks.networks:{'own_' * own}{self.model}"
+
     def network(self, store: ShardStore) -> nn.Module:
         """The network with the initial weights that fedmpi gives it."""
-        return build(f"benchmarks.networks:{self.model}", {}, store.description, 0)
+        return build(self.model_name(), {}, store.description, 0)
 
 
 WARM_UP = 2
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("W1", "image", "mlp", 100, 10, 10, 0.01, 10, 22, 101),
+        Workload("W1", "image", "mlp", 100, 10, 10, 0.01, 10, 22, 101, each=600),
         Workload("W2", "image", "cnn", 500, 25, 20, 0.01, 47, 12, 202),
         Workload("W3", "text", "text_cnn", 5_000, 500, 20, 0.05, 5, 10, 303),
         Workload("S4", "text", "text_cnn", 10_000, 0, 0, 0.05, 5, 17, 404, wanted=2048),
         Workload("S6", "text", "text_cnn", 1_000_000, 0, 0, 0.05, 5, 17, 505, wanted=2048),
     )
 }
+
+
+def _built_in(model: str, task: str, clients: int, each: int, rounds: int, **more: Any) -> Workload:
+    """A built-in model on clients of equal sizes, all of which take part in every round."""
+    text = task == "text"
+    shape = {"classes": 17 if text else 10, "vocabulary": 20_002 if text else 0, **more}
+    return Workload(
+        model, task, model, clients, clients, 20, 0.01, rounds=rounds, seed=606, each=each, built_in=True, **shape
+    )
+
+
+COLOURED = (3, 32, 32)
+MODELS = {
+    w.name: w
+    for w in (
+        _built_in("mlp", "image", 10, 100, 42),
+        _built_in("cnn", "image", 10, 100, 22),
+        _built_in("cifar-cnn", "image", 5, 100, 7, shape=COLOURED),
+        _built_in("image-cnn", "image", 5, 100, 12),
+        _built_in("resnet18", "image", 2, 40, 5, shape=COLOURED),
+        _built_in("text-cnn", "text", 10, 60, 22),
+        _built_in("fedsampling-text-cnn", "text", 10, 60, 9),
+        _built_in("transformer", "text", 10, 60, 8),
+        _built_in("lstm", "text", 10, 60, 17),
+        _built_in("bilstm", "text", 10, 60, 7),
+    )
+}
+"""The built-in models: B = 20, one epoch; texts of 30 out of 20,002 words and 17 classes, as in the papers' data."""
 QUICK = {
     w.name: w
     for w in (
@@ -111,6 +158,12 @@ QUICK = {
         replace(WORKLOADS["S4"], clients=1000, wanted=64, rounds=4),
     )
 }
+QUICK_MODELS = {"text-cnn": replace(MODELS["text-cnn"], clients=4, cohort=4, rounds=4)}
+
+
+def find(name: str, quick: bool = False) -> Workload:
+    """The workload of a name, or the tiny one of that name."""
+    return (QUICK | QUICK_MODELS if quick else WORKLOADS | MODELS)[name]
 
 
 def samples(workload: Workload, n: int, tag: int) -> tuple[npt.NDArray[np.generic], Ints]:
@@ -118,21 +171,29 @@ def samples(workload: Workload, n: int, tag: int) -> tuple[npt.NDArray[np.generi
     generator = np.random.default_rng([workload.seed, tag])
     labels = generator.integers(0, workload.classes, n)
     if workload.task == "text":
-        words = generator.integers(0, VOCABULARY, (n, WORDS), dtype=np.int32)
+        words = generator.integers(0, workload.vocabulary, (n, WORDS), dtype=np.int32)
         topical = generator.integers(0, TOPIC_WORDS, (n, WORDS), dtype=np.int32) + TOPIC_WORDS * labels[:, None]
         return np.where(generator.random((n, WORDS)) < 0.4, topical, words).astype(np.int32), labels
-    patterns = np.random.default_rng([workload.seed, PATTERNS]).standard_normal((workload.classes, 784))
-    values = generator.standard_normal((n, 784), dtype=np.float32) * np.float32(0.5)
+    pixels = math.prod(workload.shape)
+    patterns = np.random.default_rng([workload.seed, PATTERNS]).standard_normal((workload.classes, pixels))
+    values = generator.standard_normal((n, pixels), dtype=np.float32) * np.float32(0.5)
     for label, pattern in enumerate(patterns.astype(np.float32)):
         values[labels == label] += np.float32(0.5) * pattern
-    return values.reshape(n, *PIXELS), labels
+    return values.reshape(n, *workload.shape), labels
 
 
 def prepare(workload: Workload, folder: Path) -> ShardStore:
     """The workload's shards under `folder`, written when they are not there yet."""
     home = folder / f"{workload.name}-{workload.clients}"
     if not (home / MANIFEST).exists():
-        write_shards(_raw(workload), _one_after_another(workload.sizes()), home, SHARDS, 0, "python -m benchmarks")
+        write_shards(
+            _raw(workload),
+            _one_after_another(workload.sizes()),
+            home,
+            min(SHARDS, workload.clients),
+            0,
+            "python -m benchmarks",
+        )
     return open_store(home)
 
 
@@ -158,7 +219,7 @@ def _raw(workload: Workload) -> RawDataset:
         skipped=0,
         licence="none: generated",
         citation="",
-        vocabulary=tuple(f"w{number}" for number in range(VOCABULARY)) if text else (),
+        vocabulary=tuple(f"w{number}" for number in range(workload.vocabulary)) if text else (),
     )
 
 
@@ -194,4 +255,16 @@ def mean_loss(store: ShardStore, network: nn.Module) -> float:
     return loss
 
 
-__all__ = ["QUICK", "WARM_UP", "WORKLOADS", "Workload", "client_tensors", "mean_loss", "networks", "prepare"]
+__all__ = [
+    "MODELS",
+    "QUICK",
+    "QUICK_MODELS",
+    "WARM_UP",
+    "WORKLOADS",
+    "Workload",
+    "client_tensors",
+    "find",
+    "mean_loss",
+    "networks",
+    "prepare",
+]

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.workloads import QUICK, WORKLOADS, Workload, client_tensors, prepare
+from benchmarks.workloads import Workload, client_tensors, find, prepare
 
 app = ClientApp()
 
@@ -19,7 +19,7 @@ app = ClientApp()
 @functools.cache
 def _task(name: str, quick: bool, folder: str) -> tuple[Workload, list[tuple[Tensor, Tensor]], nn.Module]:
     torch.set_num_threads(1)
-    workload = (QUICK if quick else WORKLOADS)[name]
+    workload = find(name, quick)
     store = prepare(workload, Path(folder))
     return workload, client_tensors(store), workload.network(store).train()
 

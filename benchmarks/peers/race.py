@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.networks import parameters_of
-from benchmarks.workloads import QUICK, WORKLOADS, client_tensors, mean_loss, prepare
+from benchmarks.workloads import client_tensors, find, mean_loss, prepare
 
 
 class Race:
@@ -45,7 +45,7 @@ class Race:
         parser.add_argument("--quick", action="store_true")
         asked = parser.parse_args()
         torch.set_num_threads(1)
-        self.workload = (QUICK if asked.quick else WORKLOADS)[asked.workload]
+        self.workload = find(asked.workload, asked.quick)
         self.processes: int = asked.processes
         self.store = prepare(self.workload, asked.folder)
         self.clients: list[tuple[Tensor, Tensor]] = client_tensors(self.store)
