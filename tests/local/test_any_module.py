@@ -16,9 +16,11 @@ from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
+from fedmpi.models import build
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.stacked import forms
+from fedmpi.models.stacked import convolution, forms, recurrent
+from fedmpi.models.stacked import sequence as sequences
 from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.net import translate
 from tests.local.any_modules import MODULES
@@ -71,6 +73,42 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
 @pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
+
+
+@pytest.mark.parametrize("name", ["lstm", "bilstm", "built-in lstm"])
+def test_wide_lstms_one_after_another_reach_them_too(name: str, monkeypatch):
+    calls = []
+    one_by_one = recurrent._client_by_client
+    monkeypatch.setattr(recurrent, "WIDE", 0)
+    monkeypatch.setattr(recurrent, "_client_by_client", lambda *given: calls.append(given) or one_by_one(*given))
+    monkeypatch.setitem(MODULES, "built-in lstm", (TEXTS, lambda: build("lstm", {"units": 7}, TEXTS, 1)))
+    assert_same_round(name, torch.float32, EPOCHS, ragged_sizes(12, 20))
+    assert calls
+    calls.clear()
+    assert_same_round(name, torch.float64, EPOCHS, ragged_sizes(12, 20))
+    assert not calls, "oneDNN has single precision alone"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["classic", "vgg", "lenet"])
+def test_images_too_large_to_be_unfolded_reach_them_too(name: str, dtype: torch.dtype, monkeypatch):
+    monkeypatch.setattr(sequences, "LARGEST_UNFOLDED", 0)
+    model, description = the_model(name, dtype)
+    assert any(isinstance(layer, GraphLayer) for layer in translate(model.module, description).layers)
+    assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
+
+
+def test_images_lie_pixel_by_pixel_between_the_convolutions_of_a_graph(monkeypatch):
+    model, description = the_model("residual", torch.float32)
+    net = translate(model.module, description)
+    assert any(slot.axes == (0, 2, 3, 1) for slot in net.slots if len(slot.shape) == 4)
+    seen = []
+    apply = convolution.OneByOne.apply
+    monkeypatch.setattr(convolution, "_one_by_one", lambda x, *more: seen.append(x) or apply(x, *more))
+    sizes = ragged_sizes(3, 8)
+    train(BatchedEngine(model, Source(description, sizes), STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    later = [x for x in seen if x.shape[2] > 3]
+    assert later and all(x[0].is_contiguous(memory_format=torch.channels_last) for x in later)
 
 
 @pytest.mark.parametrize("name", ["residual", "gru", "scaled", "text-cnn"])

@@ -1,7 +1,8 @@
 """Convolutions of many clients in a graph: over texts one matrix product a client, over images one call a client.
 
 Texts lie word by word, so that what a filter sees is one run of memory. Unfolded images are as many times larger as the
-filter has values, which costs more than torch's own convolution on one client's images after another's.
+filter has values, which costs more than torch's own convolution on one client's images after another's. Images and
+filters lie pixel by pixel there, a pixel's channels side by side (channels last): oneDNN needs no copies then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.models.stacked.base import NotStackable
-from fedmpi.models.stacked.forms import ARRANGED, built_in
+from fedmpi.models.stacked.forms import ARRANGED, built_in, stacked
 from fedmpi.models.stacked.weights import Weight
 
 
@@ -109,7 +110,8 @@ class Unfolded(torch.autograd.Function):
 
 
 class OneByOne(torch.autograd.Function):
-    """Images (k, b, c, …) under filters (k, f, c, …), torch's own convolution client by client."""
+    """Images (k, b, c, …) under filters (k, f, c, …), torch's own convolution client by client; of `apart` rows and
+    columns it reads one."""
 
     @staticmethod
     def forward(
@@ -120,12 +122,20 @@ class OneByOne(torch.autograd.Function):
         weight: Weight,
         bias_weight: Weight | None,
         arguments: list[Any],
+        apart: tuple[int, int] | None,
     ) -> Tensor:
+        ctx.whole, ctx.apart = x.shape, apart
+        x = x if apart is None else x[..., :: apart[0], :: apart[1]]
+        values = value.detach().unbind(0)
+        if x.dim() == 5:
+            order = torch.channels_last if _pixel_by_pixel(x, value, arguments) else torch.contiguous_format
+            x = x.flatten(0, 1).contiguous(memory_format=order).unflatten(0, x.shape[:2])
+            values = tuple(own.contiguous(memory_format=order) for own in values)
         ctx.save_for_backward(x)
-        ctx.value, ctx.weight, ctx.bias_weight, ctx.arguments = value.detach(), weight, bias_weight, arguments
+        ctx.values, ctx.weight, ctx.bias_weight, ctx.arguments = values, weight, bias_weight, arguments
         biases = [None] * len(x) if bias is None else bias
-        return torch.stack(
-            [torch.ops.aten.convolution(one, own, c, *arguments) for one, own, c in zip(x, value, biases, strict=True)]
+        return stacked(
+            [torch.ops.aten.convolution(one, own, c, *arguments) for one, own, c in zip(x, values, biases, strict=True)]
         )
 
     @staticmethod
@@ -135,22 +145,38 @@ class OneByOne(torch.autograd.Function):
         wanted = [ctx.needs_input_grad[0], ctx.weight.trained, filters is not None]
         found = [
             torch.ops.aten.convolution_backward(g, one, own, filters, *ctx.arguments, wanted)
-            for g, one, own in zip(gradient, x, ctx.value, strict=True)
+            for g, one, own in zip(gradient, x, ctx.values, strict=True)
         ]
         before, of_weight, of_bias = zip(*found, strict=True)
+        of_input = stacked(before) if wanted[0] else None
+        if of_input is not None and ctx.apart is not None:
+            k, b, c, height, width = ctx.whole
+            spread = of_input.new_zeros(k, b, height, width, c).permute(0, 1, 4, 2, 3)
+            spread[..., :: ctx.apart[0], :: ctx.apart[1]] = of_input
+            of_input = spread
         return (
-            torch.stack(before) if wanted[0] else None,
-            ctx.weight.plain(torch.stack(of_weight)) if wanted[1] else None,
+            of_input,
+            ctx.weight.plain(stacked(of_weight)) if wanted[1] else None,
             ctx.bias_weight.plain(torch.stack(of_bias)) if wanted[2] else None,
+            None,
             None,
             None,
             None,
         )
 
 
+def _pixel_by_pixel(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
+    """Whether images and filters are to lie pixel by pixel: what oneDNN gains by, and no rare case, since the weights'
+    gradient of 1 × 1 filters of stride 2 on 8 channels makes it write beyond its memory (torch 2.13)."""
+    stride, _, dilation, *_, groups = arguments
+    rare = groups > 1 or max(dilation) > 1 or (min(value.shape[3:]) == 1 and max(stride) > 1)
+    return x.dtype == torch.float32 and x.device.type == "cpu" and not rare
+
+
 _unfolded: Any = Unfolded.apply
 _one_by_one: Any = OneByOne.apply
 ARRANGED[nn.Conv1d] = {"weight": (0, 2, 1)}
+ARRANGED[nn.Conv2d] = {"weight": (0, 2, 3, 1)}
 
 
 @built_in(nn.Conv1d, nn.Conv2d)
@@ -170,7 +196,10 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: 
     if not even:
         x = functional.pad(x, [side for sides in reversed(around) for side in sides])
     padding = [before for before, _ in around] if even else [0] * len(around)
-    arguments = [list(layer.stride), padding, list(layer.dilation), False, [0] * len(around), layer.groups]
+    stride, apart = list(layer.stride), None
+    if isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(padding) == 0 and even:
+        apart, stride = ((stride[0], stride[1]) if max(stride) > 1 else None), [1, 1]
+    arguments = [stride, padding, list(layer.dilation), False, [0] * len(around), layer.groups]
     natural = weight.natural
-    y = _one_by_one(x, natural.value, bias_value, natural, bias, arguments)
+    y = _one_by_one(x, natural.value, bias_value, natural, bias, arguments, apart)
     return y

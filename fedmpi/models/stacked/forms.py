@@ -8,7 +8,7 @@ goes through `torch.vmap`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,12 +113,21 @@ LARGE = 1 << 14
 """
 
 
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """torch.stack of one result a client; images keep the order in which their values lie."""
+    if len(parts) == 1:
+        return parts[0].unsqueeze(0)
+    if parts[0].dim() == 4 and parts[0].is_contiguous(memory_format=torch.channels_last):
+        return torch.stack([part.permute(0, 2, 3, 1) for part in parts]).permute(0, 1, 4, 2, 3)
+    return torch.stack(list(parts))
+
+
 def _each(function: Callable[..., Tensor], weights: Mapping[str, Weight], x: Tensor) -> Tensor:
     """function(x, weight, bias) of one client after another."""
     weight, bias = (
         weights[name].value.unbind(0) if name in weights else [None] * len(x) for name in ("weight", "bias")
     )
-    return torch.stack([function(one, w, b) for one, w, b in zip(x.unbind(0), weight, bias, strict=True)])
+    return stacked([function(one, w, b) for one, w, b in zip(x.unbind(0), weight, bias, strict=True)])
 
 
 @built_in(nn.GroupNorm)

@@ -5,6 +5,7 @@ What has parameters sees (k, b, …), see `forms`. The graph becomes one Python 
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -329,7 +330,10 @@ class Writer:
         return repr(entry) if entry is None or type(entry) in (bool, int, str) else self._held(entry)
 
     def _arguments(self, node: fx.Node, skip: int = 0) -> str:
-        named_ones = [f"{name}={self._written(value)}" for name, value in node.kwargs.items()]
+        given = dict(node.kwargs)
+        if given.get("inplace") and self._last_reader(node):
+            given["inplace"] = False  # as `_aside`
+        named_ones = [f"{name}={self._written(value)}" for name, value in given.items()]
         return ", ".join([*(self._written(value) for value in node.args[skip:]), *named_ones])
 
     def _plain(self, node: fx.Node, function: str, skip: int = 0) -> None:
@@ -372,7 +376,7 @@ class Writer:
         part = self._part(node)
         parameters = dict(part.named_parameters())
         if not any(one.requires_grad for one in parameters.values()) and not self._reads_parameters(node):
-            self._plain(node, self._held(part))
+            self._plain(node, self._held(_aside(part) if self._last_reader(node) else part))
             return
         keys = {name: id(one) for name, one in parameters.items()}
         if any(one.requires_grad and id(one) not in self.slots for one in parameters.values()):
@@ -387,13 +391,20 @@ class Writer:
 
         self._call(node, function)
 
+    def _last_reader(self, node: fx.Node) -> bool:
+        """Whether nothing else reads what the node reads, which may then be left as it is instead of changed."""
+        return all(list(given.users) == [node] for given in node.all_input_nodes)
+
     def _reads_parameters(self, node: fx.Node) -> bool:
         return any(self.kinds[given] == CLIENT for given in node.all_input_nodes)
 
     def _function(self, node: fx.Node) -> None:
         if not self._reads_parameters(node):
             method = node.op == "call_method"
-            function = f"{self._written(node.args[0])}.{node.target}" if method else self._held(node.target)
+            # images may lie pixel by pixel (`convolution`), which some shapes are no view of
+            shapes = node.target == "view" and not any(isinstance(one, torch.dtype) for one in node.args)
+            name = "reshape" if shapes and not node.kwargs else node.target
+            function = f"{self._written(node.args[0])}.{name}" if method else self._held(node.target)
             self._plain(node, function, skip=int(method))
             return
         if self.kinds.get(node.all_input_nodes[0]) == CLIENT and (in_place(node) or "data" in node.args[1:]):
@@ -423,6 +434,15 @@ class Writer:
         names = [f"o_{one.name}" if kind == NUMBER else self._name(one) for one, kind in inputs.items()]
         call = self._held(Call(function, node, inputs, along))
         self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if along is None else None)
+
+
+def _aside(part: nn.Module) -> nn.Module:
+    """A layer that changes its input, as one that does not: autograd lets no result of our own functions be changed."""
+    if not getattr(part, "inplace", False):
+        return part
+    part = copy.copy(part)
+    part.inplace = False
+    return part
 
 
 def _unclear(along: Any) -> bool:
