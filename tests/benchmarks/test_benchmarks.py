@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import benchmarks
 from benchmarks import contestants
@@ -16,7 +17,8 @@ from benchmarks.compare import Row, race, table
 from benchmarks.contestants import Module, settings
 from benchmarks.floors import Rounds
 from benchmarks.measure import ContestantFailed, run_tree
-from benchmarks.workloads import WORKLOADS, Workload, prepare
+from benchmarks.rooflines import Machine, Step, count_step, line
+from benchmarks.workloads import MODELS, WORKLOADS, Workload, find, prepare
 from fedmpi.config import load_config
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -98,6 +100,38 @@ def test_what_runs_too_long_is_ended_with_its_children(tmp_path: Path):
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     with pytest.raises(ContestantFailed, match="did not end within 1 s"):
         run_tree([sys.executable, "-c", code], tmp_path / "log", {}, tmp_path, seconds=1)
+
+
+def test_a_step_of_a_dense_layer_counts_its_products_and_what_it_moves():
+    network = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    step = count_step(network, torch.rand(5, 6), torch.zeros(5, dtype=torch.int64))
+    assert step.flops == 2 * 5 * (2 * 6 * 4 + 3 * 4 * 3)  # no gradient of the samples
+    parameters, outputs = 6 * 4 + 4 + 4 * 3 + 3, 5 * (4 + 3)
+    assert step.bytes == 4 * (4 * parameters + 4 * outputs)
+    assert step.seconds(Machine(flops=step.flops, bandwidth=2 * step.bytes)) == 1
+    assert step.seconds(Machine(flops=4 * step.flops, bandwidth=step.bytes / 2)) == 2
+
+
+def test_of_a_table_only_the_words_of_the_batch_count():
+    network = nn.Sequential(nn.Embedding(1000, 7), nn.Flatten(), nn.Linear(14, 3))
+    step = count_step(network, torch.tensor([[1, 2], [2, 3]]), torch.zeros(2, dtype=torch.int64))
+    assert step.bytes == 4 * (4 * (3 * 7 + 14 * 3 + 3) + 4 * (2 * 14 + 2 * 14 + 2 * 3))
+
+
+def test_a_model_beside_its_roofline_is_one_line():
+    def row(seconds: float) -> Row:
+        return Row("x", seconds=[seconds], ratios=[seconds / 0.6], others=[0.1])
+
+    workload = replace(MODELS["lstm"], clients=10, cohort=10, each=50, batch=20)  # 30 steps
+    told = line(workload, [row(0.6), row(0.3), row(0.24), row(0.12)], Step(2e6, 3e6), Machine(1e9, 1e9), "batched")
+    assert told == ("| lstm | 10 × 50, B = 20 | 20.00 | 0.50 |  | 0.40 | 0.20 | batched | 2 | 3.0 | 3.00 | 2.7 | 2.7 |")
+
+
+def test_the_built_in_models_are_run_as_such(tmp_path: Path):
+    assert settings(MODELS["bilstm"], tmp_path)["model.name"] == "bilstm"
+    assert settings(WORKLOADS["W1"], tmp_path, "own")["model.name"] == "benchmarks.networks:own_mlp"
+    store = prepare(find("text-cnn", quick=True), tmp_path)
+    assert store.sizes.tolist() == [60] * 4 and store.description.vocabulary == 20_002
 
 
 def test_ratios_are_taken_within_a_pass():

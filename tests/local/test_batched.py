@@ -11,7 +11,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.engine import BatchedEngine, chunk_size
+from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
@@ -229,12 +229,15 @@ def test_frozen_word_vectors_are_supported(tmp_path):
     assert relative_difference(result, expected) < 1e-12
 
 
-def test_a_chunk_fills_the_cache_and_has_two_clients_at_least():
+def test_a_chunk_fills_the_cache_and_has_two_clients_but_where_the_activations_of_one_leave_it():
     small = BatchedEngine(flat_model("mlp", IMAGES, torch.float32, hidden=[4]), Source(IMAGES, np.array([1])), STREAMS)
     big = BatchedEngine(flat_model("mlp", IMAGES, torch.float32, hidden=[9000]), small.source, STREAMS)
     sgd, adam = LocalRule(), LocalRule(optimizer="adam")
     assert chunk_size(small.net, 10, sgd, small.model.initial) > 10
     assert chunk_size(big.net, 10, sgd, big.model.initial) == 2
+    within = CACHE_BYTES // (4 * small.net.values_per_row)
+    assert chunk_size(small.net, within, sgd, small.model.initial) == 2
+    assert chunk_size(small.net, within + 1, sgd, small.model.initial) == 1
     middle = flat_model("mlp", IMAGES, torch.float32, hidden=[600, 600])
     net = BatchedEngine(middle, small.source, STREAMS).net
     assert chunk_size(net, 10, adam, middle.initial) < chunk_size(net, 10, sgd, middle.initial)

@@ -322,9 +322,9 @@ def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | 
 def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra: int = 0) -> int:
     """How many clients to train side by side.
 
-    On a CPU as many as keep parameters, optimizer state and activations within CACHE_BYTES, two where one is within
-    them: more clients spread the cost of a call, but values that leave the cache cost more. On a GPU as many as fit in
-    DEVICE_SHARE of the free memory.
+    On a CPU as many as keep parameters, optimizer state and activations within CACHE_BYTES, at least two but where one
+    client's activations exceed them: more clients spread the cost of a call, but values that leave the cache cost more.
+    On a GPU as many as fit in DEVICE_SHARE of the free memory.
 
     Parameters
     ----------
@@ -338,9 +338,10 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
         Further vectors of that many values for each client.
     """
     copies = extra + (1 if rule.optimizer == "sgd" else 5)
-    client_bytes = start.element_size() * (copies * net.stack_size + rows * net.values_per_row)
+    activations = start.element_size() * rows * net.values_per_row
+    client_bytes = start.element_size() * copies * net.stack_size + activations
     if start.device.type == "cpu":
-        least = 2 if client_bytes <= CACHE_BYTES else 1
+        least = 2 if activations <= CACHE_BYTES else 1
         return int(np.clip(CACHE_BYTES // client_bytes, least, MOST_CLIENTS_CPU))
     free, _ = torch.cuda.mem_get_info(start.device)
     return int(np.clip(DEVICE_SHARE * free // client_bytes, 1, MOST_CLIENTS_DEVICE))

@@ -392,8 +392,8 @@ class Writer:
         self._call(node, function)
 
     def _last_reader(self, node: fx.Node) -> bool:
-        """Whether nothing else reads what the node reads, which may then be left as it is instead of changed."""
-        return all(list(given.users) == [node] for given in node.all_input_nodes)
+        """Whether its result is read and what it reads is not, by others: that may be left as it is, not changed."""
+        return bool(node.users) and all(list(given.users) == [node] for given in node.all_input_nodes)
 
     def _reads_parameters(self, node: fx.Node) -> bool:
         return any(self.kinds[given] == CLIENT for given in node.all_input_nodes)
