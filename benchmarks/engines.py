@@ -4,7 +4,9 @@
     python -m benchmarks.engines lstm LeNet       some
     python -m benchmarks.engines --passes 5
 
-The ways take turns within a pass and are divided within it; printed are medians over the passes. Samples are made up.
+The ways take turns within a pass and are divided within it; printed are medians over the passes, of processor time:
+a machine that others keep busy stretches it less than the time that passes. Beside them stands what the machine allows
+a step (`benchmarks.rooflines`). Samples are made up.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import own_networks as own
+from benchmarks.rooflines import Machine, count_step, measure_machine
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
@@ -35,6 +38,12 @@ from fedmpi.models.flat import FlatModel
 GREY = DataDescription((1, 28, 28), "float32", 10, "image", 0, (), ())
 COLOUR = DataDescription((3, 32, 32), "float32", 10, "image", 0, (), ())
 WORDS = DataDescription((30,), "int32", 17, "text", 20_002, (), ())
+
+
+COLUMNS = (
+    "model", "naive ms a step", "one by one / naive", "side by side / naive", "side by side / one by one", "form ms",
+    "MFLOP a step", "MB a step", "roofline ms a step", "quickest / roofline",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
     module.load_state_dict(received)
 
 
-def measure(name: str, passes: int) -> str:
+def measure(name: str, passes: int, machine: Machine) -> str:
     """A line of the table."""
     case = CASES[name]
     torch.manual_seed(1)
@@ -130,15 +139,22 @@ def measure(name: str, passes: int) -> str:
     for number in range(passes + 1):
         row = []
         for way in ways:
-            began = time.perf_counter()
+            began = time.process_time()
             way()
-            row.append(time.perf_counter() - began)
+            row.append(time.process_time() - began)
         if number:
             seconds.append(row)
     first, tight, side = (statistics.median(row[way] / row[0] for row in seconds) for way in range(3))
     steps = sum(-(-size // case.batch) for size in case.sizes)
     naive_ms = 1000 * statistics.median(row[0] for row in seconds) / steps
-    return f"| {name} | {naive_ms:.2f} | {tight:.2f} | {side:.2f} | {side / tight:.2f} | {1000 * made:.0f} |"
+    count = min(case.batch, max(case.sizes))
+    largest = int(source.sizes.argmax())
+    step = count_step(case.make().train(), source.x[largest][:count], source.y[largest][:count])
+    least = 1000 * step.seconds(machine)
+    quickest = naive_ms * min(tight, side) / least
+    cells = [f"{naive_ms:.2f}", f"{tight:.2f}", f"{side:.2f}", f"{side / tight:.2f}", f"{1000 * made:.0f}"]
+    cells += [f"{step.flops / 1e6:.0f}", f"{step.bytes / 1e6:.1f}", f"{least:.2f}", f"{quickest:.1f}"]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -148,12 +164,11 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| model | naive ms a step | one by one / naive | side by side / naive | side by side / one by one | form ms |"
-    )
-    print("|---|---:|---:|---:|---:|---:|")
+    machine = measure_machine(trials=4)
+    print(f"One core: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s\n")
+    print(f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}")
     for name in arguments.models or CASES:
-        print(measure(name, arguments.passes), flush=True)
+        print(measure(name, arguments.passes, machine), flush=True)
 
 
 if __name__ == "__main__":
