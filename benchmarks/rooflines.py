@@ -103,7 +103,7 @@ def count_step(network: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 def _words(network: nn.Module, x: Tensor) -> dict[int, int]:
     """Table of word vectors (by id) -> how many of its values the batch reads."""
-    present = 0 if x.is_floating_point() else len(x.unique())
+    present = 0 if x.is_floating_point() else len(torch.unique(x))
     tables = [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
     return {id(table): present * table.shape[1] for table in tables if not x.is_floating_point()}
 

@@ -129,7 +129,7 @@ class OneByOne(torch.autograd.Function):
         values = value.detach().unbind(0)
         if x.dim() == 5:
             order = torch.channels_last if _pixel_by_pixel(x, value, arguments) else torch.contiguous_format
-            x = x.flatten(0, 1).contiguous(memory_format=order).unflatten(0, x.shape[:2])
+            x = torch.unflatten(x.flatten(0, 1).contiguous(memory_format=order), 0, x.shape[:2])
             values = tuple(own.contiguous(memory_format=order) for own in values)
         ctx.save_for_backward(x)
         ctx.values, ctx.weight, ctx.bias_weight, ctx.arguments = values, weight, bias_weight, arguments

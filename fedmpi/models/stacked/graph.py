@@ -440,9 +440,9 @@ def _aside(part: nn.Module) -> nn.Module:
     """A layer that changes its input, as one that does not: autograd lets no result of our own functions be changed."""
     if not getattr(part, "inplace", False):
         return part
-    part = copy.copy(part)
-    part.inplace = False
-    return part
+    aside: Any = copy.copy(part)
+    aside.inplace = False
+    return aside  # type: ignore[no-any-return]
 
 
 def _unclear(along: Any) -> bool:

@@ -209,7 +209,7 @@ def _fills_the_machine(layer: nn.LSTM, x: Tensor) -> bool:
     """Whether the LSTM of one client alone keeps a core busy, and torch has one for the purpose (oneDNN's)."""
     rows = x.shape[1] if layer.batch_first else x.shape[2]
     wide = rows * layer.hidden_size * 4 * layer.hidden_size >= WIDE
-    return wide and x.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return wide and x.dtype == torch.float32 and x.device.type == "cpu" and torch._C._has_mkldnn
 
 
 def _client_by_client(
@@ -225,7 +225,7 @@ def _client_by_client(
         begin = [list(pair) for pair in zip(*firsts, strict=True)]
     ways = layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, layer.batch_first
     parts = zip(x.unbind(0), begin, values, strict=True)
-    found = [torch.lstm(one, h, list(own), *ways) for one, h, own in parts]  # type: ignore[attr-defined]
+    found = [torch.lstm(one, h, list(own), *ways) for one, h, own in parts]
     states, *lasts = (torch.stack(parts) for parts in zip(*found, strict=True))
     return states, lasts
 
