@@ -310,7 +310,7 @@ MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "large": (COLOURED, Large),
     "masked": (TEXTS, Masked),
     "gru": (TEXTS, GRUClassifier),
-    "lstm": (TEXTS, LSTMClassifier),
+    "stateful-lstm": (TEXTS, LSTMClassifier),
     "cells": (TEXTS, Cells),
     "text-cnn": (TEXTS, TextCNN),
     "encoder": (TEXTS, Encoder),
