@@ -15,6 +15,12 @@ def by_norms(view):
     return view
 
 
+@client_sampler(needs=("strata",))
+def by_strata(view):
+    """Draws from strata in a way of its own."""
+    return view
+
+
 @row_rule
 def own_rows(client):
     """Rows of one client by itself."""

@@ -127,6 +127,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         [
             f"{STRATA} participation.draw=uniform participation.features=label-histogram",
             f"{STRATA} participation.draw=importance participation.features=full-gradient",
+            f"participation.clients={OWN}:by_strata participation.features=label-histogram participation.strata=3",
         ],
     ),
     (
