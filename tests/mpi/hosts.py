@@ -37,38 +37,23 @@ class Hosts:
     def command(self, per_host: int) -> list[str]:
         """mpiexec on the first host; what follows starts with `-n RANKS`."""
         launcher = ["-launcher", "ssh", "-launcher-exec", str(self._shell), "-hosts", ",".join(self.addresses)]
-        return [*self._on_the_first(), find_mpiexec(), *launcher, "-ppn", str(per_host)]
-
-    def surviving(self, per_host: int) -> list[str]:
-        """The same with Open MPI, for jobs that outlive their ranks."""
-        places = [f"{self.names[0]}:{per_host}", *(f"{address}:{per_host}" for address in self.addresses[1:])]
-        launcher = ["--prtemca", "plm_ssh_agent", str(self._shell), "-H", ",".join(places), "--bind-to", "none"]
-        return [*self._on_the_first(), find_mpiexec(), "--with-ft", "ulfm", *launcher]
-
-    def _on_the_first(self) -> list[str]:
         named = ["unshare", "-u", "bash", "-c", f'hostname {self.names[0]}; exec "$@"', "bash"]
-        return ["ip", "netns", "exec", self.names[0], *named]
+        return ["ip", "netns", "exec", self.names[0], *named, find_mpiexec(), *launcher, "-ppn", str(per_host)]
 
 
 @contextmanager
-def emulated_hosts(count: int, launcher: str = "hydra") -> Iterator[Hosts]:
+def emulated_hosts(count: int) -> Iterator[Hosts]:
     """So many hosts, gone afterwards.
-
-    Parameters
-    ----------
-    count : int
-    launcher : {"hydra", "open mpi"}
-        What mpiexec has to call itself: MPICH's, for `Hosts.command`, or Open MPI's, for `Hosts.surviving`.
 
     Raises
     ------
     NoHosts
-        If this machine, or this user, cannot have network namespaces, or mpiexec is not that one.
+        If this machine, or this user, cannot have network namespaces, or mpiexec is not MPICH's.
     """
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         raise NoHosts("no network namespaces: iproute2 and util-linux are not installed")
-    if launcher not in subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True).stdout.lower():
-        raise NoHosts(f"hosts are emulated for the options of {launcher}'s mpiexec")
+    if "hydra" not in subprocess.run([find_mpiexec(), "--version"], capture_output=True, text=True).stdout.lower():
+        raise NoHosts("hosts are emulated for the options of MPICH's mpiexec")
     prefix = f"fedmpi{os.getpid()}h"
     with TemporaryDirectory(prefix="fedmpi-hosts-") as folder:
         shell = Path(folder) / "shell_on_host"
