@@ -272,8 +272,8 @@ def with_label_noise(
         given = part.make(options)(raw.labels.copy(), owners, raw.classes, generator)
     labels, rates = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     labels = checked_labels(part, labels, len(raw.labels), raw.classes)
-    if rates is not None:  # the last clients are not among the owners where they hold no row
-        rates = np.pad(rates, (0, max(0, partition.clients - len(rates))))
+    if rates is not None:
+        rates = checked_rates(part, rates, partition.clients)
     return replace(raw, given_labels=labels, extras={**raw.extras, **_kept("label_noise", rates)})
 
 
@@ -297,6 +297,23 @@ def checked_labels(part: Part, given: Any, rows: int, classes: int) -> Ints:
             part, f"returned labels from {found.min()} to {found.max()}, and there are {classes} classes"
         )
     return found.astype(np.int64)
+
+
+def checked_rates(part: Part, given: Any, clients: int) -> Floats:
+    """Label noise's rates by client, float64 (N,), 0 for the last ones where they hold no row and are left out.
+
+    Raises
+    ------
+    PartFailure
+        They are no finite numbers, or more than there are clients.
+    """
+    found = np.asarray(given)
+    if found.ndim != 1 or found.dtype.kind not in "uif" or len(found) > clients or not np.isfinite(found).all():
+        raise refuse_result(
+            part,
+            f"returned {found.dtype} {found.shape} beside the labels: return the rate of each of the {clients} clients",
+        )
+    return np.pad(found.astype(np.float64), (0, clients - len(found)))
 
 
 def owners_of(partition: Partition, rows: int) -> Ints:

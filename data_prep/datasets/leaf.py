@@ -80,6 +80,8 @@ def leaf_users(path: Path, convert: Callable[[str, Any, Any], Converted], person
                     users = set(value)
                 elif key[0] == "user_data":
                     name = key[1]
+                    if name in seen:
+                        raise ValueError("it has two entries in user_data")
                     seen.add(name)
                     yield convert(name, value["x"], value["y"])
         if users != seen:

@@ -50,6 +50,15 @@ def test_synthetic_vectors_are_read_with_their_users(tmp_path: Path) -> None:
     assert raw.mean[0] == pytest.approx(x.mean(), abs=1e-6)
 
 
+def test_a_user_who_is_in_a_file_twice_is_not_read_twice(tmp_path: Path) -> None:
+    leaf(tmp_path, "train", {"a": ([[1.0, 2.0]], [0]), "b": ([[3.0, 4.0]], [1])})
+    leaf(tmp_path, "test", {"c": ([[1.0, 2.0]], [0])})
+    path = next((tmp_path / "data" / "train").iterdir())
+    path.write_text(path.read_text().replace('"b": {', '"a": {').replace('["a", "b"]', '["a"]'))
+    with pytest.raises(UserError, match="user a: .*two entries in user_data"):
+        read("synthetic", tmp_path)
+
+
 def test_rows_of_synthetic_that_are_no_vectors_are_counted(tmp_path: Path) -> None:
     leaf(tmp_path, "train", {"a": ([[1.0, 2.0], [1.0, 1e39]], [0, 1]), "b": ([[1.0], [2.0]], [0, 1])})
     leaf(tmp_path, "test", {"c": ([[1.0, 2.0], [3.0, 4.0]], [0, -1])})

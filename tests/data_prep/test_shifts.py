@@ -196,6 +196,12 @@ def none(clients, generator):
 
 def beyond(labels, owners, classes, generator):
     return labels + 1
+
+def unrated(labels, owners, classes, generator):
+    return labels, 0.5
+
+def crowded(labels, owners, classes, generator):
+    return labels, np.zeros(99)
 """
 
 
@@ -225,6 +231,8 @@ def test_shifts_and_label_noise_of_ones_own_are_functions(place: Path) -> None:
         (["--feature-shift", "changes_of_mine:cut"], r"feature shift .*:cut .* of shape|returned uint8"),
         (["--feature-shift", "changes_of_mine:none"], "returned a NoneType"),
         (["--label-noise", "changes_of_mine:beyond"], "returned labels from 1 to 10"),
+        (["--label-noise", "changes_of_mine:unrated"], r"returned float64 \(\) beside the labels: return the rate"),
+        (["--label-noise", "changes_of_mine:crowded"], r"returned float64 \(99,\) beside the labels"),
     ],
 )
 def test_a_useless_answer_names_the_part(place: Path, words: list[str], message: str) -> None:
