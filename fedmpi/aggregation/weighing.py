@@ -89,8 +89,7 @@ class Weighing:
         except PartFailure as failure:
             raise _told_why(failure, cohort, sizes) from failure.__cause__
         coefficients = self._checked(found, cohort, round)
-        counts = sizes[cohort.clients] ** self.per_sample
-        normalises, total = self.normalises(cohort), float((np.abs(coefficients) * counts).sum())
+        normalises, total = self.normalises(cohort), self._total(coefficients, cohort.clients, sizes)
         if not total and normalises and self.part.foreign and sizes[cohort.clients].any():
             problem = "gave all participants the coefficient 0, and their sum is divided by: give some of them more"
             raise refuse_result(self.part, problem, round)
@@ -98,6 +97,12 @@ class Weighing:
             problem = f"gave coefficients that add up to {total:.3g}, more than a sum can hold: make them smaller"
             raise refuse_result(self.part, problem, round)
         return on_grid(coefficients, total) if normalises else coefficients
+
+    def _total(self, coefficients: Floats, clients: Ints, sizes: Ints) -> float:
+        """Σ |coefficient| · n^per_sample."""
+        own = sizes if len(clients) == len(sizes) else sizes[clients]
+        counts = own if self.per_sample == 1 else own**self.per_sample  # NumPy's x ** 1 is slow
+        return float((np.abs(coefficients) * counts).sum())
 
     @property
     def _divides(self) -> bool:

@@ -1,6 +1,8 @@
-"""Whole numbers from sizes and shares: where each of a row of sizes begins, and shares rounded to a given total."""
+"""Whole numbers from sizes and shares: where each of a row of sizes begins, shares rounded to a given total, blocks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -8,6 +10,13 @@ from fedmpi.common.types import Floats, Ints
 
 TOLERANCE = 1e-9
 """What lies so little below a whole number is that number, rounded."""
+BLOCK = 2**16
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """0 … count − 1 in parts of at most BLOCK, which stay in the cache; NumPy's generators draw part by part what they
+    draw at once."""
+    return (slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK))
 
 
 def offsets_of(sizes: Ints) -> Ints:

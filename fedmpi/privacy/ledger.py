@@ -67,12 +67,15 @@ class PrivacyLedger:
         everyone = slice(None) if asked is None else asked
         before = self._answers[everyone]
         fresh = bool(before.size) and not (self.memoise and before.min() > 0)
-        self._answers[everyone] = 1 if self.memoise else before + 1
+        if self.memoise:
+            self._answers[everyone] = 1
+        else:
+            self._answers[everyone] += 1
         spent = self.epsilon if fresh else 0.0
         if exposed is not None and not self._exposed[exposed].all():
             self._exposed[exposed] = True
             spent = math.inf
-        unprotected = int(self._exposed.sum())
+        unprotected = int(np.count_nonzero(self._exposed))
         if unprotected:
             return LedgerEntry(spent, math.inf, math.inf, unprotected)
         largest, mean = self._answers.max(initial=0), self._answers.mean() if self._answers.size else 0.0

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
+from fedmpi.common.whole_numbers import blocks
 
 
 class Mechanism(Protocol):
@@ -104,9 +105,13 @@ class RandomisedResponse(PrivateAnswer):
         return (self.threshold - 1) * math.exp(-self.epsilon) / (1 + (self.threshold - 2) * math.exp(-self.epsilon))
 
     def answer(self, sizes: Ints, generator: np.random.Generator) -> Floats:
-        truthful = generator.random(sizes.size) < self.truth_probability
-        fake = generator.integers(1, self.threshold, sizes.size)
-        return np.where(truthful, sizes, fake).astype(np.float64)
+        truthful, answers = np.empty(sizes.size, bool), np.empty(sizes.size)
+        for part in blocks(sizes.size):  # `answers` holds what is drawn first until the answers take its place
+            np.less(generator.random(out=answers[part]), self.truth_probability, out=truthful[part])
+        for part in blocks(sizes.size):
+            answers[part] = generator.integers(1, self.threshold, part.stop - part.start)
+            np.copyto(answers[part], sizes[part], where=truthful[part])
+        return answers
 
     def total(self, answers: Floats) -> float:
         """Ñ = (R − (1 − α) M N / 2) / α (Eq 2), R the sum of the N answers."""

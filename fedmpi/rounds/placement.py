@@ -155,7 +155,7 @@ def equal_parts(offsets: Ints, workers: int, head_start: float = 0.0, speeds: Fl
         targets = np.minimum(np.maximum(ends - ends[1], 0) * (whole / (ends[-1] - ends[1])), whole)
     else:
         targets = np.clip(ends * share - head_start, 0, whole)
-    after = np.searchsorted(offsets, targets)
+    after = np.searchsorted(offsets, np.ceil(targets).astype(np.int64))  # as numbers of the offsets' type: no copy
     before = np.maximum(after - 1, 0)
     boundaries: Ints = np.where(targets - offsets[before] < offsets[after] - targets, before, after)
     boundaries[0], boundaries[-1] = 0, len(offsets) - 1

@@ -11,8 +11,10 @@ from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.common.whole_numbers import BLOCK
 from fedmpi.config import load_config
 from fedmpi.privacy.exposure import exposure
+from fedmpi.privacy.mechanisms import RandomisedResponse
 from fedmpi.privacy.size_estimates import estimate, saturations
 from fedmpi.rounds.server import Planner
 
@@ -155,3 +157,12 @@ def test_unclipped_answers_and_participants_weighed_openly_add_up():
     large = np.flatnonzero(SIZES >= 20)
     assert len(np.setdiff1d(plan.clients, large)) and len(np.setdiff1d(large, plan.clients))
     assert plan.facts["size_unprotected"] == len(np.union1d(large, plan.clients))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 12.0])
+def test_answers_drawn_block_by_block_are_those_drawn_at_once(epsilon: float):
+    law, sizes = RandomisedResponse(epsilon, 300), np.random.default_rng(1).integers(1, 300, 2 * BLOCK + 7)
+    generator = np.random.default_rng(2)
+    truthful = generator.random(sizes.size) < law.truth_probability
+    expected = np.where(truthful, sizes, generator.integers(1, 300, sizes.size))
+    assert np.array_equal(law.answer(sizes, np.random.default_rng(2)), expected)
