@@ -7,7 +7,6 @@ import shutil
 import socket
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 import fedmpi
 from fedmpi import Run
+from tests.fuzz.kept import kept_folder
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 
 Case = tuple[str, str, Any]
@@ -51,7 +51,7 @@ def strategy() -> st.SearchStrategy[Case]:
 @cache
 def original(ending: str) -> tuple[Path, Run]:
     """An undamaged folder, and what comes of it in the end."""
-    folder = Path(mkdtemp(prefix="fedmpi-fuzz-runs-"))
+    folder = kept_folder(f"runs-{ending}")
     asked = iter([False] * (1 if ending == "stopped" else 99) + [True] * 99)
     fedmpi.run("fedavg", CONFIG, data="digits:clients=6", out=folder / ending, stop=lambda: next(asked))
     shutil.copytree(folder / ending, folder / "whole")

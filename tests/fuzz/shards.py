@@ -7,7 +7,6 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import h5py
@@ -22,6 +21,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.data.schema import CLASS_COUNTS, CLIENT_IDS, FEATURES, LABELS, MANIFEST, OFFSETS
 from fedmpi.data.shards import ShardStore
 from fedmpi.inspect.report import inspect_store
+from tests.fuzz.kept import kept_folder
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 
 Case = tuple[str, str, Any]
@@ -64,7 +64,7 @@ def made(dtype: str) -> RawDataset:
 @cache
 def original(dtype: str) -> Path:
     """An undamaged folder."""
-    folder = Path(mkdtemp(prefix="fedmpi-fuzz-")) / "shards"
+    folder = kept_folder(f"shards-{dtype}") / "shards"
     sizes = np.array(SIZES)
     write_shards(made(dtype), Partition(np.arange(sizes.sum()), offsets_of(sizes), "given", {}), folder, 2, 0, "", 0.2)
     return folder
