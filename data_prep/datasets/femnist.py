@@ -92,7 +92,7 @@ def _json_writers(path: Path) -> Iterator[Writer]:
 
 
 def _hdf5_writers(path: Path) -> Iterator[Writer]:
-    for name, arrays in tff_clients(path, ("pixels", "label")):
+    for name, arrays in tff_clients(path, ("pixels", "label"), uneven=True):
         labels = arrays["label"]
         if not len(labels) or arrays["pixels"].size % len(labels):
             raise UserError(

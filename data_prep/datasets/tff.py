@@ -20,7 +20,7 @@ DAMAGED = (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeErro
 
 
 def tff_clients(
-    path: Path, fields: tuple[str, ...], users: int | None = None, per_user: int | None = None
+    path: Path, fields: tuple[str, ...], users: int | None = None, per_user: int | None = None, uneven: bool = False
 ) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     """The clients of a file in the order of their names, each with the arrays of some fields.
 
@@ -32,11 +32,13 @@ def tff_clients(
         Read so many of the clients, the same ones every time; None reads all.
     per_user : int or None
         Read so many samples of each, the first ones; None reads all.
+    uneven : bool
+        Whether clients whose fields are of unlike length are given, too, for the caller to leave out.
 
     Raises
     ------
     UserError
-        The file is damaged, or lacks a field.
+        The file is damaged, lacks a field, or (but for `uneven`) has a client with more samples in one than in another.
     """
     name = "none yet"
     try:
@@ -45,7 +47,7 @@ def tff_clients(
             for name in chosen_users(list(clients), users):
                 group = _held(clients, name, h5py.Group)
                 arrays = {field: _array(group, field, per_user) for field in fields}
-                if len({len(values) for values in arrays.values()}) > 1:
+                if not uneven and len({len(values) for values in arrays.values()}) > 1:
                     raise ValueError("a field has more samples than another")
                 yield name, arrays
     except DAMAGED as error:
