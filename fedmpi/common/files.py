@@ -103,6 +103,13 @@ def make_folder(folder: Path) -> None:
         sync_folder(path.parent)
 
 
+def make_inner_folder(folder: Path) -> None:
+    """Make a folder in one that is there, as `make_folder`; FileNotFoundError where that one has vanished."""
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk, where its file system can do that."""
     handle = os.open(folder, os.O_RDONLY)

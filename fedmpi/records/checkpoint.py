@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, sync_folder, write_whole
+from fedmpi.common.files import make_inner_folder, sync_folder, write_whole
 
 log = logging.getLogger("fedmpi")
 
@@ -47,8 +47,8 @@ def copied(next_round: int, tensors: Mapping[str, Tensor], header: Mapping[str, 
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint atomically and delete all but the newest `keep`."""
-    make_folder(folder)
+    """Write a checkpoint atomically in the folder, made in one that is there, and delete all but the newest `keep`."""
+    make_inner_folder(folder)
     path = folder / f"round-{checkpoint.next_round:08d}.safetensors"
     header = {
         "fedmpi": json.dumps({"next_round": checkpoint.next_round, **checkpoint.header}),

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, whole_file
+from fedmpi.common.files import make_inner_folder, whole_file
 from fedmpi.common.types import Ints
 from fedmpi.local.client_state import ClientState
 
@@ -52,7 +52,7 @@ def save_records(cluster: Cluster, state: ClientState, path: Path | None) -> str
     with ExitStack() as stack:
         digest, file = hashlib.sha256(), None
         if path is not None and clients is not None:
-            make_folder(path.parent)
+            make_inner_folder(path.parent)
             file = stack.enter_context(whole_file(path))
             for part in _head(_in_order(clients, at_once, steps), state):
                 _write(file, digest, part)

@@ -344,7 +344,11 @@ class Recorder:
         """Within, the folder is this run's, and what cannot be written there is said in a sentence."""
         with writing(self.folder):
             self.hold.check()
-            yield
+            try:
+                yield
+            except FileNotFoundError:  # it has vanished since
+                self.hold.check()
+                raise
 
     def _sync(self) -> None:
         """Bring the records to the disk: a checkpoint counts on them."""

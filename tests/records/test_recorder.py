@@ -534,6 +534,20 @@ def test_a_folder_that_vanishes_while_training_is_one_sentence_and_exit_code_1(u
     assert curve(run) == curve(undisturbed)
 
 
+def test_a_folder_that_vanishes_before_a_checkpoint_is_written_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Between the look whether it is there and the first write; the name would be taken when it is put back."""
+    run, spare = tmp_path / "RUN", tmp_path / "SPARE"
+    recorder = Recorder(run, CONFIG, resume=False)
+    recorder.resume()
+    monkeypatch.setattr(recorder, "_sync", lambda: run.rename(spare))
+    recorder.checkpoint(1, {"model": torch.ones(10)}, {"settled": 0})
+    with pytest.raises(RunFailure, match=rf"^the run folder {run} has vanished: "):
+        recorder.saved()
+    assert not run.exists()
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [
