@@ -102,6 +102,11 @@ def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
         (["preset=fedavg", "rouns=3"], "did you mean rounds?"),
         (["preset=fedavg", "local.lr=-1"], "greater than 0"),
         (["preset=fedavg", "local.lr=fast"], "valid number"),
+        (["preset=fedavg", "local.lr=-1", "rounds=0"], "rounds = 0 (from --set rounds=0)"),
+        (
+            ["preset=fedavg", "system.speed_rates=['x']"],
+            "system.speed_rates = 'x' (from --set system.speed_rates=['x'])",
+        ),
         (["preset=fedavg", "local=3"], "table of keys"),
         (["preset=fedavg", "noequals"], "write part.key=value"),
         (["participation.clients=stratified"], "set participation.count or .fraction"),
@@ -122,6 +127,20 @@ def test_wrong_input_gets_one_sentence(settings: list[str], message: str):
         from_settings(*settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_refused_value_is_told_with_its_key_and_where_it_comes_from(tmp_path: Path):
+    wrong, path = "local.lr = -1{}: input should be greater than 0", tmp_path / "run.toml"
+    path.write_text('preset = "fedavg"\n[local]\nlr = -1\n')
+    for call, origin in (
+        (lambda: load_config(path), f" (from {path})"),
+        (lambda: from_settings("preset=fedavg", "local.lr=-1"), " (from --set local.lr=-1)"),
+        (lambda: given_config("fedavg", {"local.lr": -1}), " (from the overrides)"),
+        (lambda: fedmpi.Config(preset="fedavg", local={"lr": -1}), ""),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert str(caught.value) == wrong.format(origin)
 
 
 def test_two_keys_that_exclude_each_other_are_refused(tmp_path: Path):

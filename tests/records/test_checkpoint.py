@@ -13,6 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.records.checkpoint import (
     Checkpoint,
     clients_file,
+    copied,
     file_digest,
     newest_checkpoint,
     read_checkpoint,
@@ -33,6 +34,15 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path):
     assert found is not None
     assert (found.next_round, found.header) == (7, written.header)
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in written.tensors.items())
+
+
+def test_a_copy_stays_as_it_was_when_training_goes_on():
+    model, header = torch.arange(5.0), {"settled": 2, "unsettled": {"round": 2}}
+    checkpoint = copied(3, {"model": model}, header)
+    model += 1
+    header["unsettled"]["test_loss"] = 0.5
+    assert checkpoint.next_round == 3 and checkpoint.tensors["model"].tolist() == [0, 1, 2, 3, 4]
+    assert checkpoint.header == {"settled": 2, "unsettled": {"round": 2}}
 
 
 def test_only_the_newest_are_kept(tmp_path: Path):
@@ -150,6 +160,7 @@ def test_damaged_checkpoints_are_set_aside_and_said_so(tmp_path: Path, caplog: p
     assert found is not None and found.next_round == 5
     for next_round in (10, 15):
         assert f"round-{next_round:08d}.safetensors is damaged" in caplog.text
+    assert {record.name for record in caplog.records} == {"fedmpi"}, "the log that users see"
     assert f"going on from {tmp_path / 'round-00000005.safetensors'} instead, at round 5" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "round-00000005.safetensors",
