@@ -1,6 +1,7 @@
 """The configuration refuses what it cannot do, in one clear sentence, and survives a round trip through TOML."""
 
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def test_what_a_preset_has_on_the_digits_does_not_follow_a_complete_configuratio
         given_config(complete, {"data.shards": "shards/mine", "topology.clients_per_mediator": 10})
     own = {"participation.count": 50, "topology.clients_per_mediator": 10}
     assert given_config(complete, {"data.shards": "shards/mine", **own}).participation.count == 50
+
+
+def test_a_complete_configuration_is_made_without_a_warning_and_taken_as_it_is():
+    with warnings.catch_warnings(action="error"):
+        complete = fedmpi.Config(preset="fedavg")
+    assert given_config(complete, {}) is complete
 
 
 def test_a_count_replaces_the_fraction_of_the_preset():
@@ -146,7 +153,9 @@ def test_a_refused_value_is_told_with_its_key_and_where_it_comes_from(tmp_path: 
 def test_two_keys_that_exclude_each_other_are_refused(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text('preset = "fedavg"\n[participation]\ncount = 3\nfraction = 0.2\n')
-    with pytest.raises(UserError, match="keep one of them"):
+    with pytest.raises(
+        UserError, match=r"^participation.count and participation.fraction are both set: keep one of them$"
+    ):
         load_config(path)
 
 
