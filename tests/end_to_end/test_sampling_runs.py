@@ -106,6 +106,7 @@ STATEFUL = (
     "aggregation.optimizer=momentum",
     "logging.diagnostics=true",
     "system.clock=true",
+    "local.engine=batched",
     "rounds=6",
 )
 

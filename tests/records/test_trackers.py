@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALARS, EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 import fedmpi
 from fedmpi.common.errors import UserError
@@ -23,6 +24,7 @@ from fedmpi.records.tracking.base import Tracker
 from fedmpi.records.tracking.choice import Trackers
 from fedmpi.records.tracking.names import GROUPS, name, numbers, settings
 from fedmpi.records.tracking.picture import VIRIDIS, picture
+from fedmpi.records.tracking.to_tensorboard import TensorBoard
 from tests.keys.test_every_field import RECORD
 
 SMALL: dict[str, Any] = {
@@ -118,6 +120,20 @@ def test_tensorboard_shows_groups_settings_and_the_clients_data(tmp_path: Path) 
     assert (image.width, image.height) == (20 * (480 // 20), 10 * (480 // 20)) and counts.shape == (20, 10)
     known = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"local.lr" in known and b"fedavg" in known and b"logging.interval" not in known
+
+
+def test_events_of_a_run_that_goes_on_within_the_second_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tenth and eleventh file of a process, whose running numbers are not in the order of the alphabet."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
+    for first in (0, 3):
+        events = TensorBoard(tmp_path, {"local.lr": 0.1}, first)
+        for t in range(first, first + 3):
+            events.record(t, {"train/lr": float(t)})
+        events.close(finished=first > 0)
+    read = EventAccumulator(str(tmp_path), size_guidance={SCALARS: 0}).Reload()
+    assert [one.step for one in read.Scalars("train/lr")] == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_is_not_installed_is_refused_before_a_folder_is_made(

@@ -184,6 +184,7 @@ def test_residuals_survive_a_checkpoint_with_their_owner():
 def test_what_was_left_out_is_sent_after_a_resume_too(tmp_path: Path):
     feedback = ("transport.kind=topk", "transport.fraction=0.05", "transport.error_feedback=true", "rounds=3")
     settings = ("preset=fedavg", "data.shards=digits:clients=4", "participation.count=4", "local.lr=0.1", *feedback)
+    settings += ("local.engine=batched",)
     assert run_into(tmp_path / "whole", *settings) == 0
     assert run_into(tmp_path / "parts", *settings, stop_after=1) == 75
     assert run_into(tmp_path / "parts", *settings, resume=True) == 0

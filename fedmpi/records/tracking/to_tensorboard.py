@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class TensorBoard(Tracker):
     title = "TensorBoard"
 
     def __init__(self, folder: Path, settings: Settings, first: int):
+        _wait_for_a_later_name(folder)
         self._excepthook = threading.excepthook
         threading.excepthook = self._leave_to_the_writer
         self._writer = SummaryWriter(str(folder), purge_step=first)
@@ -57,3 +59,13 @@ class TensorBoard(Tracker):
         """What fails in TensorBoard's writing thread is raised again by its next call: not to be told twice."""
         if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard")):
             self._excepthook(args)
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Wait for the next second where a file of events was begun in this one.
+
+    Readers take the files by name: the second, the host, the process, a running number. Within a second 10 comes before
+    9, and what was written first would be dropped as out of order.
+    """
+    while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(0.05)
