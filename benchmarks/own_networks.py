@@ -1,10 +1,15 @@
-"""Networks as users write them, in the style of public tutorials: classes with a forward pass of their own."""
+"""Networks as users write them, in the style of public tutorials: classes with a forward pass of their own.
+
+The functions in small letters make each for a data set, as `model.name = "benchmarks.own_networks:lenet"` asks.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fedmpi.data.schema import DataDescription
 
 
 class OddCNN(nn.Module):
@@ -145,3 +150,39 @@ class TinyViT(nn.Module):
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
         y: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
         return y
+
+
+def odd_layers(data: DataDescription) -> nn.Module:
+    """OddCNN as a sequence of layers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 7, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(7, 13, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(13 * 5 * 5, 57), nn.ReLU(), nn.Linear(57, data.classes),
+    )  # fmt: skip
+
+
+def odd_cnn(data: DataDescription) -> nn.Module:
+    return OddCNN(data.classes)
+
+
+def residual(data: DataDescription) -> nn.Module:
+    return Residual(data.classes)
+
+
+def lenet(data: DataDescription) -> nn.Module:
+    return LeNet(data.classes)
+
+
+def vgg_like(data: DataDescription) -> nn.Module:
+    return VGGLike(data.classes)
+
+
+def gru_classifier(data: DataDescription) -> nn.Module:
+    return GRUClassifier(data.vocabulary, data.classes)
+
+
+def kim_cnn(data: DataDescription) -> nn.Module:
+    return TextCNN(data.vocabulary, data.classes)
+
+
+def tiny_vit(data: DataDescription) -> nn.Module:
+    return TinyViT(data.classes)

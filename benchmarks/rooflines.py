@@ -1,7 +1,7 @@
-"""Every built-in model at the papers' batch size, beside the naive loop and beside what the machine allows.
+"""Built-in models at the papers' batch size and users' own, beside the naive loop and beside what the machine allows.
 
     python -m benchmarks.rooflines                       all of them
-    python -m benchmarks.rooflines lstm bilstm           some
+    python -m benchmarks.rooflines lstm lenet            some
     python -m benchmarks.rooflines --peer pfl=PYTHON     pfl with two processes as well
 
 The roofline of a step is the larger of two times on one core: its floating-point operations at the speed of a large
@@ -30,7 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.compare import BUSY_ELSEWHERE, Row, result_folder, run_all
 from benchmarks.contestants import Contestant, by_fedmpi, by_floor, by_peer
-from benchmarks.workloads import MODELS, QUICK_MODELS, Workload, client_tensors, prepare
+from benchmarks.workloads import MODELS, OWN, QUICK_MODELS, Workload, client_tensors, prepare
+from fedmpi.common.types import Ints
 
 FLOAT_BYTES = 4
 COLUMNS = (
@@ -118,11 +119,12 @@ def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> lis
 def line(workload: Workload, rows: Sequence[Row], step: Step, machine: Machine, engine: str) -> str:
     """A model's row of the table."""
     naive, tight, *peer, one, three = rows
-    steps = workload.cohort * -(-workload.each // workload.batch)
+    sizes = workload.sizes()
+    steps = int((-(-sizes // workload.batch)).sum())
     roofline = steps * step.seconds(machine)
     cells = [
         f"{workload.name}{' !' if _disturbed(rows) else ''}",
-        f"{workload.clients} × {workload.each}, B = {workload.batch}",
+        f"{workload.clients} × {_range(sizes)}, B = {workload.batch}",
         f"{1e3 * statistics.median(naive.seconds) / steps:.2f}",
         _ratio(tight),
         _ratio(peer[0]) if peer else "",
@@ -136,6 +138,11 @@ def line(workload: Workload, rows: Sequence[Row], step: Step, machine: Machine, 
         f"{statistics.median(three.seconds) / (roofline / 2):.1f}" if three.seconds else "",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _range(sizes: Ints) -> str:
+    least, most = int(sizes.min()), int(sizes.max())
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _disturbed(rows: Sequence[Row]) -> bool:
@@ -157,12 +164,12 @@ def chosen_engine(run: Path) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="which; all by default")
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS, *OWN], help="which; all by default")
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--peer", action="append", default=[], metavar="pfl=PYTHON", help="where pfl is installed")
     parser.add_argument("--quick", action="store_true", help="one tiny model, a smoke test")
     asked = parser.parse_args()
-    chosen = QUICK_MODELS if asked.quick else MODELS
+    chosen = QUICK_MODELS if asked.quick else MODELS | OWN
     pythons = dict(peer.split("=", 1) for peer in asked.peer)
     machine = measure_machine(256, 1 << 16) if asked.quick else measure_machine()
     print(
@@ -177,7 +184,7 @@ def main() -> None:
             rows = run_all(workload, entrants(workload, asked.quick, pythons), data, work, asked.passes)
             engine = chosen_engine(result_folder(work, workload, 0, len(rows) - 2) / "run")
             store = prepare(workload, data)
-            x, y = client_tensors(store)[0]
+            x, y = client_tensors(store)[-1]
             step = count_step(workload.network(store).train(), x[: workload.batch], y[: workload.batch])
             print(line(workload, rows, step, machine, engine), flush=True)
 

@@ -5,6 +5,7 @@ W2  500 clients of about 235 images, Astraea's CNN, 25 clients a round, B = 20
 W3  5,000 clients of about 2 texts, Text-CNN, 500 clients a round, B = 20
 S4, S6  10^4 and 10^6 clients of about 2 texts, Text-CNN, FedSampling with K = 2048 samples a round
 MODELS  the built-in models, a few clients of equal sizes
+OWN     networks as users write them (`own_networks`), OddCNN's clients of 1 to 900 images
 
 Samples are noise around a pattern of their class: what is learned matters little, what a step costs is real.
 """
@@ -50,7 +51,7 @@ class Workload:
     task : {"image", "text"}
         What a sample is: float32 values, or 30 words.
     model : str
-        The network, a function of `benchmarks.networks` or a built-in one.
+        The network: a function of `benchmarks.networks`, "module:function", or a built-in one.
     clients, cohort : int
         N and, for federated averaging, the participants of a round.
     batch : int
@@ -64,6 +65,8 @@ class Workload:
         K of FedSampling; 0 = federated averaging.
     each : int
         Samples of every client; 0 = as many as are drawn for it.
+    largest : int
+        Samples of the last client where the first has one and the others lie between, evenly in their logarithms.
     shape : tuple of int
         Of an image.
     vocabulary : int
@@ -84,6 +87,7 @@ class Workload:
     seed: int
     wanted: int = 0
     each: int = 0
+    largest: int = 0
     shape: tuple[int, ...] = PIXELS
     vocabulary: int = VOCABULARY
     built_in: bool = False
@@ -93,6 +97,8 @@ class Workload:
         generator = np.random.default_rng([self.seed, SIZES])
         if self.each:
             return np.full(self.clients, self.each)
+        if self.largest:
+            return np.geomspace(1, self.largest, self.clients).astype(np.int64)
         if self.name == "W2":
             return np.clip(np.rint(generator.normal(235, 60, self.clients)), 60, 420).astype(np.int64)
         return np.maximum(1, np.rint(generator.lognormal(np.log(2) - 0.5, 1.0, self.clients))).astype(np.int64)
@@ -104,7 +110,9 @@ class Workload:
 
     def model_name(self, own: bool = False) -> str:
         """What fedmpi's configuration calls the network; as a user's own module where that is wanted."""
-        return self.model if self.built_in else f"benchmarks.networks:{'own_' * own}{self.model}"
+        if self.built_in or ":" in self.model:
+            return self.model
+        return f"benchmarks.networks:{'own_' * own}{self.model}"
 
     def network(self, store: ShardStore) -> nn.Module:
         """The network with the initial weights that fedmpi gives it."""
@@ -150,6 +158,30 @@ MODELS = {
     )
 }
 """The built-in models: B = 20, one epoch; texts of 30 out of 20,002 words and 17 classes, as in the papers' data."""
+
+
+def _own(name: str, task: str, rounds: int, clients: int = 10, **more: Any) -> Workload:
+    """A network of `own_networks` on clients all of which take part in every round."""
+    model = f"benchmarks.own_networks:{name}"
+    common = {"batch": 20, "lr": 0.01, "classes": 17 if task == "text" else 10, "rounds": rounds, "seed": 707}
+    words = {"vocabulary": 20_002} if task == "text" else {}
+    return Workload(name, task, model, clients, clients, **{**common, **words, **more})
+
+
+OWN = {
+    w.name: w
+    for w in (
+        _own("odd_layers", "image", 17, clients=12, largest=900, batch=32),
+        _own("odd_cnn", "image", 17, clients=12, largest=900, batch=32),
+        _own("residual", "image", 9, clients=4, each=96, shape=COLOURED, batch=16),
+        _own("lenet", "image", 22, each=100),
+        _own("vgg_like", "image", 12, clients=4, each=100, shape=COLOURED),
+        _own("gru_classifier", "text", 17, each=60),
+        _own("kim_cnn", "text", 22, each=60),
+        _own("tiny_vit", "image", 12, clients=4, each=100, shape=COLOURED),
+    )
+}
+"""Users' own networks: three that were held out, then five in the style of tutorials; one epoch."""
 QUICK = {
     w.name: w
     for w in (
@@ -163,7 +195,7 @@ QUICK_MODELS = {"text-cnn": replace(MODELS["text-cnn"], clients=4, cohort=4, rou
 
 def find(name: str, quick: bool = False) -> Workload:
     """The workload of a name, or the tiny one of that name."""
-    return (QUICK | QUICK_MODELS if quick else WORKLOADS | MODELS)[name]
+    return (QUICK | QUICK_MODELS if quick else WORKLOADS | MODELS | OWN)[name]
 
 
 def samples(workload: Workload, n: int, tag: int) -> tuple[npt.NDArray[np.generic], Ints]:
