@@ -156,7 +156,9 @@ def prepare_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the names and options, write nothing.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw clients x classes and sizes.")] = None,
     files: Annotated[list[str] | None, typer.Option("--file", help="amazon: a file to read; repeatable.")] = None,
-    length: Annotated[int | None, typer.Option(help="texts: tokens kept of each [30; sequences: 20, 80].")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="texts: tokens kept of each [30, 20, 80 or 100, by the set].")
+    ] = None,
     vocabulary: Annotated[int | None, typer.Option(help="texts: words kept [20000].")] = None,
     targets: Annotated[
         str | None, typer.Option(metavar="KIND", help="arrays, parquet: classification, tokens, multilabel, ...")
@@ -177,16 +179,16 @@ def prepare_command(
         str | None, typer.Option(metavar="first|last", help="arrays: which axis of an image holds its channels.")
     ] = None,
     skip_unlabelled: Annotated[
-        bool, typer.Option("--skip-unlabelled", help="arrays: leave out rows without a label.")
+        bool, typer.Option("--skip-unlabelled", help="arrays, parquet: leave out rows without a label.")
     ] = False,
     numbers_are_classes: Annotated[
-        bool, typer.Option("--numbers-are-classes", help="arrays: labels may be fractions, each a class.")
+        bool, typer.Option("--numbers-are-classes", help="arrays, parquet: labels may be fractions, each a class.")
     ] = False,
     image_size: Annotated[
-        str | None, typer.Option(metavar="WxH", help="imagefolder: resize to width x height, or N to N x N.")
+        str | None, typer.Option(metavar="WxH", help="imagefolder, parquet: resize to width x height, or N to N x N.")
     ] = None,
     skip_odd_sizes: Annotated[
-        bool, typer.Option("--skip-odd-sizes", help="imagefolder: leave out images of another size than most.")
+        bool, typer.Option("--skip-odd-sizes", help="imagefolder, parquet: leave out images of another size than most.")
     ] = False,
     split: Annotated[
         str | None, typer.Option(metavar="rows|texts", help="amazon: what is held out for testing [rows].")

@@ -19,6 +19,7 @@ SUFFIXES = (".parquet", ".arrow")
 BLOCK_ROWS = 1024
 PARTS = {"train": ("train", "training"), "test": ("test", "testing"), "valid": ("validation", "valid", "val", "dev")}
 """How the names of files or of the folders above them tell the part."""
+LIST = re.compile(r"(?:large_|fixed_size_)?list<[^<>]*: (\w+)(?: not null)?>(?:\[\d+\])?")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class ColumnFiles:
     class_names : dict
         Names of the values of a column, where the files give them (Hugging Face's ClassLabel).
     columns : dict
-        Name of every column -> its type as pyarrow writes it, in the order of the first file.
+        Name of every column -> its type as pyarrow writes it, in the order of the first file; of a dictionary, that of
+        its values.
     """
 
     train: tuple[Path, ...]
@@ -69,8 +71,15 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
     columns, names = _schema(parts["train"][0])
     test = tuple(parts["test"] or parts["valid"])
     for path in (*parts["train"], *test):
-        if (other := _schema(path)[0]) != columns:
+        other, given = _schema(path)
+        if other != columns:
             raise UserError(f"{path} has other columns ({_told(other)}) than {parts['train'][0]} ({_told(columns)})")
+        for name in names.keys() & given.keys():
+            if given[name] != names[name]:
+                raise UserError(
+                    f"{path} names the classes of column {name!r} otherwise than {parts['train'][0]}; save both with "
+                    "the same names in the same order"
+                )
     return ColumnFiles(tuple(parts["train"]), test, columns, names)
 
 
@@ -114,6 +123,12 @@ def blocks(path: Path, columns: list[str]) -> Iterator[dict[str, list[Any]]]:
         raise UserError(f"{path} cannot be read as {path.suffix} ({raised(error)}); fetch it again") from error
 
 
+def listed(kind: str) -> str | None:
+    """The type of the values of a list, from pyarrow's name of its type; None of what is no list of plain values."""
+    found = LIST.fullmatch(kind)
+    return found.group(1) if found else None
+
+
 def _schema(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """Types of the columns, and the names of classes in them."""
     pa, pq = _pyarrow()
@@ -127,7 +142,9 @@ def _schema(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
         raise UserError(f"{path} cannot be read as {path.suffix} ({raised(error)}); fetch it again") from error
     if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
         raise UserError(f"{path} names several columns {twice[0]!r}; rename or remove all but one")
-    return {name: str(schema.field(name).type) for name in schema.names}, _class_names(schema.metadata or {})
+    kinds = {name: schema.field(name).type for name in schema.names}
+    plain = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
+    return {name: str(kind) for name, kind in plain.items()}, _class_names(schema.metadata or {})
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> dict[str, tuple[str, ...]]:

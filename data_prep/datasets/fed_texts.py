@@ -24,7 +24,7 @@ def read_shakespeare(raw: Path, options: ReadOptions, tally: Tally) -> RawDatase
     for number, file in enumerate(SHAKESPEARE_FILES):
         path = require(raw, (file,), SHAKESPEARE.files)
         for name, arrays in tff_clients(path, ("snippets",), options.users, options.per_user):
-            for speech in texts(arrays["snippets"]):
+            for speech in texts(arrays["snippets"], f"{path}, client {name}"):
                 sequences.add_text([WRITTEN.get(character, character) for character in speech], name)
         boundary = boundary if number else len(sequences)
     return sequence_data_set(SHAKESPEARE, sequences, boundary, options, tally)
@@ -39,7 +39,7 @@ def read_stack_overflow(raw: Path, options: ReadOptions, tally: Tally) -> RawDat
     for number, file in enumerate(STACK_OVERFLOW_FILES):
         path = require(raw, (file,), STACK_OVERFLOW.files)
         for name, arrays in tff_clients(path, ("tokens",), options.users, options.per_user):
-            for row, sentence in enumerate(texts(arrays["tokens"])):
+            for row, sentence in enumerate(texts(arrays["tokens"], f"{path}, client {name}")):
                 words = sentence.split()
                 if not words:
                     tally.bad(f"{path}, client {name}, record {row}", "a sentence without a word")

@@ -9,7 +9,7 @@ from warnings import catch_warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch
@@ -211,6 +211,9 @@ def image_facts(path: Path | BinaryIO, tally: Tally, where: str = "") -> tuple[t
                 image.verify()
             else:
                 image.load()
+    except UnidentifiedImageError:
+        tally.bad(where, "not a readable image (of no known format)")
+        return None
     except Exception as error:  # decoders raise errors of many kinds
         tally.bad(where, f"not a readable image ({raised(error)})")
         return None

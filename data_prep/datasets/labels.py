@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,10 @@ class LabelRule:
 
 
 def classes_of(
-    parts: list[tuple[str, NDArray[Any]]], rule: LabelRule, tally: Tally
+    parts: list[tuple[str, NDArray[Any]]],
+    rule: LabelRule,
+    tally: Tally,
+    place: Callable[[int], str] = "row {}".format,
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Labels of some arrays by their common classes, which are the sorted distinct values; numbers sort as numbers.
 
@@ -45,6 +49,8 @@ def classes_of(
         What is allowed.
     tally : Tally
         Receives rows without a label, where they are left out.
+    place : callable
+        place(row) says where a row of a part is, for messages.
 
     Returns
     -------
@@ -58,13 +64,13 @@ def classes_of(
     UserError
         Rows without a label, fractions where classes belong, or values that are neither numbers nor texts.
     """
-    present = [_present(where, values, rule, tally) for where, values in parts]
+    present = [_present(where, values, rule, tally, place) for where, values in parts]
     kept = [values[there] for (_, values), there in zip(parts, present, strict=True)]
     numbers = [_as_numbers(values) for values in kept]
     if all(values is not None for values in numbers):
         for (where, _), values, there in zip(parts, numbers, present, strict=True):
             if not rule.numbers_are_classes:
-                _refuse_fractions(where, values, there)
+                _refuse_fractions(where, values, there, place)
         kept = [_whole(values) for values in numbers if values is not None]
     together = _whole(np.concatenate(kept))  # unsigned and signed whole numbers meet as floats
     distinct, codes = np.unique(together, return_inverse=True)
@@ -91,14 +97,16 @@ def told(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.ones(len(values), bool)
 
 
-def _present(where: str, values: NDArray[Any], rule: LabelRule, tally: Tally) -> NDArray[np.bool_]:
+def _present(
+    where: str, values: NDArray[Any], rule: LabelRule, tally: Tally, place: Callable[[int], str]
+) -> NDArray[np.bool_]:
     if values.dtype.kind not in "biufU":
         raise UserError(f"{where} holds {values.dtype}; labels must be whole numbers or texts")
     there = told(values)
     absent = np.flatnonzero(~there)
     if len(absent) and not rule.skip_unlabelled:
         raise UserError(
-            f"{where}: {len(absent):,} of {len(values):,} rows have no label, the first is row {absent[0]}; "
+            f"{where}: {len(absent):,} of {len(values):,} rows have no label, the first is {place(int(absent[0]))}; "
             "label or remove them, or add --skip-unlabelled to leave them out"
         )
     if len(absent):
@@ -118,15 +126,17 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any] | None:
         return None
 
 
-def _refuse_fractions(where: str, values: NDArray[Any] | None, there: NDArray[np.bool_]) -> None:
+def _refuse_fractions(
+    where: str, values: NDArray[Any] | None, there: NDArray[np.bool_], place: Callable[[int], str]
+) -> None:
     if values is None or values.dtype.kind != "f":
         return
     odd = np.flatnonzero(~(np.abs(values) <= WHOLE) | (values != np.rint(values)))
     if len(odd):
         raise UserError(
-            f"{where}, row {np.flatnonzero(there)[odd[0]]}: {values[odd[0]]:g} is a number to be predicted, not a "
-            "class; store whole numbers or texts (of a continuous target, bins), or add --numbers-are-classes or, with "
-            "arrays, --targets regression"
+            f"{where}, {place(int(np.flatnonzero(there)[odd[0]]))}: {values[odd[0]]:g} is a number to be predicted, "
+            "not a class; store whole numbers or texts (of a continuous target, bins), or add --numbers-are-classes "
+            "or, with arrays and parquet, --targets regression"
         )
 
 

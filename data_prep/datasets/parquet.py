@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.arrays import token_names, with_targets
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.columns import ColumnFiles, blocks, column_files
+from data_prep.datasets.columns import ColumnFiles, blocks, column_files, listed
 from data_prep.datasets.files import Names, Scratch, compact, hold_out
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.normalisation import measured
-from data_prep.datasets.parquet_features import Images, Kind, Numbers, Rows, Texts, Tokens
+from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Rows, Texts, Tokens
 from data_prep.datasets.parquet_targets import Targets
 from data_prep.datasets.texts import text_data_set
 from data_prep.raw import RawDataset
@@ -61,18 +61,21 @@ class _Table:
     labels: list[Any] = field(default_factory=list)
     users: list[int] = field(default_factory=list)
     names: Names = field(default_factory=Names)
+    places: Places = field(default_factory=Places)
 
     def wrong(self, labels: list[Any]) -> str | None:
         """Why a row has no targets; None where it has."""
         return None if self.targets is None else self.targets.wrong(labels)
 
-    def add(self, labels: list[Any], user: Any) -> None:
-        """Append a row."""
+    def add(self, labels: list[Any], user: Any, row: int) -> None:
+        """Append a row, which is the one of that number in the file that `places` has last."""
         if self.targets is None:
             self.labels.append(labels[0])
         else:
             self.targets.add(labels)
-        self.users.append(-1 if user is None else self.names.code(str(user)))
+        nobody = user is None or user != user or not str(user).strip()
+        self.users.append(-1 if nobody else self.names.code(str(user)))
+        self.places.add(row)
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -85,6 +88,8 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """
     files = column_files(raw, tally)
     roles = _roles(raw, files, options)
+    if options.features is None and (left := _left_out(files, roles)):
+        tally.note(f"columns that no sample can be made of are left out: {left}")
     if roles.kind == "text" and options.length == EVERY_TOKEN:
         options = replace(options, length=ReadOptions.length)
     names = files.class_names.get(roles.labels[0], ())
@@ -103,7 +108,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         labels, names = _labels(raw, files, roles, table, options, tally)
         told = labels >= 0
     else:
-        kind, y, told = table.targets.result(raw, options, tally)
+        kind, y, told = table.targets.result(raw, options, tally, table.places)
         labels, content = np.zeros(len(everyone), np.int64), {"y": y, "target_names": np.array(names or roles.labels)}
         if kind == "tokens" and roles.kind == "text":
             raise UserError(f"{raw}: targets that are tokens need samples that are: name lists of them with --features")
@@ -119,7 +124,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         texts = features.collected(table.users, table.names)
         data = text_data_set(PARQUET, texts, labels, names, (train, test), options, tally)
         return data if table.targets is None else with_targets(data, kind, content, train, test)
-    x = features.reader(form) if isinstance(features, Images) else features.reader()
+    x = features.reader(form, table.places) if isinstance(features, Images) else features.reader()
     users, user_names = _users(table, train, tally)
     task, dtype = STORED[roles.kind]
     shape = form.shape if isinstance(features, Images) else features.shape
@@ -178,6 +183,8 @@ def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
             raise UserError(
                 f"{raw}: {name!r} is the label column, which no sample is made of; leave it out of --features"
             )
+    if len(set(wanted)) < len(wanted):
+        raise UserError(f"--features {','.join(wanted)} names a column twice; name each once")
     found = {kinds[name] for name in wanted}
     if len(found) != 1 or None in found or (found <= {"image", "tokens"} and len(wanted) > 1):
         chosen = ", ".join(f"{name}: {columns[name]}" for name in wanted) or told
@@ -190,20 +197,20 @@ def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
 
 def _valued(raw: Path, columns: dict[str, str], labels: tuple[str, ...], options: ReadOptions) -> bool:
     """Whether targets are no classes, from the types of their columns and what the user says."""
-    listed = [name for name in labels if "list<" in columns[name]]
+    lists = [name for name in labels if listed(columns[name])]
     numbers = all(_kind(columns[name], None) == "vector" for name in labels)
     types = ", ".join(f"{name}: {columns[name]}" for name in labels)
-    if (len(labels) > 1 or listed or options.targets not in (None, "classification")) and not numbers:
+    if (len(labels) > 1 or lists or options.targets not in (None, "classification")) and not numbers:
         raise UserError(f"{raw}: targets that are no classes are numbers, not {types}; name columns of numbers")
-    if len(labels) > 1 and listed:
+    if len(labels) > 1 and lists:
         raise UserError(f"{raw}: targets are some columns of numbers or one of lists, not {types}; name those")
-    if (len(labels) > 1 or listed) and options.targets == "classification":
+    if (len(labels) > 1 or lists) and options.targets == "classification":
         raise UserError(f"{raw}: {types} has several values a row, but a class is one; leave --targets out")
-    if options.targets == "tokens" and not listed:
+    if options.targets == "tokens" and not lists:
         raise UserError(f"{raw}: tokens are lists of whole numbers, not {types}; name the column of lists with --label")
-    if options.targets == "multilabel" and len(labels) == 1 and not listed:
+    if options.targets == "multilabel" and len(labels) == 1 and not lists:
         raise UserError(f"{raw}: labels that hold together are several columns, or a list, not {types}; name them all")
-    return bool(listed) or len(labels) > 1 or options.targets == "regression"
+    return bool(lists) or len(labels) > 1 or options.targets == "regression"
 
 
 def _kind(kind: str, task: str | None) -> Kind | None:
@@ -212,13 +219,18 @@ def _kind(kind: str, task: str | None) -> Kind | None:
         return "image" if task in (None, "image") else None
     if kind in ("string", "large_string", "string_view"):
         return "image" if task == "image" else "text" if task != "vector" else None
-    inner = kind.partition("<")[2].rpartition(">")[0].rpartition(": ")[2].removesuffix(" not null")
-    number = inner if kind.startswith(("list<", "large_list<", "fixed_size_list<")) else kind
+    number = listed(kind) or kind
     whole = number.startswith(("int", "uint"))
     if task == "text":
         return "tokens" if whole and number != kind else None
-    scalar = number in ("float", "double", "halffloat", "bool") or whole
+    scalar = number in ("float", "double", "halffloat", "bool") or whole or number.startswith("decimal")
     return "vector" if scalar and task != "image" else None
+
+
+def _left_out(files: ColumnFiles, roles: _Roles) -> str:
+    """Columns of no kind that samples are made of, with their types."""
+    unknown = {name: kind for name, kind in files.columns.items() if _kind(kind, None) is None}
+    return ", ".join(f"{name}: {kind}" for name, kind in unknown.items() if name not in roles.columns)
 
 
 def _features(raw: Path, roles: _Roles, options: ReadOptions) -> Features:
@@ -231,6 +243,7 @@ def _features(raw: Path, roles: _Roles, options: ReadOptions) -> Features:
 
 def _add_file(path: Path, roles: _Roles, features: Features, table: _Table, tally: Tally) -> None:
     row = 0
+    table.places.begin(path)
     for block in blocks(path, roles.columns):
         labels = zip(*(block[name] for name in roles.labels), strict=True)
         samples = zip(*(block[name] for name in roles.features), strict=True)
@@ -240,7 +253,7 @@ def _add_file(path: Path, roles: _Roles, features: Features, table: _Table, tall
             if why := table.wrong(list(label)):
                 tally.bad(where, why)
             elif features.add(list(values), where, tally):
-                table.add(list(label), user)
+                table.add(list(label), user, row)
             row += 1
 
 
@@ -252,15 +265,14 @@ def _labels(
     where, names = f"{raw}, column {label}", files.class_names.get(label)
     if any(not isinstance(value, str | int | float | None) for value in values):
         raise UserError(f"{where} holds {files.columns[label]}; labels must be whole numbers or texts")
-    if any(isinstance(value, str) for value in values):
+    if any(isinstance(value, str | bool) for value in values):
         column = np.array(["" if value is None else str(value) for value in values])
     elif any(value is None or isinstance(value, float) for value in values) or names:
         column = np.array([np.nan if value is None or (names and value < 0) else value for value in values], np.float64)
     else:
         column = np.array(values)
-    (labels,), found = classes_of(
-        [(where, column)], LabelRule(options.skip_unlabelled, options.numbers_are_classes), tally
-    )
+    rule = LabelRule(options.skip_unlabelled, options.numbers_are_classes)
+    (labels,), found = classes_of([(where, column)], rule, tally, table.places)
     if names is None:
         return labels, found
     given = np.array([int(name) for name in found])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +32,29 @@ def flat(values: list[Any]) -> list[Any]:
     found: list[Any] = []
     for value in values:
         found.extend(value if isinstance(value, list) else [value])
-    return found
+    return [float(value) if isinstance(value, Decimal) else value for value in found]
+
+
+class Places:
+    """In which row of which file every row is that is kept."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []
+        self._starts: list[int] = []
+        self._rows = array("q")
+
+    def begin(self, path: Path) -> None:
+        """The next rows are those of another file."""
+        self._files.append(path)
+        self._starts.append(len(self._rows))
+
+    def add(self, row: int) -> None:
+        """Append a row by its number in the file."""
+        self._rows.append(row)
+
+    def __call__(self, row: int) -> str:
+        """Where it is, in words."""
+        return f"{self._files[bisect_right(self._starts, row) - 1]}, row {self._rows[row]}"
 
 
 class Ragged:
@@ -64,11 +89,6 @@ class Ragged:
     def longest(self) -> int:
         """Values of the longest row."""
         return int(self.lengths.max(initial=0))
-
-    @property
-    def shortest(self) -> int:
-        """Values of the shortest row."""
-        return int(self.lengths.min(initial=self.longest))
 
     def values(self) -> NDArray[Any]:
         """The values of all rows, one behind another."""
@@ -227,13 +247,15 @@ class Images:
 
     def _path(self, named: str, where: str) -> Path:
         """The file of a name; the folder, which is no file, where the name leads out of it or no file can have it."""
-        beside = Path(where.rpartition(", row ")[0]).parent / named
+        folder, beside = os.path.abspath(self._folder), Path(where.rpartition(", row ")[0]).parent
         try:
-            path = beside if beside.is_file() else self._folder / named
-            inside = path.is_relative_to(self._folder) and ".." not in path.relative_to(self._folder).parts
-            return path if inside and path.is_file() else self._folder
+            for start in (beside, self._folder):
+                path = Path(os.path.abspath(start / named))
+                if path.is_relative_to(folder) and path.is_file():
+                    return path
         except (OSError, ValueError):
-            return self._folder
+            pass
+        return self._folder
 
     def found(self) -> Found:
         """Their sizes, and whether all are grey."""
@@ -243,8 +265,8 @@ class Images:
         """Which have the size of a form, or are resized to it."""
         return np.array([form.resize or size == (form.width, form.height) for size in self._sizes], bool)
 
-    def reader(self, form: ImageForm) -> Any:
-        """A function from rows to their images of a form, uint8 (r, C, H, W)."""
+    def reader(self, form: ImageForm, where: Callable[[int], str]) -> Any:
+        """A function from rows to their images of a form, uint8 (r, C, H, W); `where` says where a row is."""
 
         def read(rows: Rows) -> NDArray[np.uint8]:
             out = np.empty((len(rows), *form.shape), np.uint8)
@@ -254,8 +276,9 @@ class Images:
                 try:
                     out[place] = decode(source, form)
                 except Exception as error:  # decoders raise errors of many kinds
-                    named = source if isinstance(source, Path) else f"an image of {self._folder}"
-                    raise UserError(f"{named} cannot be decoded ({raised(error)}); remove it and run again") from error
+                    raise UserError(
+                        f"{where(row)}: the image cannot be decoded ({raised(error)}); remove it and run again"
+                    ) from error
             return out
 
         return read

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.labels import UNLABELLED
-from data_prep.datasets.parquet_features import Ragged, flat
+from data_prep.datasets.columns import listed
+from data_prep.datasets.labels import UNLABELLED, WHOLE
+from data_prep.datasets.parquet_features import Places, Ragged, flat
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
 from fedmpi.data.targets import kept_targets
@@ -37,7 +38,7 @@ class Targets:
 
     def __init__(self, columns: dict[str, str], said: str | None, names: tuple[str, ...]) -> None:
         self._columns, self._said, self.names = columns, said, names
-        self._listed = len(columns) == 1 and "list<" in next(iter(columns.values()))
+        self._inner = listed(next(iter(columns.values()))) if len(columns) == 1 else None
         self._rows = Ragged(np.float64)
         self._there = array("b")
         self._width: int | None = None
@@ -45,7 +46,7 @@ class Targets:
     @property
     def _whole(self) -> bool:
         """Whether a list holds whole numbers."""
-        return self._listed and "int" in next(iter(self._columns.values()))
+        return self._inner is not None and self._inner.startswith(("int", "uint"))
 
     def wrong(self, values: list[Any]) -> str | None:
         """Why the values of a row are no targets; None where they are, or where there are none."""
@@ -71,8 +72,10 @@ class Targets:
             return None
         return numbers if numbers or self._whole and values != [None] else None
 
-    def result(self, raw: Path, options: ReadOptions, tally: Tally) -> tuple[str, NDArray[Any], NDArray[np.bool_]]:
-        """What they are, the targets of all rows (n, …), and which rows have one.
+    def result(
+        self, raw: Path, options: ReadOptions, tally: Tally, place: Places
+    ) -> tuple[str, NDArray[Any], NDArray[np.bool_]]:
+        """What they are, the targets of all rows (n, …), and which rows have one; `place` says where a row is.
 
         Raises
         ------
@@ -83,25 +86,36 @@ class Targets:
         if missing := int((~there).sum()):
             if not options.skip_unlabelled:
                 raise UserError(
-                    f"{where}: {missing:,} of {len(there):,} rows lack a target, the first is row "
-                    f"{int(there.argmin())}; give or remove them, or add --skip-unlabelled to leave them out"
+                    f"{where}: {missing:,} of {len(there):,} rows lack a target, the first is "
+                    f"{place(int(there.argmin()))}; give or remove them, or add --skip-unlabelled to leave them out"
                 )
             tally.drop(UNLABELLED, missing)
+        if not there.any():
+            raise UserError(f"{where}: no row has a target; name the column of targets with --label")
         kind = self._kind()
+        largest = float(np.abs(self._rows.values()).max(initial=0))
+        if kind != "regression" and self._whole and largest > WHOLE:
+            raise UserError(f"{where} holds a number of size {largest:.3g}; {kind} numbers begin at 0, without gaps")
         y: NDArray[Any]
         if self._whole and kind == "tokens":
             y = self._tokens(options.length)
         elif self._whole and kind == "multilabel" and not self._is_flags():
             y = self._flags(where)
         else:
-            if self._whole and self._rows.longest != self._rows.shortest:
+            lengths = self._lengths
+            if lengths.min() != lengths.max():
                 raise UserError(
-                    f"{where}: lists of {self._rows.shortest} to {self._rows.longest} numbers; a {kind} needs as many "
-                    "in every row"
+                    f"{where}: lists of {lengths.min()} to {lengths.max()} numbers; a {kind} needs as many in every row"
                 )
             y = self._rows.padded(self._rows.longest, 0.0)
-            y = y[:, 0] if not self._listed and len(self._columns) == 1 else y
+            y = y[:, 0] if self._inner is None and len(self._columns) == 1 else y
         return kind, kept_targets(where, y, kind), there
+
+    @property
+    def _lengths(self) -> NDArray[np.int64]:
+        """Numbers of each row that has a target."""
+        lengths: NDArray[np.int64] = self._rows.lengths[np.array(self._there, bool)]
+        return lengths
 
     def _kind(self) -> str:
         if self._said is not None:
@@ -111,9 +125,9 @@ class Targets:
         return "multilabel" if self._is_flags() else "regression"
 
     def _is_flags(self) -> bool:
-        """Whether every row holds as many zeros and ones."""
-        values = self._rows.values()
-        return not self.names and self._rows.longest == self._rows.shortest and bool(np.isin(values, (0, 1)).all())
+        """Whether every row that has a target holds as many zeros and ones."""
+        lengths = self._lengths
+        return not self.names and bool(lengths.min() == lengths.max() and np.isin(self._rows.values(), (0, 1)).all())
 
     def _tokens(self, length: int) -> NDArray[Any]:
         """The first L of each row (n, L), -1 where nothing counts."""

@@ -68,11 +68,12 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     for number, file in enumerate(STACK_OVERFLOW_FILES):
         path = require(raw, (file,), TAGS.files)
         for name, arrays in tff_clients(path, ("tokens", "title", "tags"), options.users, options.per_user):
-            columns = (texts(arrays[column]) for column in ("tokens", "title", "tags"))
+            where = f"{path}, client {name}"
+            columns = (texts(arrays[column], where) for column in ("tokens", "title", "tags"))
             for row, (sentence, title, tagged) in enumerate(zip(*columns, strict=True)):
                 words = [*sentence.split(), *title.split()]
                 if not words:
-                    tally.bad(f"{path}, client {name}, record {row}", "neither sentence nor title has a word")
+                    tally.bad(f"{where}, record {row}", "neither sentence nor title has a word")
                     continue
                 cut += len(words) > options.length
                 found.add_words(words, 0, name)

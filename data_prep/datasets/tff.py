@@ -76,14 +76,14 @@ def _array(group: h5py.Group, field: str, per_user: int | None) -> NDArray[Any]:
     return array
 
 
-def texts(values: NDArray[Any]) -> list[str]:
+def texts(values: NDArray[Any], where: str) -> list[str]:
     """Stored strings, one a row, as texts; bytes that are no UTF-8 as replacement characters.
 
     Raises
     ------
     UserError
-        They are no strings.
+        They are no strings; `where` they are, in words.
     """
     if values.ndim != 1 or not all(isinstance(value, bytes | str) for value in values.tolist()):
-        raise UserError(f"a TFF file of texts holds {values.dtype} {values.shape} where texts belong; fetch it again")
+        raise UserError(f"{where} holds {values.dtype} {values.shape} where texts belong; fetch the file again")
     return [value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]

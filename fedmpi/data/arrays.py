@@ -125,7 +125,7 @@ class ClientArrays:
         self.name = name
         x, y = _features("x", x, task), _array(y)
         self.targets = targets_like(y, targets)
-        y = kept_targets("y", y, self.targets)
+        y = kept_targets(f"{NAME}: y", y, self.targets)
         owner, names = _owners(owner)
         _check_length("y", y, "x", x)
         _check_length("owner", owner, "x", x)
@@ -410,7 +410,7 @@ def _pair(
     """The features and targets of another part, of the shape of the training samples' ones."""
     if not _is_tuple(given, (2,)):
         raise UserError(f"{NAME}: {what} must be a pair of features and labels")
-    x, y = _features(f"{what}'s x", given[0], task), kept_targets(f"{what}'s y", _array(given[1]), kind)
+    x, y = _features(f"{what}'s x", given[0], task), kept_targets(f"{NAME}: {what}'s y", _array(given[1]), kind)
     _check_length(f"{what}'s y", y, f"{what}'s x", x)
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
         raise UserError(

@@ -69,35 +69,33 @@ def targets_like(y: AnyArray, said: str | None) -> str:
 
 
 def kept_targets(what: str, y: AnyArray, targets: str) -> AnyArray:
-    """Targets as they are kept: int64 of classes and tokens, float32 of labels and numbers."""
+    """Targets as they are kept: int64 of classes and tokens, float32 of labels and numbers; `what` is told of them."""
     if targets == "classification":
         return _classes_of(what, y)
     if targets in ("tokens", "multilabel") and y.ndim != 2:
-        raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; {targets} have a row of values for each sample")
+        raise UserError(f"{what} is {y.dtype} {y.shape}; {targets} have a row of values for each sample")
     if y.dtype.kind not in ("ui" if targets == "tokens" else "buif"):
-        raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; tokens are whole numbers, -1 where none counts")
+        raise UserError(f"{what} is {y.dtype} {y.shape}; tokens are whole numbers, -1 where none counts")
     if y.ndim < 1 or not math.prod(y.shape[1:]):
-        raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}: a sample has no target")
+        raise UserError(f"{what} is {y.dtype} {y.shape}: a sample has no target")
     if targets == "tokens":
         if len(y) and not IGNORED <= y.min() <= y.max() < MOST_CLASSES:
             wrong = y.min() if y.min() < IGNORED else y.max()
-            raise UserError(
-                f"{NAME}: {what} holds the token {wrong}: they are numbered from 0 on, -1 where none counts"
-            )
+            raise UserError(f"{what} holds the token {wrong}: they are numbered from 0 on, -1 where none counts")
         return np.ascontiguousarray(y, np.int64)
     with np.errstate(over="ignore"):
         y = np.ascontiguousarray(y, np.float32)
     if not np.isfinite(y).all():
-        raise UserError(f"{NAME}: {what} holds numbers that are not finite in 32 bits: take those samples out")
+        raise UserError(f"{what} holds numbers that are not finite in 32 bits: take those samples out")
     if targets == "multilabel" and len(y) and not 0 <= y.min() <= y.max() <= 1:
-        raise UserError(f"{NAME}: {what} holds a label that is neither 0 nor 1, nor between them")
+        raise UserError(f"{what} holds a label that is neither 0 nor 1, nor between them")
     return y
 
 
 def _classes_of(what: str, y: AnyArray) -> Ints:
     if y.ndim != 1 or (y.dtype.kind not in "bui" and len(y)):
-        raise UserError(f"{NAME}: {what} is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on")
+        raise UserError(f"{what} is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on")
     if len(y) and not 0 <= y.min() <= y.max() < MOST_CLASSES:
         wrong = y.min() if y.min() < 0 else y.max()
-        raise UserError(f"{NAME}: {what} holds the label {wrong}: classes are numbered from 0 on without gaps")
+        raise UserError(f"{what} holds the label {wrong}: classes are numbered from 0 on without gaps")
     return y.astype(np.int64)

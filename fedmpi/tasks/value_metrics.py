@@ -64,9 +64,9 @@ class RootMeanSquaredError:
 class Determination:
     """R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; of several numbers a sample, the mean over them.
 
-    A number that is the same in all samples has R² = 1 where it is always met, else 0. Σ y² − n ȳ² would lose the
-    spread of numbers far from 0: every batch gives its own mean and spread, which are joined by Chan, Golub and LeVeque
-    (1979), Eq 1.3. They are kept until the last, 24 D + 8 bytes a batch.
+    A number that is the same in all samples has R² = 1 where it is always met, else 0; NaN where an output is NaN.
+    Σ y² − n ȳ² would lose the spread of numbers far from 0: every batch gives its own mean and spread, which are joined
+    by Chan, Golub and LeVeque (1979), Eq 1.3. They are kept until the last, 24 D + 8 bytes a batch.
     """
 
     gathers = True
@@ -89,7 +89,7 @@ class Determination:
         from_first = sums["mean"] - sums["mean"][:1]
         beside = np.average(from_first, axis=0, weights=sums["samples"])
         spread = np.asarray(sums["spread"].sum(0) + sums["samples"] @ (from_first - beside) ** 2)
-        constant = np.where(left == 0, 1.0, 0.0)
+        constant = np.where(np.isnan(left), np.nan, left == 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return {"r2": float(np.mean(np.where(spread > 0, 1 - left / spread, constant)))}
 

@@ -134,6 +134,61 @@ def test_a_row_without_numbers_does_not_say_how_many_the_others_have(tmp_path: P
     assert tally.unreadable == 1 and "row 0" in tally.first
 
 
+def test_rows_of_another_length_are_counted_and_the_largest_float_is_kept(tmp_path: Path) -> None:
+    largest = float(np.finfo(np.float32).max)
+    held = [[1.0, -largest], [1.0], [largest, 2.0], [1.0, 1.001 * largest], *[[3.0, 4.0]] * 7]
+    pq.write_table(table({"x": held, "label": [0] * 11}), tmp_path / "train.parquet")
+    pq.write_table(table({"x": [[5.0, 6.0]], "label": [0]}), tmp_path / "test.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.read(np.arange(2)).tolist() == [[1.0, -largest], [largest, 2.0]] and len(raw.labels) == 9
+    assert tally.unreadable == 2 and tally.first.endswith("row 1: 1 numbers where the first row has 2")
+
+
+def test_dictionaries_are_what_they_stand_for(tmp_path: Path) -> None:
+    """As pandas writes its categories; parts whose dictionaries differ, or are none, belong together."""
+    said = pa.array(["good day", "bad day"] * 5)
+    coded = said.dictionary_encode()
+    for part, values in enumerate((coded, said, coded.cast(pa.dictionary(pa.int8(), pa.string())))):
+        columns = {"t": values, "label": pa.array([0, 1] * 5).dictionary_encode(), "user": values}
+        pq.write_table(table(columns), tmp_path / f"train-{part}.parquet")
+    raw = read(tmp_path, length=3)
+    assert raw.task == "text" and set(raw.vocabulary[2:]) == {"good", "bad", "day"} and raw.classes == 2
+    assert raw.user_names is not None and set(raw.user_names) == {"good day", "bad day"}
+
+
+def test_columns_of_no_known_kind_are_left_out_and_named(tmp_path: Path) -> None:
+    columns = {"x": [1.0] * 10, "boxes": [[[1, 2]]] * 10, "parts": [[{"a": 1}]] * 10, "label": [0, 1] * 5}
+    pq.write_table(table(columns), tmp_path / "t.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.feature_names == ("x",) and len(raw.labels) == 8 and not tally.unreadable
+    assert len(tally.notes) == 1 and "are left out: boxes: list<" in tally.notes[0] and "parts: " in tally.notes[0]
+
+
+def test_parts_that_name_their_classes_otherwise_are_refused(tmp_path: Path) -> None:
+    for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
+        pq.write_table(table({"x": [1.0, 2.0], "label": [0, 1]}, names), tmp_path / f"{part}.parquet")
+    with pytest.raises(UserError, match="test.parquet names the classes of column 'label' otherwise than .*train"):
+        read(tmp_path)
+    pq.write_table(table({"x": [1.0, 2.0], "label": [0, 1]}), tmp_path / "test.parquet")
+    assert read(tmp_path).class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("nobody", [None, "", float("nan")])
+def test_rows_without_a_user_are_told(tmp_path: Path, nobody: Any) -> None:
+    users = [nobody, *([1.0] if isinstance(nobody, float) else ["Nan"]) * 9]
+    pq.write_table(table({"x": [1.0] * 10, "label": [0] * 10, "user": users}), tmp_path / "train.parquet")
+    pq.write_table(table({"x": [1.0], "label": [0], "user": users[1:2]}), tmp_path / "test.parquet")
+    raw = read(tmp_path, tally := Tally())
+    assert raw.users is None and "1 of 10 training rows name no user" in tally.notes[0]
+
+
+@pytest.mark.parametrize("missing", [[], [None]])
+def test_truth_values_are_classes_by_their_names(tmp_path: Path, missing: list[None]) -> None:
+    held = [True, False] * 5 + missing
+    pq.write_table(table({"x": [1.0] * len(held), "label": held}), tmp_path / "t.parquet")
+    assert read(tmp_path, skip_unlabelled=True).class_names == ("False", "True")
+
+
 def test_rows_without_a_label_are_refused_or_left_out(tmp_path: Path) -> None:
     columns = {"x": [float(row) for row in range(20)], "label": [-1, None, *([0, 1] * 9)]}
     pq.write_table(table(columns, ["no", "yes"]), tmp_path / "t.parquet")
@@ -162,6 +217,7 @@ def test_a_validation_part_tests_where_there_is_no_test_part(tmp_path: Path) -> 
         ({"x": [1.0], "label": [0]}, ["--user", "who"], "has no column 'who'"),
         ({"x": [1.0], "label": [0]}, ["--features", "y"], "has no column 'y'"),
         ({"x": [1.0], "label": [0]}, ["--features", "x,label"], "'label' is the label column"),
+        ({"x": [1.0], "label": [0]}, ["--features", "x,x"], "--features x,x names a column twice"),
         ({"x": [1.0], "t": ["a"], "label": [0]}, ["--features", "x,t"], "name them with --features"),
         ({"x": [{"a": 1}], "label": [0]}, [], "name them with --features"),
         ({"x": [1.0], "label": [{"a": 0}]}, [], "labels must be whole numbers or texts"),

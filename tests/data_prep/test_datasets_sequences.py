@@ -232,6 +232,29 @@ def test_sentences_without_a_tag_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert main(words) == 2 and "no training sentence has a tag" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        ("tags", ["c"], "a field has more samples than another"),
+        ("title", [1.0, 2.0], "stackoverflow_train.h5, client 7 holds float64 (2,) where texts belong"),
+        ("tokens", [[b"a"], [b"b"]], "client 7 holds object (2, 1) where texts belong"),
+    ],
+)
+def test_fields_that_are_no_texts_of_each_sentence_are_refused(
+    tmp_path: Path, field: str, values: list[Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "test"):
+        tagged(tmp_path / f"stackoverflow_{part}.h5", {"7": [("a", "b", "c"), ("d", "e", "f")]})
+    with h5py.File(tmp_path / "stackoverflow_train.h5", "a") as file:
+        kind = None if isinstance(values[0], float) else h5py.string_dtype()
+        del file["examples/7"][field]
+        file["examples/7"].create_dataset(field, data=values, dtype=kind)
+    words = ["stackoverflow-tags", "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
 def test_a_tag_that_a_sentence_names_twice_counts_once(tmp_path: Path) -> None:
     for part in ("train", "test"):
         tagged(tmp_path / f"stackoverflow_{part}.h5", {"7": [("a", "", "x|x|x"), ("b", "", "y"), ("c", "", "y")]})

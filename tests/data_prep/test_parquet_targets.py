@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,48 @@ def test_lists_of_the_labels_that_are_there_become_zeros_and_ones(tmp_path: Path
     assert raw.refit is not None and raw.refit(np.arange(3)).targets == "multilabel"  # as a validation part makes it
 
 
+@pytest.mark.parametrize("said", ["multilabel", "regression"])
+def test_a_list_that_is_missing_leaves_those_of_the_others_what_they_are(tmp_path: Path, said: str) -> None:
+    held = [[0, 1], [1, 1], None] * 6
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=18), "label": pa.array(held, pa.list_(pa.int64()))})
+    raw = read(tmp_path, targets=said, skip_unlabelled=True)
+    assert (raw.targets, raw.target_shape) == (said, (2,))
+    train, test = hold_out(18)
+    for rows, found in ((train, raw.targets_of(np.arange(len(raw.labels)))), (test, raw.test_y)):
+        np.testing.assert_array_equal(found, [held[row] for row in rows if held[row]])
+
+
+def test_a_label_that_is_missing_leaves_columns_of_zeros_and_ones_labels(tmp_path: Path) -> None:
+    columns = {"x": RNG.normal(size=18), "rain": [True, False, None] * 6, "wind": [True] * 18}
+    write(tmp_path / "t.parquet", columns)
+    raw = read(tmp_path, label="rain,wind", skip_unlabelled=True)
+    assert (raw.targets, raw.class_names) == ("multilabel", ("rain", "wind"))
+
+
+def test_numbers_of_a_list_named_like_whole_ones_and_decimals_are_predicted(tmp_path: Path) -> None:
+    held = pa.array([[0.5, 1.5]] * ROWS, pa.list_(pa.field("point", pa.float64())))
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "label": held})
+    raw = read(tmp_path)
+    assert raw.targets == "regression" and raw.test_y.tolist() == [[0.5, 1.5]] * 4
+    money = pa.array([2] * ROWS, pa.decimal128(5, 2))
+    write(tmp_path / "t.parquet", {"x": money, "label": money})
+    raw = read(tmp_path, targets="regression")
+    assert raw.test_x.tolist() == [[2.0]] * 4 and raw.test_y.tolist() == [2.0] * 4
+
+
+def test_a_target_that_is_missing_is_named_by_its_file_and_row(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", {"x": [1.0, float("nan"), 2.0], "a": [1.0, 2.0, 3.0]})
+    write(tmp_path / "train-1.parquet", {"x": pa.array([], pa.float64()), "a": pa.array([], pa.float64())})
+    write(tmp_path / "train-2.parquet", {"x": [float("nan"), 1.0, 2.0], "a": [1.0, 2.0, None]})
+    with pytest.raises(UserError, match=r"1 of 4 rows lack a target, the first is \S+/train-2.parquet, row 2;"):
+        read(tmp_path, label="a", targets="regression")
+    with pytest.raises(UserError, match=r"1 of 4 rows have no label, the first is \S+/train-2.parquet, row 2;"):
+        read(tmp_path, label="a")
+    write(tmp_path / "train-2.parquet", {"x": [float("nan"), 1.0, 2.0], "a": [1.0, 2.0, 0.5]})
+    with pytest.raises(UserError, match=r"/train-2.parquet, row 2: 0.5 is a number to be predicted"):
+        read(tmp_path, label="a")
+
+
 def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tmp_path: Path) -> None:
     x = [list(range(1, 2 + row % 4)) for row in range(ROWS)]
     y = [[*row[1:], -100] for row in x]
@@ -100,11 +143,47 @@ def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tm
 def test_rows_of_other_targets_are_left_out_and_rows_without_refused(tmp_path: Path) -> None:
     y = [[1.0, 2.5], [3.0], None, [4.0, float("nan")], *[[0.0, 1.0]] * 16]
     write(tmp_path / "t.parquet", {"x": RNG.normal(size=ROWS), "label": y})
-    with pytest.raises(UserError, match="2 of 19 rows lack a target, the first is row 1"):
+    with pytest.raises(UserError, match=r"2 of 19 rows lack a target, the first is \S+/t.parquet, row 2;"):
         read(tmp_path)
     raw = read(tmp_path, tally := Tally(), skip_unlabelled=True)
     assert tally.unreadable == 1 and "1 targets where the first row has 2" in tally.first
     assert len(raw.labels) + len(raw.test_y) == 17 and raw.target_shape == (2,)
+
+
+def test_paths_of_images_below_a_relative_folder_may_be_absolute_or_lead_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("data", "pictures"):
+        (tmp_path / folder).mkdir()
+    for row in range(10):
+        Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "pictures" / f"{row}.png")
+    held = [f"{str(tmp_path) if row % 2 else '..'}/pictures/{row}.png" for row in range(10)]
+    write(tmp_path / "data" / "t.parquet", {"image": held, "label": [0, 1] * 5})
+    monkeypatch.chdir(tmp_path)
+    raw = read(Path("."), task="image")
+    train, test = hold_out(10)
+    assert raw.read(np.arange(8))[:, 0, 0, 0].tolist() == (20 * train).tolist()
+    assert raw.test_x[:, 0, 0, 0].tolist() == (20 * test).tolist()
+
+
+def test_images_that_are_none_are_counted_and_one_that_breaks_later_named(tmp_path: Path) -> None:
+    Image.new("L", (2, 2)).save(tmp_path / "good.png")
+    good = (tmp_path / "good.png").read_bytes()
+    place = good.index(b"IDAT")
+    size = int.from_bytes(good[place - 4 : place], "big")
+    broken = b"IDAT" + b"\xff" * size  # a PNG is checked by its checksums, without being decoded
+    odd = good[:place] + broken + zlib.crc32(broken).to_bytes(4, "big") + good[place + 8 + size :]
+    held = [None, b"", b"no image", *[good] * 17]
+    write(tmp_path / "t.parquet", {"image": held, "label": [0, 1] * 10})
+    read(tmp_path, tally := Tally())
+    assert tally.unreadable == 3 and tally.first.endswith("row 0: neither the bytes nor the path of an image")
+    held[9] = odd
+    write(tmp_path / "t.parquet", {"image": held, "label": [0, 1] * 10})
+    with pytest.raises(UserError, match=r"t.parquet, row 9: the image cannot be decoded"):
+        read(tmp_path)
+    write(tmp_path / "t.parquet", {"image": [b"no image"] * 2, "label": [0, 1]})
+    with pytest.raises(UserError, match="row 0: not a readable image .of no known format.$"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["texts", "Hugging Face"])
@@ -140,8 +219,28 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
         ({"x": ["a"] * 9, "label": [[1, 2]] * 9}, [], "need samples that are"),
         ({"x": [1.0] * 9, "label": [[1, -5]] * 9}, [], "holds the token -5"),
         ({"x": [1.0] * 9, "label": [[1, -5]] * 9}, ["--targets", "multilabel"], "number them from 0 on"),
+        (
+            {"x": [1.0] * 9, "label": [[-1]] * 9},
+            ["--targets", "multilabel"],
+            "labels from -1 to -1 where there are none",
+        ),
+        (
+            {"x": [1.0] * 9, "label": [[1 << 62]] * 9},
+            ["--targets", "multilabel"],
+            "of size 4.61e+18; multilabel numbers",
+        ),
+        ({"x": [1.0] * 9, "label": [[1 << 62]] * 9}, [], "of size 4.61e+18; tokens numbers begin at 0"),
+        ({"x": [1.0] * 9, "label": [[1], []] + [None] * 7}, [], "7 of 9 rows lack a target"),
+        ({"x": [1.0] * 9, "label": [[None]] * 9}, ["--skip-unlabelled"], "targets that are no classes are numbers"),
+        ({"x": [1.0] * 9, "label": [[[1]]] * 9}, [], "labels must be whole numbers or texts"),
+        ({"x": [[0.5]] * 9, "label": [0] * 9}, ["--task", "text"], "name them with --features"),
         ({"x": [1.0] * 9, "label": [[1], [2, 3], [4]] * 3}, ["--targets", "regression"], "lists of 1 to 2 numbers"),
         ({"x": [1.0] * 9, "label": [0] * 9}, ["--task", "image"], "name them with --features"),
+        (
+            {"x": [1.0] * 9, "label": [[1.0, float("inf")]] * 9},
+            [],
+            ", column label holds numbers that are not finite",
+        ),
         ({"x": [[2**40]] * 9, "label": [0] * 9}, ["--task", "text"], "no token ids"),
     ],
 )
@@ -152,4 +251,4 @@ def test_targets_that_do_not_fit_are_refused(
     command = ["parquet", "--raw", str(tmp_path), "--partition", "iid", "--clients", "1", *words]
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    assert message in said and said.count("\n") == 1 and "ClientArrays" not in said

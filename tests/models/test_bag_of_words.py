@@ -23,3 +23,12 @@ def test_logits_are_those_of_a_dense_layer_on_the_shares_of_known_words() -> Non
     )  # id 1, any unknown word, counts and says nothing
     torch.testing.assert_close(model(tokens), expected, rtol=1e-12, atol=1e-12)
     assert model(tokens)[0].tolist() == [0.5, -1.0, 2.0]
+
+
+def test_weights_begin_by_glorot_normal_and_the_bias_at_zero() -> None:
+    """Standard deviation √(2 / (V + C)) of V = 600 words and C = 200 classes, 0.05."""
+    model = build("bag-of-words", {}, describe_texts(7, 602, 200), 0)
+    assert model.weight.shape == (600, 200) and not model.bias.any()
+    assert abs(model.weight.std().item() - 0.05) < 5e-4 and abs(model.weight.mean().item()) < 1e-3
+    inside = (model.weight.abs() < 0.05).double().mean().item()
+    assert abs(inside - 0.6827) < 0.01  # of a normal law; 0.577 of a uniform one

@@ -65,6 +65,11 @@ def test_a_number_that_no_sum_of_floats_holds_is_still_constant(rows: int):
     assert tallied("regression", ("r2",), targets + 0.2, targets, rows) == {"r2": 0.0}
 
 
+def test_outputs_that_are_no_numbers_explain_nothing_of_a_number_that_never_changes():
+    targets = np.full((10, 1), 4.0)
+    assert math.isnan(tallied("regression", ("r2",), np.full((10, 1), np.nan), targets)["r2"])
+
+
 def test_a_number_that_never_changes_is_explained_only_where_it_is_always_met():
     targets = np.full((10, 2), 4.0)
     met = tallied("regression", ("r2",), targets.copy(), targets)
