@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.columns import listed
 from data_prep.datasets.files import hold_out
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
@@ -158,10 +159,21 @@ def test_dictionaries_are_what_they_stand_for(tmp_path: Path) -> None:
 
 def test_columns_of_no_known_kind_are_left_out_and_named(tmp_path: Path) -> None:
     columns = {"x": [1.0] * 10, "boxes": [[[1, 2]]] * 10, "parts": [[{"a": 1}]] * 10, "label": [0, 1] * 5}
-    pq.write_table(table(columns), tmp_path / "t.parquet")
+    pq.write_table(table(columns | {"user": pa.array([1] * 10, pa.date32())}), tmp_path / "t.parquet")
     raw = read(tmp_path, tally := Tally())
     assert raw.feature_names == ("x",) and len(raw.labels) == 8 and not tally.unreadable
     assert len(tally.notes) == 1 and "are left out: boxes: list<" in tally.notes[0] and "parts: " in tally.notes[0]
+    assert "date32" not in tally.notes[0]  # which is the users' column
+    read(tmp_path, tally := Tally(), features=("x",))
+    assert not tally.notes
+
+
+def test_lists_are_told_by_their_types() -> None:
+    number = pa.field("item", pa.int64(), nullable=False)
+    for kind in (pa.list_(pa.int64()), pa.large_list(number), pa.list_(number, 3), pa.large_list(pa.int64())):
+        assert listed(str(kind)) == "int64", kind
+    for kind in (pa.int64(), pa.list_(pa.list_(pa.int64())), pa.struct({"a": pa.list_(pa.int64())}), pa.timestamp("s")):
+        assert listed(str(kind)) is None, kind
 
 
 def test_parts_that_name_their_classes_otherwise_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.data_prep.command import main
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 ROWS = 20
 RNG = np.random.default_rng(0)
+IDS = pa.list_(pa.int64())
 
 
 def read(folder: Path, tally: Tally | None = None, **options: Any) -> RawDataset:
@@ -84,7 +85,7 @@ def test_lists_of_the_labels_that_are_there_become_zeros_and_ones(tmp_path: Path
 @pytest.mark.parametrize("said", ["multilabel", "regression"])
 def test_a_list_that_is_missing_leaves_those_of_the_others_what_they_are(tmp_path: Path, said: str) -> None:
     held = [[0, 1], [1, 1], None] * 6
-    write(tmp_path / "t.parquet", {"x": RNG.normal(size=18), "label": pa.array(held, pa.list_(pa.int64()))})
+    write(tmp_path / "t.parquet", {"x": RNG.normal(size=18), "label": pa.array(held, IDS)})
     raw = read(tmp_path, targets=said, skip_unlabelled=True)
     assert (raw.targets, raw.target_shape) == (said, (2,))
     train, test = hold_out(18)
@@ -121,6 +122,11 @@ def test_a_target_that_is_missing_is_named_by_its_file_and_row(tmp_path: Path) -
     write(tmp_path / "train-2.parquet", {"x": [float("nan"), 1.0, 2.0], "a": [1.0, 2.0, 0.5]})
     with pytest.raises(UserError, match=r"/train-2.parquet, row 2: 0.5 is a number to be predicted"):
         read(tmp_path, label="a")
+    write(tmp_path / "train-2.parquet", {"x": [1.0, 1.0, 2.0], "a": [None, 0.5, 2.0]})
+    with pytest.raises(UserError, match=r"the first is \S+/train-2.parquet, row 0;"):
+        read(tmp_path, label="a")
+    with pytest.raises(UserError, match=r"/train-2.parquet, row 1: 0.5 is a number to be predicted"):
+        read(tmp_path, label="a", skip_unlabelled=True)
 
 
 def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tmp_path: Path) -> None:
@@ -157,7 +163,8 @@ def test_paths_of_images_below_a_relative_folder_may_be_absolute_or_lead_up(
         (tmp_path / folder).mkdir()
     for row in range(10):
         Image.fromarray(np.full((5, 4), 20 * row, np.uint8)).save(tmp_path / "pictures" / f"{row}.png")
-    held = [f"{str(tmp_path) if row % 2 else '..'}/pictures/{row}.png" for row in range(10)]
+    starts = (f"{tmp_path}/", "../", "")
+    held = [f"{starts[row % 3]}pictures/{row}.png" for row in range(10)]
     write(tmp_path / "data" / "t.parquet", {"image": held, "label": [0, 1] * 5})
     monkeypatch.chdir(tmp_path)
     raw = read(Path("."), task="image")
@@ -232,6 +239,7 @@ def test_images_named_by_their_paths_are_read_when_they_are_written(tmp_path: Pa
         ({"x": [1.0] * 9, "label": [[1 << 62]] * 9}, [], "of size 4.61e+18; tokens numbers begin at 0"),
         ({"x": [1.0] * 9, "label": [[1], []] + [None] * 7}, [], "7 of 9 rows lack a target"),
         ({"x": [1.0] * 9, "label": [[None]] * 9}, ["--skip-unlabelled"], "targets that are no classes are numbers"),
+        ({"x": [1.0] * 9, "label": pa.array([None] * 9, IDS)}, ["--skip-unlabelled"], "no row has a target"),
         ({"x": [1.0] * 9, "label": [[[1]]] * 9}, [], "labels must be whole numbers or texts"),
         ({"x": [[0.5]] * 9, "label": [0] * 9}, ["--task", "text"], "name them with --features"),
         ({"x": [1.0] * 9, "label": [[1], [2, 3], [4]] * 3}, ["--targets", "regression"], "lists of 1 to 2 numbers"),
