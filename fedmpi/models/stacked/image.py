@@ -6,6 +6,7 @@ gradient back is a sum of runs: both are library kernels (index_select, embeddin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -54,17 +55,20 @@ class Geometry:
     image : (channels, height, width)
         Of the input.
     kernel, stride, padding : (vertical, horizontal)
+    height : int or None
+        Of the output, from the top; None = as far as the image goes.
     """
 
     image: tuple[int, int, int]
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
+    height: int | None = None
 
     @cached_property
     def output(self) -> tuple[int, int]:
         """Height and width of the output."""
-        return self._along(0), self._along(1)
+        return self.height or self._along(0), self._along(1)
 
     def _along(self, axis: int) -> int:
         room = self.image[1 + axis] + 2 * self.padding[axis] - self.kernel[axis]
@@ -87,14 +91,21 @@ class Geometry:
         index = torch.arange(self.units).view(channels, height, width)
         index = torch.nn.functional.pad(index, (right, right, down, down), value=-1)
         windows = index.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1])
-        return windows.permute(0, 3, 4, 1, 2).reshape(-1)
+        return windows[:, : self.output[0]].permute(0, 3, 4, 1, 2).reshape(-1)
 
 
-class _Maps:
-    """The index vectors of a geometry for up to K clients, made once per device."""
+class Maps:
+    """The index vectors of a geometry for up to K clients, made once per device.
 
-    def __init__(self, geometry: Geometry):
-        self.geometry = geometry
+    Parameters
+    ----------
+    geometry : Geometry
+    zeros : int
+        Rows of zeros behind each client's patches.
+    """
+
+    def __init__(self, geometry: Geometry, zeros: int = 0):
+        self.geometry, self.zeros = geometry, zeros
         self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,6 +127,7 @@ class _Maps:
         counts = torch.bincount(index[inside], minlength=units)
         client = torch.arange(clients)[:, None]
         gather = torch.where(index >= 0, index + 1 + client * units, 0)
+        gather = torch.nn.functional.pad(gather, (0, self.zeros * math.prod(self.geometry.output)))
         all_members = members + client * index.numel()
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat(clients).cumsum(0)])
         return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()
@@ -133,8 +145,8 @@ class Convolution:
     bias: Slot | None
 
     @cached_property
-    def maps(self) -> _Maps:
-        return _Maps(self.geometry)
+    def maps(self) -> Maps:
+        return Maps(self.geometry)
 
     @property
     def values(self) -> int:
@@ -184,14 +196,14 @@ class _ConvolutionOp:
         folded = gradient
         if not self.first:
             torch.bmm(self.transposed, gradient, out=self.patch_gradient)
-            folded = _sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
+            folded = sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
         self.step.product(self.target, gradient, self.patches_transposed)
         if self.bias_target is not None:
             self.step.plain(self.bias_target, torch.sum(gradient, 2, keepdim=True, out=self.bias_gradient))
         return folded
 
 
-def _sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
+def sum_rows(rows: Tensor, members: Tensor, offsets: Tensor) -> Tensor:
     """out[i] = Σ rows[members[offsets[i]:offsets[i + 1]]]."""
     return embedding_bag(members, rows, offsets, mode="sum", include_last_offset=True)
 

@@ -1,0 +1,209 @@
+"""A convolution and the pooling of 2 × 2 values behind it as one layer, on columns (k, values, b).
+
+Neighbouring outputs of a row see almost the same values. So the two columns of a pooling window are made by filters of
+their own, which lie beside the others and see one stride more of the image: patches are half as many, a product is as
+wide as a processor likes it, rows and columns that no window reads are never made, and pooling is a few passes over
+whole runs of memory. A largest value keeps its place when ReLU or the bias follows instead of going before, where
+there is a quarter of the values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedmpi.models.stacked.base import Layer, Op, Place, Slot
+from fedmpi.models.stacked.dense import ReLU, Squash
+from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, sum_rows
+
+BLOCK = 8
+"""Patches have a multiple of so many values: the product of the weights' gradient takes up to half as long again with
+63 as with 64."""
+PAIR = (2, 2)
+
+
+@dataclass(frozen=True)
+class PooledConvolution:
+    """nn.Conv2d and nn.MaxPool2d(2), or nn.AvgPool2d(2) with ReLU between the two or not.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        Of the convolution alone.
+    filters : int
+    weight, bias : Slot
+    largest : bool
+        Whether the largest value of four is taken, else their mean.
+    cut : bool
+        Whether ReLU goes before the mean.
+    """
+
+    trained: ClassVar[bool] = True
+
+    geometry: Geometry
+    filters: int
+    weight: Slot
+    bias: Slot | None
+    largest: bool
+    cut: bool = False
+
+    @cached_property
+    def pairs(self) -> Geometry:
+        """What two neighbouring outputs see, in the rows that are pooled."""
+        one = self.geometry
+        kernel, stride = (one.kernel[0], one.kernel[1] + one.stride[1]), (one.stride[0], 2 * one.stride[1])
+        return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2)
+
+    @cached_property
+    def maps(self) -> Maps:
+        return Maps(self.pairs, self.zeros)
+
+    @property
+    def zeros(self) -> int:
+        """Rows that fill patches up to a multiple of BLOCK."""
+        return -self.pairs.patch % BLOCK
+
+    @property
+    def values(self) -> int:
+        patches, size = 2 * self.pairs.patch + self.zeros, math.prod(self.pairs.output)
+        return self.geometry.units + (patches + (7 * self.filters + 1) // 2) * size
+
+    def bind(self, place: Place, x: Tensor) -> Op:
+        return _PooledOp(self, place, x)
+
+
+class _PooledOp:
+    def __init__(self, layer: PooledConvolution, place: Place, x: Tensor):
+        pairs, parameters, clients, rows = layer.pairs, place.parameters, place.clients, place.rows
+        (height, width), (channels, *_), (down, right) = pairs.output, pairs.image, layer.geometry.kernel
+        across, filters, run = layer.geometry.stride[1], layer.filters, width * rows
+        self.step, self.first, self.largest, self.cut = parameters.step, place.first, layer.largest, layer.cut
+        self.bias = self.bias_target = None
+        if layer.bias is not None:
+            self.bias = parameters.value(layer.bias, filters, 1)
+            self.bias_target = parameters.target(layer.bias, filters, 1)
+
+        shape = filters, channels, down, right
+        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
+        beside = place.take("beside", clients, 2, filters, channels, down, right + across)  # zero where none is written
+        self.both = beside.view(clients, 2 * filters, pairs.patch)
+        self.transposed = self.both.transpose(1, 2)
+        self.of_both = place.take("of_beside", clients, 2 * filters, pairs.patch + layer.zeros)
+        spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
+        spread = torch.unflatten(spread, 3, beside.shape[3:])
+        self.parts = [beside[:, side, ..., side * across : side * across + right] for side in (0, 1)]
+        self.of_parts = [spread[:, side, ..., side * across : side * across + right] for side in (0, 1)]
+
+        self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
+        self.guarded = x.as_strided((1 + clients * pairs.units, rows), (rows, 1), x.storage_offset() - rows)
+        self.zero_row = self.guarded[0] if any(pairs.padding) or layer.zeros else None
+        filled = place.take("patches", clients, pairs.patch + layer.zeros, height * run)
+        self.patch_rows, self.patches = filled.view(-1, rows), filled[:, : pairs.patch]
+        self.filled_transposed = filled.transpose(1, 2)
+        self.input_shape = (clients, pairs.units, rows)
+        if not place.first:
+            self.patch_gradient = place.scratch(clients, pairs.patch, height * run)
+            self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
+
+        self.product = place.take("product", clients, 2 * filters, height * run)
+        sides = self.product.view(clients, 2, filters, height // 2, 2, run)
+        self.sides, self.left, self.right = sides, sides[:, 0], sides[:, 1]
+        self.by_filter = self.product.view(clients, 2, filters, height * run)
+        self.row = place.take("row", clients, filters, height // 2, 2, run)
+        self.upper, self.lower = self.row[:, :, :, 0], self.row[:, :, :, 1]
+        self.output = place.take("output", clients, filters * (height // 2) * width, rows, guard=rows)
+        self.pooled, self.pooled_shape = self.output.view(self.upper.shape), self.upper.shape
+        self.pooled_filters = self.output.view(clients, filters, -1)
+
+    def forward(self) -> None:
+        if self.zero_row is not None:
+            self.zero_row.zero_()
+        for part in self.parts:
+            part.copy_(self.weight)
+        torch.index_select(self.guarded, 0, self.gather, out=self.patch_rows)
+        torch.bmm(self.both, self.patches, out=self.product)
+        if self.largest:
+            torch.maximum(self.left, self.right, out=self.row)
+            torch.maximum(self.upper, self.lower, out=self.pooled)
+            if self.bias is not None:
+                self.pooled_filters.add_(self.bias)
+            return
+        if self.bias is not None:
+            self.by_filter.add_(self.bias.unsqueeze(1))
+        if self.cut:
+            self.product.relu_()
+        torch.add(self.left, self.right, out=self.row)
+        torch.add(self.upper, self.lower, out=self.pooled).mul_(0.25)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        of_pooled = gradient.view(self.pooled_shape)
+        of_bias = self._of_largest(of_pooled) if self.largest else self._of_mean(of_pooled)
+        folded = gradient
+        if not self.first:
+            torch.bmm(self.transposed, self.product, out=self.patch_gradient)
+            folded = sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
+        torch.bmm(self.product, self.filled_transposed, out=self.of_both)
+        torch.add(*self.of_parts, out=self.of_parts[0])
+        self.step.plain(self.target, self.of_parts[0])
+        if self.bias_target is not None:
+            self.step.plain(self.bias_target, of_bias)
+        return folded
+
+    def _of_largest(self, gradient: Tensor) -> Tensor:
+        """Turn `product` into its gradient: that of a window goes to the first of its largest values, row by row."""
+        to_the_larger(gradient, self.upper, self.lower)
+        to_the_larger(self.row, self.left, self.right)
+        return gradient.flatten(2).sum(2, keepdim=True)
+
+    def _of_mean(self, gradient: Tensor) -> Tensor:
+        of_each = gradient.mul_(0.25).unsqueeze(3).unsqueeze(1)
+        if self.cut:
+            torch.ops.aten.threshold_backward.grad_input(of_each, self.sides, 0, grad_input=self.sides)
+        else:
+            self.sides.copy_(of_each.expand_as(self.sides))
+        return self.by_filter.sum((1, 3)).unsqueeze(2)
+
+
+def to_the_larger(gradient: Tensor, first: Tensor, second: Tensor) -> None:
+    """Put the gradient of the larger of two values in that one's place, 0 in the other's; the first one's where they
+    are equal."""
+    torch.sub(second, first, out=second)
+    torch.ops.aten.threshold_backward.grad_input(gradient, second, 0, grad_input=second)
+    torch.sub(gradient, second, out=first)
+
+
+def with_pools(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """The layers with every convolution and the pooling behind it as one, where there is a form of both.
+
+    ReLU after a pooling keeps its outputs to know where it cut them, and a logistic layer writes over them: models
+    with one stay as they are.
+    """
+    given = list(layers)
+    if any(isinstance(layer, Squash) and layer.kind == "sigmoid" for layer in given):
+        return tuple(given)
+    joined: list[Layer] = []
+    while given:
+        layer = given.pop(0)
+        between = given[:1] if given and isinstance(given[0], ReLU) else []
+        pool = given[len(between)] if len(given) > len(between) else None
+        if not isinstance(layer, Convolution) or not isinstance(pool, MaxPool | MeanPool) or not _of_four(pool):
+            joined.append(layer)
+            continue
+        del given[: len(between) + 1]
+        shape = layer.geometry, layer.filters, layer.weight, layer.bias
+        if isinstance(pool, MaxPool):
+            joined += [PooledConvolution(*shape, largest=True), *between]
+        else:
+            joined.append(PooledConvolution(*shape, largest=False, cut=bool(between)))
+    return tuple(joined)
+
+
+def _of_four(pool: MaxPool | MeanPool) -> bool:
+    """Whether windows have 2 × 2 values, no two of them the same and no zeros around the image."""
+    return pool.kernel == pool.stride == PAIR and pool.padding == (0, 0)

@@ -1,0 +1,108 @@
+"""A convolution and the pooling behind it as one layer gives what the two give, to rounding."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.common.streams import Streams
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.stacked.image import Convolution, MaxPool
+from fedmpi.models.stacked.net import stacked
+from fedmpi.models.stacked.pooled import BLOCK, PooledConvolution, to_the_larger
+from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
+
+IMAGES = DataDescription((2, 13, 12), "float32", CLASSES, "image", 0, (), ())
+
+
+def network(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(2)
+    layers = tuple(deepcopy(layer) for layer in layers)
+    units = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *IMAGES.feature_shape)).shape[1]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(units, CLASSES))
+
+
+NETWORKS = {
+    "a row and a column that no window reads": [nn.Conv2d(2, 3, 2), nn.ReLU(), nn.MaxPool2d(2)],
+    "padding": [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)],
+    "strides": [nn.Conv2d(2, 3, (3, 2), stride=(2, 3), padding=(0, 1)), nn.MaxPool2d(2), nn.ReLU()],
+    "no bias": [nn.Conv2d(2, 4, 3, bias=False), nn.MaxPool2d(2), nn.Tanh()],
+    "two in a row": [
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Conv2d(3, 5, 2), nn.ReLU(), nn.MaxPool2d(2)
+    ],
+    "a mean": [nn.Conv2d(2, 3, 3, padding=1), nn.AvgPool2d(2), nn.Conv2d(3, 5, 2), nn.AvgPool2d(2)],
+    "a mean of what ReLU leaves": [
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(3, 5, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype, tolerance: float):
+    module = network(*NETWORKS[name])
+    net = stacked(module, IMAGES)
+    assert net is not None
+    assert sum(isinstance(layer, PooledConvolution) for layer in net.layers) == sum(
+        isinstance(layer, nn.Conv2d) for layer in module
+    )
+    model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 30)
+    source, rule = Source(IMAGES, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=7)
+    start = model.initial
+    by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), start, rule)
+    for chunk in (1, 4):
+        beside, _ = train(BatchedEngine(model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
+        assert relative_difference(beside - start, by_one - start) < 10 * tolerance
+        assert relative_difference(beside, by_one) < tolerance
+
+
+def test_the_first_of_equal_values_gets_the_gradient():
+    """All outputs of filters of zeros are the bias: which patch a filter learns from is a matter of order alone."""
+    module = network(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)).double()
+    with torch.no_grad():
+        module[0].weight.zero_()
+        module[0].bias.fill_(0.5)
+    model, sizes = FlatModel(module), np.array([6, 4])
+    source, rule = Source(IMAGES, sizes, torch.float64), LocalRule(lr=0.1, epochs=1, batch_size=None)
+    by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), model.initial, rule)
+    beside, _ = train(BatchedEngine(model, source, Streams(5)), tasks_for(sizes), model.initial, rule)
+    assert relative_difference(beside, by_one) < 1e-12
+
+
+def test_a_gradient_goes_to_the_larger_value():
+    first, second = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 2.0, -1.0])
+    to_the_larger(torch.tensor([10.0, 20.0, 30.0]), first, second)
+    assert first.tolist() == [0, 20, 30]
+    assert second.tolist() == [10, 0, 0]
+
+
+def test_only_rows_that_are_pooled_are_made_and_patches_fill_whole_blocks():
+    net = stacked(network(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 10
+    assert net is not None
+    layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
+    assert layer.pairs.output == (10, 5)
+    assert layer.pairs.patch == 2 * 3 * 4
+    assert (layer.pairs.patch + layer.zeros) % BLOCK == 0
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(3), nn.MaxPool2d(2, stride=1), nn.MaxPool2d((2, 1)), nn.MaxPool2d(2, padding=1)]
+)
+def test_other_windows_are_pooled_by_torch(pool: nn.Module):
+    net = stacked(network(nn.Conv2d(2, 3, 3), nn.ReLU(), pool), IMAGES)
+    assert net is not None
+    assert [type(layer) for layer in net.layers if isinstance(layer, Convolution | MaxPool)] == [Convolution, MaxPool]
+
+
+def test_a_logistic_layer_keeps_convolutions_and_pools_apart():
+    net = stacked(network(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Sigmoid()), IMAGES)
+    assert net is not None
+    assert not any(isinstance(layer, PooledConvolution) for layer in net.layers)
