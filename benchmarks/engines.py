@@ -34,6 +34,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.process.malloc import keep_freed_memory
 
 GREY = DataDescription((1, 28, 28), "float32", 10, "image", 0, (), ())
 COLOUR = DataDescription((3, 32, 32), "float32", 10, "image", 0, (), ())
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every rank does
     machine = measure_machine(trials=4)
     print(f"One core: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s\n")
     print(f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}")

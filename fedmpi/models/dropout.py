@@ -19,7 +19,9 @@ _HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).ast
 """The mask values that the eight bits of every byte stand for at p = 1/2, float32 (256, 8)."""
 
 
-def draw_mask(generator: np.random.Generator, rows: int, units: int, p: float) -> NDArray[np.float32]:
+def draw_mask(
+    generator: np.random.Generator, rows: int, units: int, p: float, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """A dropout mask from whole 64-bit words of the generator.
 
     One bit a unit for p = 1/2, a byte where p is a multiple of 1/256, else 16 bits (p is then met to 2**-17).
@@ -32,6 +34,8 @@ def draw_mask(generator: np.random.Generator, rows: int, units: int, p: float) -
         Shape of the mask.
     p : float
         Probability of a zero, 0 < p < 1.
+    out : contiguous float32 (rows, units), optional
+        Where to write it; by default into memory of its own.
 
     Returns
     -------
@@ -39,14 +43,20 @@ def draw_mask(generator: np.random.Generator, rows: int, units: int, p: float) -
         0 or 1/(1 − p).
     """
     count = rows * units
+    if out is None:
+        out = np.empty((rows, units), np.float32)
     if p == 0.5:
-        bits = np.take(_HALVES, _raw_bytes(generator, -(-count // 8)), axis=0)
-        return bits.reshape(-1)[:count].reshape(rows, units)
+        drawn, whole, flat = _raw_bytes(generator, -(-count // 8)), count // 8, out.reshape(-1)
+        np.take(_HALVES, drawn[:whole], axis=0, out=flat[: 8 * whole].reshape(whole, 8), mode="clip")
+        if count % 8:
+            flat[8 * whole :] = _HALVES[drawn[whole], : count % 8]
+        return out
     if (p * 256).is_integer():
         kept = _raw_bytes(generator, count)[:count] >= np.uint8(p * 256)
     else:
         kept = _raw_bytes(generator, 2 * count).view("<u2")[:count] >= np.uint16(min(round(p * 65536), 65535))
-    return (kept * np.float32(1 / (1 - p))).reshape(rows, units)
+    np.multiply(kept.reshape(rows, units), np.float32(1 / (1 - p)), out=out)
+    return out
 
 
 def _raw_bytes(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:

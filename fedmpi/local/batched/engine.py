@@ -189,6 +189,7 @@ class BatchedEngine:
         drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
         masks = MaskFeed(drawn, timetable)
         weights = Weights(timetable, stack.dtype, stack.device)
+        finishes = optimizer.finishes or corrections is not None
         for step in range(timetable.steps):
             net = stack.bound(timetable.active(step), timetable.rows(step))
             feed.fill(net, step)
@@ -198,7 +199,7 @@ class BatchedEngine:
             except PartFailure:
                 self._name_the_culprit(net, tasks, timetable.counts[step])
                 raise
-            for block in stack.blocks(net.clients):
+            for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
         try:

@@ -151,4 +151,4 @@ class MaskFeed:
                 continue
             drawn = dropout.drawn.numpy()
             for client, count in enumerate(counts):
-                drawn[client, :count] = draw_mask(self._generators[client], count, dropout.units, dropout.p)
+                draw_mask(self._generators[client], count, dropout.units, dropout.p, drawn[client, :count])

@@ -28,7 +28,7 @@ SMALL = 64
 class _Gradient:
     """The "optimizer" that keeps the gradient."""
 
-    fused = True
+    fused, finishes = True, False
     step = Step(keep=0, rate=1)
 
     def prepare(self, corrections: object, start: object, into: object) -> None:

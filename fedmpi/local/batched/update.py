@@ -69,6 +69,10 @@ class StackOptimizer(Protocol):
     """Whether the layers change the values themselves; else they fill the blocks' gradients."""
 
     @property
+    def finishes(self) -> bool:
+        """Whether `finish` has something to do where nothing is corrected."""
+
+    @property
     def step(self) -> Step:
         """What the layers do with a gradient."""
 
@@ -100,7 +104,7 @@ class StackSGD:
     def __init__(self, rule: LocalRule):
         self._lr, self._mu = rule.lr, rule.proximal_mu
         self._pull = pull = rule.lr * rule.proximal_mu
-        self._towards = LEAST_PULL < pull < 0.5
+        self._towards, self.finishes = LEAST_PULL < pull < 0.5, pull > 0
         self.step = Step(keep=1, rate=-rule.lr / (1 - pull)) if self._towards else Step(keep=1 - pull, rate=-rule.lr)
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
@@ -128,6 +132,7 @@ class StackAdam:
     """Bias-corrected Adam (Kingma & Ba 2015, Algorithm 1); the proximal term is part of the gradient."""
 
     fused = False
+    finishes = True
 
     def __init__(self, rule: LocalRule):
         self.rule = rule
