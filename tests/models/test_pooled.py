@@ -54,8 +54,8 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dt
     assert sum(isinstance(layer, PooledConvolution) for layer in net.layers) == sum(
         isinstance(layer, nn.Conv2d) for layer in module
     )
-    model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 30)
-    source, rule = Source(IMAGES, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=7)
+    model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 50)
+    source, rule = Source(IMAGES, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=20)
     start = model.initial
     by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), start, rule)
     for chunk in (1, 4):
@@ -85,12 +85,13 @@ def test_a_gradient_goes_to_the_larger_value():
 
 
 def test_only_rows_that_are_pooled_are_made_and_patches_fill_whole_blocks():
-    net = stacked(network(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 10
+    net = stacked(network(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 9
     assert net is not None
     layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
-    assert layer.pairs.output == (10, 5)
-    assert layer.pairs.patch == 2 * 3 * 4
-    assert (layer.pairs.patch + layer.zeros) % BLOCK == 0
+    assert layer.pairs.output == (10, 4)
+    assert layer.pairs.patch == 2 * 3 * 5
+    assert layer.filling == 2
+    assert (layer.pairs.patch + layer.filling) % BLOCK == 0
 
 
 @pytest.mark.parametrize(

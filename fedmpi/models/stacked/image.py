@@ -100,12 +100,12 @@ class Maps:
     Parameters
     ----------
     geometry : Geometry
-    zeros : int
-        Rows of zeros behind each client's patches.
+    filling : int
+        Rows behind each client's patches that copy whatever lies before the input.
     """
 
-    def __init__(self, geometry: Geometry, zeros: int = 0):
-        self.geometry, self.zeros = geometry, zeros
+    def __init__(self, geometry: Geometry, filling: int = 0):
+        self.geometry, self.filling = geometry, filling
         self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,7 +127,7 @@ class Maps:
         counts = torch.bincount(index[inside], minlength=units)
         client = torch.arange(clients)[:, None]
         gather = torch.where(index >= 0, index + 1 + client * units, 0)
-        gather = torch.nn.functional.pad(gather, (0, self.zeros * math.prod(self.geometry.output)))
+        gather = torch.nn.functional.pad(gather, (0, self.filling * math.prod(self.geometry.output)))
         all_members = members + client * index.numel()
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat(clients).cumsum(0)])
         return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()

@@ -62,16 +62,16 @@ class PooledConvolution:
 
     @cached_property
     def maps(self) -> Maps:
-        return Maps(self.pairs, self.zeros)
+        return Maps(self.pairs, self.filling)
 
     @property
-    def zeros(self) -> int:
-        """Rows that fill patches up to a multiple of BLOCK."""
+    def filling(self) -> int:
+        """Rows that fill patches up to a multiple of BLOCK; what is made of them is not read."""
         return -self.pairs.patch % BLOCK
 
     @property
     def values(self) -> int:
-        patches, size = 2 * self.pairs.patch + self.zeros, math.prod(self.pairs.output)
+        patches, size = 2 * self.pairs.patch + self.filling, math.prod(self.pairs.output)
         return self.geometry.units + (patches + (7 * self.filters + 1) // 2) * size
 
     def bind(self, place: Place, x: Tensor) -> Op:
@@ -94,7 +94,7 @@ class _PooledOp:
         beside = place.take("beside", clients, 2, filters, channels, down, right + across)  # zero where none is written
         self.both = beside.view(clients, 2 * filters, pairs.patch)
         self.transposed = self.both.transpose(1, 2)
-        self.of_both = place.take("of_beside", clients, 2 * filters, pairs.patch + layer.zeros)
+        self.of_both = place.take("of_beside", clients, 2 * filters, pairs.patch + layer.filling)
         spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
         spread = torch.unflatten(spread, 3, beside.shape[3:])
         self.parts = [beside[:, side, ..., side * across : side * across + right] for side in (0, 1)]
@@ -102,8 +102,8 @@ class _PooledOp:
 
         self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
         self.guarded = x.as_strided((1 + clients * pairs.units, rows), (rows, 1), x.storage_offset() - rows)
-        self.zero_row = self.guarded[0] if any(pairs.padding) or layer.zeros else None
-        filled = place.take("patches", clients, pairs.patch + layer.zeros, height * run)
+        self.zero_row = self.guarded[0] if any(pairs.padding) else None
+        filled = place.take("patches", clients, pairs.patch + layer.filling, height * run)
         self.patch_rows, self.patches = filled.view(-1, rows), filled[:, : pairs.patch]
         self.filled_transposed = filled.transpose(1, 2)
         self.input_shape = (clients, pairs.units, rows)
