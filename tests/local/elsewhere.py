@@ -1,0 +1,139 @@
+"""A device that is none: tensors that say they lie elsewhere, hold their values on the processor, and mix with nothing.
+
+Whoever forgets to name a device gets a tensor on the processor, and the first operation that mixes it with the others
+raises `Mixed`, as a GPU would refuse it. Values are computed for real, so that results can be compared to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+ELSEWHERE = torch.device("lazy", 0)
+"""A kind of device that every build of torch knows and none computes on."""
+COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+_watched: list[list[str]] = []
+
+
+class Mixed(Exception):
+    """An operation on tensors of two devices."""
+
+
+class Away(Tensor):
+    """A tensor elsewhere; its values are `held`."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Away:
+        made: Away = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=ELSEWHERE,
+        )
+        made.held = held
+        return made
+
+    @property
+    def data(self) -> Tensor:
+        return Away(self.held)  # with changes of its own to count, unlike detach()
+
+    @data.setter
+    def data(self, value: Away) -> None:
+        self.held = value.held
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise Mixed("numpy() of a tensor elsewhere")
+        for found in _watched:
+            found.append("to the host")
+        return self.held.numpy(force=True).copy()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+class _Factories(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+class _Constants(TorchFunctionMode):
+    """torch.tensor fills what it makes behind the dispatcher's back: there it is made here and moved."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.tensor and kwargs.get("device") is not None:
+            device = kwargs.pop("device")
+            return torch.tensor(*args, **kwargs, device="cpu").to(device)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def elsewhere() -> Iterator[torch.device]:
+    """Within: the device can be computed on; inference mode, which wrapped tensors do not know, is no_grad."""
+    with _Constants(), _Factories(), mock.patch("torch.inference_mode", torch.no_grad):
+        yield ELSEWHERE
+
+
+@contextmanager
+def transfers() -> Iterator[list[str]]:
+    """Within: every copy between here and elsewhere, and every value that is read, "to the device" or "to the host"."""
+    found: list[str] = []
+    _watched.append(found)
+    try:
+        yield found
+    finally:
+        _watched.remove(found)
+
+
+def _note_transfer(func: Any, args: Any, away: list[Away], device: torch.device | None) -> None:
+    if func is torch.ops.aten.copy_.default:
+        into, source = (isinstance(one, Away) for one in args[:2])
+    elif func is torch.ops.aten._to_copy.default and device is not None:
+        into, source = device.type != "cpu", bool(away)
+    elif func is torch.ops.aten._local_scalar_dense.default:
+        into, source = False, bool(away)
+    else:
+        return
+    if into != source:
+        for found in _watched:
+            found.append("to the device" if into else "to the host")
+
+
+def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    device = kwargs.get("device")
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    away = [tensor for tensor in tensors if isinstance(tensor, Away)]
+    if away and func not in COPIES:
+        changed = tensors[:1] if func._schema.name.endswith("_") else []
+        for tensor in tensors:
+            if not isinstance(tensor, Away) and (tensor.dim() or any(tensor is one for one in changed)):
+                raise Mixed(f"{func}: {[(type(one).__name__, tuple(one.shape)) for one in tensors]}")
+    _note_transfer(func, args, away, device)
+    inner_args, inner = tree_map_only(Away, lambda tensor: tensor.held, (args, kwargs))
+    if device is not None:
+        inner = inner | {"device": torch.device("cpu")}
+    found = func(*inner_args, **inner)
+    leaves = device.type == "cpu" if device is not None else not away
+    if func is torch.ops.aten.copy_.default:
+        return args[0]
+    if leaves or not isinstance(found, Tensor | tuple | list):
+        return found
+    wrapped = tree_map_only(Tensor, Away, found)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped) if away else wrapped

@@ -1,0 +1,228 @@
+"""Every tensor names its device: on one that mixes with no other, engines and runs compute what the processor does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
+from fedmpi.config import load_config
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.batched.probes import BatchedProbe
+from fedmpi.local.batched.stack import BoundNet
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.probes import gradient_blocks
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.models import build
+from fedmpi.models.flat import FlatModel
+from fedmpi.rounds import assemble
+from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.loop import Simulation
+from tests.local import any_modules, stacks
+from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
+
+HERE = torch.device("cpu")
+SIZES = np.array([5, 9, 3, 7])
+STEPS = LocalRule(lr=0.05, epochs=2, batch_size=4, proximal_mu=0.1)
+RULES = {
+    BatchedEngine: [STEPS, replace(STEPS, optimizer="adam")],
+    SequentialEngine: [STEPS, replace(STEPS, optimizer="adam")],
+    MergedEngine: [LocalRule(lr=0.05, epochs=1, batch_size=None)],
+}
+NETWORKS = {
+    "mlp": stacks.IMAGES,
+    "cnn": stacks.IMAGES,
+    "text-cnn": stacks.TEXTS,
+    "LeNet": stacks.IMAGES,
+    "TinyViT": stacks.COLOURED,
+    "GRUClassifier": stacks.TEXTS,
+}
+MORE_NETWORKS = {
+    "bilstm": stacks.TEXTS,
+    "transformer": stacks.TEXTS,
+    "Classic": stacks.COLOURED,
+    "VGGLike": stacks.COLOURED,
+    "Residual": stacks.COLOURED,
+    "Inverted": stacks.COLOURED,
+    "TextCNN": stacks.TEXTS,
+}
+FEDAVG = ("preset=fedavg", "participation.count=4", "local.engine=sequential")
+SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")
+RUNS = {
+    "side by side": SIDE_BY_SIDE,
+    "fedsampling": ("preset=fedsampling", "samples.wanted=64"),
+    "scaffold": (*SIDE_BY_SIDE, "local.algorithm=scaffold"),
+    "feddyn": (*SIDE_BY_SIDE, "local.algorithm=feddyn", "aggregation.weights=uniform"),
+    "every client": (*FEDAVG, "evaluation.clients=all"),
+}
+MORE_RUNS = {
+    "adam": (*SIDE_BY_SIDE, "local.optimizer=adam"),
+    "scaffold, one by one": (*FEDAVG, "local.algorithm=scaffold"),
+    "feddyn, one by one": (*FEDAVG, "local.algorithm=feddyn", "aggregation.weights=uniform"),
+    "fedsso": ("preset=fedsso",),
+    "fedstas": ("preset=fedstas",),
+    "private": (*FEDAVG, "aggregation.weights=uniform", "privacy.clip_norm=1", "privacy.noise_multiplier=1"),
+    "topk": (*FEDAVG, "transport.kind=topk"),
+    "median": (*FEDAVG, "aggregation.rule=median"),
+    "exact": (*FEDAVG, "aggregation.exact=true"),
+    "server adam": (*FEDAVG, "aggregation.optimizer=adam"),
+    "astraea": ("preset=astraea",),
+    "diagnostics": (*FEDAVG, "logging.diagnostics=true"),
+}
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of a GPU: a GB of free memory, and how many there are."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@dataclass
+class Moved:
+    """A source whose samples are on a device."""
+
+    source: stacks.Source
+    device: torch.device
+
+    @property
+    def description(self) -> DataDescription:
+        return self.source.description
+
+    @property
+    def sizes(self) -> Ints:
+        return self.source.sizes
+
+    def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
+        x, y = self.source.load(client, rows)
+        return x.to(self.device), y.to(self.device)
+
+    def load_many(self, clients: list[int], rows_of: list[Ints | None]) -> tuple[Tensor, Tensor]:
+        x, y = self.source.load_many(clients, rows_of)
+        return x.to(self.device), y.to(self.device)
+
+
+def made(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
+    """A network, built in or a user's own, and clients' samples, on a device."""
+    torch.manual_seed(1)
+    description = (NETWORKS | MORE_NETWORKS)[name]
+    module: nn.Module = getattr(any_modules, name)() if name[0].isupper() else build(name, {}, description, 1)
+    return FlatModel(module.double(), device), Moved(stacks.Source(description, SIZES, torch.float64), device)
+
+
+def trained(name: str, engine: type, rule: LocalRule, device: torch.device) -> Tensor:
+    """The sum of four clients' updates."""
+    model, source = made(name, device)
+    total = FloatSum(np.zeros(model.size), device)
+    tasks = [ClientTask(client, None, 0.3) for client in range(len(SIZES))]
+    engine(model, source, Streams(1)).train(tasks, model.initial, rule, 0, total)
+    assert total.tensor.device == device
+    return total.tensor.cpu().clone()
+
+
+def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torch.device | None) -> Tensor:
+    """The model after three rounds, each of which is evaluated."""
+    prepared = assemble.prepare_device
+    with monkeypatch.context() as patched:
+        if device is not None:
+            patched.setattr(assemble, "prepare_device", lambda *given: (prepared(*given), device)[1])
+        few = ("data.shards=digits:clients=12", "rounds=3", "logging.tensorboard=false", "checkpoint.every=0")
+        experiment = Experiment.connect(load_config(None, [*few, "evaluation.every=1", *settings]))
+        simulation = Simulation(experiment, None)
+        assert simulation.run() == "finished"
+        experiment.close()
+    assert device is None or simulation.model.device == device
+    return simulation.model.cpu().clone()
+
+
+def assert_alike(there: Tensor, here: Tensor, tolerance: float = 1e-12) -> None:
+    """The same but for rounding: some layers have kernels of their own for tensors that are plainly on a processor."""
+    assert there.dtype == here.dtype
+    assert float((there - here).norm()) <= tolerance * float(here.norm())
+
+
+@contextmanager
+def watched_steps() -> Iterator[list[str]]:
+    """What travels between host and device while networks take their steps."""
+    seen: list[str] = []
+    step = BoundNet.step
+
+    def watched(net: BoundNet, *given: object) -> None:
+        with transfers() as found:
+            step(net, *given)  # type: ignore[arg-type]
+        seen.extend(found)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BoundNet, "step", watched)
+        yield seen
+
+
+def test_what_forgets_its_device_is_noticed():
+    with elsewhere() as device:
+        there = torch.zeros(3, 2, device=device)
+        there[:, 1].copy_(torch.ones(3))
+        assert isinstance(there.sum(0), Away) and there.sum(0).cpu().tolist() == [0, 3]
+        for forgetful in (lambda: there + torch.ones(2), lambda: there[torch.tensor([0, 1])], there.numpy):
+            with pytest.raises(Mixed):
+                forgetful()
+
+
+def test_what_travels_is_noticed():
+    with elsewhere() as device, transfers() as found:
+        there = torch.ones(2, device=device)
+        there.copy_(torch.zeros(2))
+        assert there.mul_(2).sum().item() == 0
+        there.cpu()
+    assert found == ["to the device", "to the host", "to the host"]
+
+
+@pytest.mark.parametrize("engine", RULES)
+@pytest.mark.parametrize("name", ["cnn", "text-cnn"])
+def test_engines_name_the_device_of_every_tensor(name: str, engine: type):
+    for rule in RULES[engine]:
+        here = trained(name, engine, rule, HERE)
+        with elsewhere() as device:
+            assert_alike(trained(name, engine, rule, device), here)
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_NETWORKS)])
+def test_stacked_forms_name_the_device_of_every_tensor_and_read_nothing_back_in_a_step(name: str):
+    here = trained(name, BatchedEngine, STEPS, HERE)
+    with elsewhere() as device, watched_steps() as seen:
+        assert_alike(trained(name, BatchedEngine, STEPS, device), here)
+    assert "to the host" not in seen
+
+
+@pytest.mark.parametrize("name", ["cnn", "text-cnn"])
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_probes_name_the_device_of_every_tensor(name: str, side_by_side: bool):
+    def probed(device: torch.device) -> Tensor:
+        model, source = made(name, device)
+        batched = BatchedProbe(model, source) if side_by_side else None
+        blocks = gradient_blocks(
+            source, model, range(len(SIZES)), model.initial, "full", Streams(1), 0, batched=batched
+        )
+        found = {int(k): row for clients, rows in blocks for k, row in zip(clients, rows, strict=True)}
+        return torch.stack([found[client].cpu() for client in range(len(SIZES))])
+
+    here = probed(HERE)
+    with elsewhere() as device:
+        assert_alike(probed(device), here)
+
+
+@pytest.mark.parametrize("name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_RUNS)])
+def test_runs_name_the_device_of_every_tensor(name: str, monkeypatch: pytest.MonkeyPatch):
+    settings = (RUNS | MORE_RUNS)[name]
+    here = ran(settings, monkeypatch, None)
+    with elsewhere() as device:
+        assert_alike(ran(settings, monkeypatch, device), here, 1e-6)
