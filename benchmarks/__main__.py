@@ -3,6 +3,7 @@
     python -m benchmarks                  one table: naive loop, floors, fedmpi on 1, 2, 3 ranks, installed peers
     python -m benchmarks --quick          tiny sizes, a smoke test
     python -m benchmarks --profile        where fedmpi's time goes, phase by phase and rank by rank
+    python -m benchmarks --device cuda    one process each, on that device
     python -m benchmarks --scale          cost against clients, cohort, model size and ranks
 
 A peer in an environment of its own takes part with --peer NAME=PYTHON, e.g. --peer pfl=/opt/pfl/bin/python.
@@ -39,10 +40,11 @@ def main() -> None:
         print(_heading(pythons), flush=True)
         for name in names:
             if asked.profile:
-                report = profile(chosen[name], data, work)
+                report = profile(chosen[name], data, work, asked.device)
             elif not asked.scale:
                 passes = 1 if asked.quick else asked.passes
-                report = table(chosen[name], race(chosen[name], data, work, passes, asked.quick, pythons))
+                rows = race(chosen[name], data, work, passes, asked.quick, pythons, asked.device)
+                report = table(chosen[name], rows)
             else:
                 continue
             print(f"\n{report}", flush=True)
@@ -60,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scale", action="store_true", help="how cost grows")
     parser.add_argument("--passes", type=int, default=3, help="how often every contestant runs (3)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="where a peer is installed")
+    parser.add_argument("--device", help="where the contestants compute, e.g. cuda; by default on the processor")
     parser.add_argument("--folder", type=Path, help="keep the generated shards here for another time")
     return parser.parse_args()
 

@@ -55,9 +55,17 @@ class Row:
     failure: str = ""
 
 
-def race(workload: Workload, data: Path, work: Path, passes: int, quick: bool, pythons: Mapping[str, str]) -> list[Row]:
-    """Run every contestant of a workload once a pass; `pythons` are those of the peers that can be run."""
-    return run_all(workload, contestants(workload, quick, pythons), data, work, passes)
+def race(
+    workload: Workload,
+    data: Path,
+    work: Path,
+    passes: int,
+    quick: bool,
+    pythons: Mapping[str, str],
+    device: str | None = None,
+) -> list[Row]:
+    """Run every contestant of a workload once a pass; `pythons` and `device` as in `contestants`."""
+    return run_all(workload, contestants(workload, quick, pythons, device), data, work, passes)
 
 
 def run_all(workload: Workload, entrants: Sequence[Contestant], data: Path, work: Path, passes: int) -> list[Row]:

@@ -57,6 +57,8 @@ class Peer:
     processes: tuple[int, ...]
 
 
+ON_DEVICES = ("pfl",)
+"""Peers whose drivers compute on a GPU where one is seen; the others' stay on the processor."""
 PEERS = {
     "pfl": Peer("pfl", (1, 2)),
     "blazefl": Peer("blazefl", (1, 2)),
@@ -68,7 +70,9 @@ PEERS = {
 }
 
 
-def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> list[Contestant]:
+def contestants(
+    workload: Workload, quick: bool, pythons: Mapping[str, str], device: str | None = None
+) -> list[Contestant]:
     """The contestants of a workload, the reference first.
 
     Parameters
@@ -78,7 +82,12 @@ def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> 
         Only a few of them.
     pythons : mapping
         The Python that has a peer installed, by the peer's name.
+    device : str, optional
+        Where all of them compute, as one process each and fedmpi also as two ranks that share it; without one they do
+        on the processor, with several processes as well.
     """
+    if device is not None:
+        return _on_device(workload, quick, pythons, device)
     if workload.wanted:
         counts = (1, 2)[: 1 if quick else 2]
         rows = [by_floor(workload, "gradient", n, quick) for n in counts]
@@ -99,22 +108,35 @@ def contestants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> 
     ]
 
 
+def _on_device(workload: Workload, quick: bool, pythons: Mapping[str, str], device: str) -> list[Contestant]:
+    floors = ["gradient"] if workload.wanted else ["naive", "tight", *(["merged"] if workload.task == "text" else [])]
+    rows = [by_floor(workload, variant, 1, quick, device) for variant in floors]
+    rows += [by_fedmpi(workload, ranks, device=device) for ranks in ((1,) if quick else (1, 2))]
+    if workload.wanted:
+        return rows
+    rows += [by_fedmpi(workload, 1, "one by one", device)]
+    present = [name for name in ON_DEVICES if name in pythons]
+    return [*rows, *(by_peer(workload, name, pythons[name], 1, quick, device) for name in present)]
+
+
 def find_peers(given: Mapping[str, str]) -> dict[str, str]:
     """Which peers can be run, and with which Python: those given, and what this environment has installed."""
     here = {name: sys.executable for name in PEERS if importlib.util.find_spec(name)}
     return {**here, **given}
 
 
-def by_floor(workload: Workload, variant: str, processes: int, quick: bool) -> Contestant:
+def by_floor(workload: Workload, variant: str, processes: int, quick: bool, device: str = "cpu") -> Contestant:
     def command(data: Path, out: Path) -> list[str]:
         arguments = [workload.name, variant, "--processes", str(processes), "--folder", str(data)]
-        arguments += ["--out", str(out / "result.json"), *(["--quick"] if quick else [])]
+        arguments += ["--out", str(out / "result.json"), "--device", device, *(["--quick"] if quick else [])]
         return [sys.executable, "-m", "benchmarks.floors", *arguments]
 
     return Contestant(f"{variant}, {_processes(processes)}", command, _read_result, {"OMP_NUM_THREADS": "1"})
 
 
-def by_peer(workload: Workload, name: str, python: str, processes: int) -> Contestant:
+def by_peer(
+    workload: Workload, name: str, python: str, processes: int, quick: bool = False, device: str = "cpu"
+) -> Contestant:
     def command(data: Path, out: Path) -> list[str]:
         driver = f"benchmarks.peers.drive_{name}"
         arguments = [workload.name, "--processes", str(processes), "--folder", str(data)]
@@ -122,9 +144,11 @@ def by_peer(workload: Workload, name: str, python: str, processes: int) -> Conte
         if name == "pfl" and processes > 1:
             start = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
             start += ["--master-addr", "127.0.0.1", "--master-port", "29533", "-m"]
-        return [*start, driver, *arguments, "--out", str(out / "result.json")]
+        return [*start, driver, *arguments, "--out", str(out / "result.json"), *(["--quick"] if quick else [])]
 
     environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a peer that sees a GPU takes it
     return Contestant(f"{name}, {_processes(processes)}", command, _read_result, environment)
 
 
@@ -137,7 +161,7 @@ def _read_result(out: Path) -> Result:
     return result
 
 
-def settings(workload: Workload, data: Path, module: Module = "layers") -> dict[str, Any]:
+def settings(workload: Workload, data: Path, module: Module = "layers", device: str = "cpu") -> dict[str, Any]:
     """The keys of fedmpi's configuration that make it do the workload, evaluated once at the end as by the peers."""
     home = data / f"{workload.name}-{workload.clients}"
     chosen = {
@@ -148,6 +172,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers") -> dict[
         "evaluation.every": 10**6,
         "checkpoint.every": 0,
         "logging.tensorboard": "false",
+        "cluster.device": device,
     }
     if workload.wanted:
         # A large ε, so that every round really samples about K; the answers cost the same whatever they are.
@@ -173,12 +198,12 @@ def find_mpiexec() -> str:
     return found
 
 
-def by_fedmpi(workload: Workload, ranks: int, module: Module = "layers") -> Contestant:
+def by_fedmpi(workload: Workload, ranks: int, module: Module = "layers", device: str = "cpu") -> Contestant:
     kind = {"layers": "", "own": ", user's own module", "one by one": ", user's own module, one by one"}[module]
     name = f"fedmpi, {ranks} rank" + ("s" if ranks > 1 else "") + kind
     return Contestant(
         name,
-        lambda data, out: fedmpi_command(ranks, settings(workload, data, module), out),
+        lambda data, out: fedmpi_command(ranks, settings(workload, data, module, device), out),
         read_run,
         {"OMP_NUM_THREADS": "1"},
     )

@@ -3,17 +3,19 @@
     python -m benchmarks.engines                  every model
     python -m benchmarks.engines lstm LeNet       some
     python -m benchmarks.engines --passes 5
+    python -m benchmarks.engines --device cuda    on a GPU, where the last column is worth a look
 
-The ways take turns within a pass and are divided within it; printed are medians over the passes, of processor time:
-a machine that others keep busy stretches it less than the time that passes. Beside them stands what the machine allows
-a step (`benchmarks.rooflines`). Samples are made up.
+The ways take turns within a pass and are divided within it; printed are medians over the passes, of processor time on
+the processor: a machine that others keep busy stretches it less than the time that passes, which is measured elsewhere.
+Beside them stands what the device allows a step (`benchmarks.rooflines`). Samples are made up, and lie on the device
+but for the naive loop's, whose batches travel. The last column is how far the sum of the clients' updates side by side
+lies from that one by one, relative to its length.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import own_networks as own
+from benchmarks.devices import CPU, described, now
 from benchmarks.rooflines import Machine, count_step, measure_machine
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
@@ -44,6 +47,7 @@ WORDS = DataDescription((30,), "int32", 17, "text", 20_002, (), ())
 COLUMNS = (
     "model", "naive ms a step", "one by one / naive", "side by side / naive", "side by side / one by one", "form ms",
     "MFLOP a step", "MB a step", "roofline ms a step", "quickest / roofline",
+    "apart",
 )  # fmt: skip
 
 
@@ -84,19 +88,21 @@ CASES = {
 
 
 class MadeUp:
-    """Samples of every client, in memory."""
+    """Samples of every client, in the memory of a device."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case, device: torch.device = CPU):
         self.description, self.sizes = case.description, np.array(case.sizes)
         shape, text = case.description.feature_shape, case.description.task == "text"
         high = case.description.vocabulary
         self.x = [torch.randint(high, (n, *shape)).int() if text else torch.randn(n, *shape) for n in case.sizes]
         self.y = [torch.randint(case.description.classes, (n,)) for n in case.sizes]
+        self.x, self.y = [x.to(device) for x in self.x], [y.to(device) for y in self.y]
 
     def load(self, client: int, rows: Ints | None = None) -> tuple[Tensor, Tensor]:
         if rows is None:
             return self.x[client], self.y[client]
-        return self.x[client][torch.from_numpy(rows)], self.y[client][torch.from_numpy(rows)]
+        index = torch.from_numpy(rows).to(self.y[client].device)
+        return self.x[client][index], self.y[client][index]
 
     def load_many(self, clients: list[int], rows_of: list[Ints | None]) -> tuple[Tensor, Tensor]:
         loaded = [self.load(client, rows) for client, rows in zip(clients, rows_of, strict=True)]
@@ -104,7 +110,8 @@ class MadeUp:
 
 
 def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
-    """One client after another with PyTorch's own tools."""
+    """One client after another with PyTorch's own tools; samples on the processor, the module where it is."""
+    device = next(module.parameters()).device
     received = {name: value.clone() for name, value in module.state_dict().items()}
     mean = {name: torch.zeros_like(value) for name, value in received.items()}
     module.train()
@@ -113,26 +120,33 @@ def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
         for some_x, some_y in DataLoader(TensorDataset(x, y), batch_size=case.batch, shuffle=True):
             optimizer.zero_grad()
-            cross_entropy(module(some_x), some_y).backward()  # type: ignore[no-untyped-call]
+            loss = cross_entropy(module(some_x.to(device)), some_y.to(device))
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         for name, value in module.state_dict().items():
             mean[name].add_(value, alpha=1 / len(source.y))
     module.load_state_dict(received)
 
 
-def measure(name: str, passes: int, machine: Machine) -> str:
+def measure(name: str, passes: int, machine: Machine, device: torch.device) -> str:
     """A line of the table."""
     case = CASES[name]
     torch.manual_seed(1)
-    source, model, plain = MadeUp(case), FlatModel(case.make()), case.make()
-    began = time.perf_counter()
+    here, model, plain = MadeUp(case), FlatModel(case.make(), device), case.make().to(device)
+    torch.manual_seed(1)
+    source = MadeUp(case, device)
+    began = now(device)
     batched = BatchedEngine(model, source, Streams(1))
-    made = time.perf_counter() - began
+    made = now(device) - began
     sequential = SequentialEngine(model, source, Streams(1))
     tasks = [ClientTask(client, None, 1 / len(case.sizes)) for client in range(len(case.sizes))]
-    rule, total = LocalRule(lr=0.01, epochs=1, batch_size=case.batch), FloatSum(np.zeros(model.size, np.float32))
+    rule = LocalRule(lr=0.01, epochs=1, batch_size=case.batch)
+    total, one, other = (FloatSum(np.zeros(model.size, np.float32), device) for _ in range(3))
+    sequential.train(tasks, model.initial, rule, 0, one)
+    batched.train(tasks, model.initial, rule, 0, other)
+    apart = float((one.tensor - other.tensor).norm() / one.tensor.norm())
     ways: list[Callable[[], object]] = [
-        lambda: naive(case, plain, source),
+        lambda: naive(case, plain, here),
         lambda: sequential.train(tasks, model.initial, rule, 0, total),
         lambda: batched.train(tasks, model.initial, rule, 0, total),
     ]
@@ -140,9 +154,9 @@ def measure(name: str, passes: int, machine: Machine) -> str:
     for number in range(passes + 1):
         row = []
         for way in ways:
-            began = time.process_time()
+            began = now(device)
             way()
-            row.append(time.process_time() - began)
+            row.append(now(device) - began)
         if number:
             seconds.append(row)
     first, tight, side = (statistics.median(row[way] / row[0] for row in seconds) for way in range(3))
@@ -150,11 +164,11 @@ def measure(name: str, passes: int, machine: Machine) -> str:
     naive_ms = 1000 * statistics.median(row[0] for row in seconds) / steps
     count = min(case.batch, max(case.sizes))
     largest = int(source.sizes.argmax())
-    step = count_step(case.make().train(), source.x[largest][:count], source.y[largest][:count])
+    step = count_step(case.make().train(), here.x[largest][:count], here.y[largest][:count])
     least = 1000 * step.seconds(machine)
     quickest = naive_ms * min(tight, side) / least
     cells = [f"{naive_ms:.2f}", f"{tight:.2f}", f"{side:.2f}", f"{side / tight:.2f}", f"{1000 * made:.0f}"]
-    cells += [f"{step.flops / 1e6:.0f}", f"{step.bytes / 1e6:.1f}", f"{least:.2f}", f"{quickest:.1f}"]
+    cells += [f"{step.flops / 1e6:.0f}", f"{step.bytes / 1e6:.1f}", f"{least:.3g}", f"{quickest:.1f}", f"{apart:.0e}"]
     return f"| {name} | {' | '.join(cells)} |"
 
 
@@ -163,14 +177,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", choices=[[], *CASES], help="which; all by default")
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--device", type=torch.device, default=CPU, help="cpu (default), cuda, cuda:1, …")
+    parser.add_argument("--quick", action="store_true", help="the device's speed from small sizes, one pass")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every rank does
-    machine = measure_machine(trials=4)
-    print(f"One core: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s\n")
+    machine = measure_machine(arguments.device, arguments.quick)
+    passes = 1 if arguments.quick else arguments.passes
+    print(f"{described(arguments.device)}; {machine}\n")
     print(f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}")
     for name in arguments.models or CASES:
-        print(measure(name, arguments.passes, machine), flush=True)
+        print(measure(name, passes, machine, arguments.device), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.devices import CPU
 from benchmarks.floor_stacks import Stack
 from benchmarks.workloads import Workload, all_samples, client_tensors
 from fedmpi.common.types import Ints
@@ -28,7 +29,7 @@ STACKED_CLIENTS = 5
 
 
 class Variant(Protocol):
-    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore): ...
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device): ...
 
     def chosen(self, round: int) -> Ints:
         """The clients of a round (or, without clients, the samples)."""
@@ -60,9 +61,10 @@ class Flat:
 class Averaging(Flat):
     """What the variants of federated averaging have in common."""
 
-    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network)
-        self.clients, self.sizes = client_tensors(store), store.sizes
+        self.clients = [(x.to(device), y.to(device)) for x, y in client_tensors(store)]
+        self.sizes = store.sizes
 
     def chosen(self, round: int) -> Ints:
         return self.workload.participants(round)
@@ -72,7 +74,11 @@ class Averaging(Flat):
 
 
 class Naive(Averaging):
-    """One client after the other with PyTorch's own tools."""
+    """One client after the other with PyTorch's own tools; batches are put together on the processor, then moved."""
+
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
+        super().__init__(workload, network, store, CPU)
+        self.device = device
 
     def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         names = [name for name, _ in self.network.named_parameters()]
@@ -85,7 +91,8 @@ class Naive(Averaging):
             data = TensorDataset(*self.clients[client])
             for x, y in DataLoader(data, batch_size=self.workload.batch, shuffle=True):
                 optimizer.zero_grad()
-                cross_entropy(self.network(x), y).backward()  # type: ignore[no-untyped-call]
+                loss = cross_entropy(self.network(x.to(self.device)), y.to(self.device))
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 steps += 1
             for name, value in self.network.state_dict().items():
@@ -96,9 +103,9 @@ class Naive(Averaging):
 class Tight(Averaging):
     """One client after the other, without any overhead that plain PyTorch can do without."""
 
-    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
-        super().__init__(workload, network, store)
-        self.flat = torch.zeros(sum(self.counts))
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
+        super().__init__(workload, network, store, device)
+        self.flat = torch.zeros(sum(self.counts), device=device)
 
     def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
         self.bind(self.flat)
@@ -107,7 +114,7 @@ class Tight(Averaging):
             self.flat.copy_(model)
             x, y = self.clients[client]
             if len(y) > batch:
-                order = torch.randperm(len(y))
+                order = torch.randperm(len(y), device=y.device)
                 x, y = x[order], y[order]
             for some_x, some_y in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
                 gradients = torch.autograd.grad(cross_entropy(self.network(some_x), some_y), self.parameters)
@@ -121,8 +128,8 @@ class Tight(Averaging):
 class Stacked(Averaging):
     """Five clients side by side."""
 
-    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
-        super().__init__(workload, network, store)
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
+        super().__init__(workload, network, store, device)
         self.stack = Stack(network, STACKED_CLIENTS, workload.lr)
 
     @torch.no_grad()
@@ -174,9 +181,9 @@ class Merged(Tight):
 class Gradient(Flat):
     """Centralised SGD, data-parallel: K samples of the pool, drawn anew every round."""
 
-    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore):
+    def __init__(self, workload: Workload, network: nn.Module, store: ShardStore, device: torch.device):
         super().__init__(workload, network)
-        self.x, self.y = all_samples(store)
+        self.x, self.y = (part.to(device) for part in all_samples(store))
 
     def chosen(self, round: int) -> Ints:
         return np.random.default_rng(round).choice(len(self.y), self.workload.wanted, replace=False)
@@ -185,7 +192,7 @@ class Gradient(Flat):
         return np.ones(len(clients), np.int64)
 
     def train(self, clients: Ints, round: int, total: int, model: Tensor, share: Tensor) -> int:
-        rows = torch.from_numpy(clients)
+        rows = torch.from_numpy(clients).to(self.y.device)
         self.bind(model)
         share.add_(model, alpha=len(rows) / total)
         add_summed_gradient(self, self.x[rows], self.y[rows], -self.workload.lr / total, share)

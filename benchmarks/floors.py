@@ -1,6 +1,7 @@
 """Hand-written rounds of federated averaging in plain PyTorch: what the machine allows, without any framework.
 
     python -m benchmarks.floors W1 tight --processes 2 --folder DATA --out RESULT.json
+    python -m benchmarks.floors W1 naive --device cuda --folder DATA --out RESULT.json
 
 Processes are forked and share memory; clients go longest first to the least loaded process. `floor_steps` has the
 variants.
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.devices import CPU, wait_for
 from benchmarks.floor_steps import VARIANTS
 from benchmarks.workloads import Workload, find, mean_loss, prepare
 from fedmpi.data.shards import ShardStore
@@ -34,19 +36,23 @@ class Rounds:
     variant : str
         A key of `VARIANTS`.
     processes : int
+        One where the device's memory is not the processor's, which is what forked processes share.
+    device : torch.device
     """
 
-    def __init__(self, workload: Workload, store: ShardStore, variant: str, processes: int):
+    def __init__(self, workload: Workload, store: ShardStore, variant: str, processes: int, device: torch.device = CPU):
         torch.set_num_threads(1)
-        self.workload, self.store, self.processes = workload, store, processes
-        self.network = workload.network(store)
+        self.workload, self.store, self.processes, self.device = workload, store, processes, device
+        self.network = workload.network(store).to(device)
         self.initial = torch.cat([p.detach().reshape(-1) for p in self.network.parameters()])
         size = len(self.initial)
-        shared = torch.zeros((1 + processes) * size).share_memory_()  # type: ignore[no-untyped-call]
+        shared = torch.zeros((1 + processes) * size, device=device)
+        if processes > 1:
+            shared.share_memory_()  # type: ignore[no-untyped-call]
         self.model, self.shares = shared[:size], shared[size:].view(processes, size)
         self.steps = torch.zeros(processes, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.model.copy_(self.initial)
-        self.trainer = VARIANTS[variant](workload, self.network, store)
+        self.trainer = VARIANTS[variant](workload, self.network, store, device)
 
     def run(self, place: int, barrier: Barrier) -> list[tuple[float, int, int]]:
         """Seconds, samples and steps of every round, as process `place` sees them."""
@@ -62,6 +68,7 @@ class Rounds:
             barrier.wait()
             if place == 0:
                 torch.sum(self.shares, 0, out=self.model)
+            wait_for(self.device)
             barrier.wait()
             records.append((time.perf_counter() - started, samples, int(self.steps.sum())))
         return records
@@ -77,9 +84,11 @@ class Rounds:
         return [np.array(hand, np.int64) for hand in hands]
 
 
-def run_floor(workload: Workload, store: ShardStore, variant: str, processes: int) -> dict[str, object]:
+def run_floor(
+    workload: Workload, store: ShardStore, variant: str, processes: int, device: torch.device = CPU
+) -> dict[str, object]:
     """Run all rounds in `processes` forked processes; what the first of them measured."""
-    rounds = Rounds(workload, store, variant, processes)
+    rounds = Rounds(workload, store, variant, processes, device)
     before = mean_loss(store, rounds.network)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(processes)
@@ -105,12 +114,15 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("variant", choices=VARIANTS)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", type=torch.device, default=CPU)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
+    if asked.device != CPU and (asked.processes > 1 or asked.variant == "stacked"):
+        parser.error("one process, and not stacked, where the device is not the processor")
     workload = find(asked.workload, asked.quick)
-    result = run_floor(workload, prepare(workload, asked.folder), asked.variant, asked.processes)
+    result = run_floor(workload, prepare(workload, asked.folder), asked.variant, asked.processes, asked.device)
     asked.out.write_text(json.dumps(result))
 
 

@@ -3,18 +3,20 @@
     python -m benchmarks.rooflines                       all of them
     python -m benchmarks.rooflines lstm lenet            some
     python -m benchmarks.rooflines --peer pfl=PYTHON     pfl with two processes as well
+    python -m benchmarks.rooflines --device cuda         on a GPU: one process each, fedmpi on 1 and 2 ranks
 
-The roofline of a step is the larger of two times on one core: its floating-point operations at the speed of a large
-matrix product, and the bytes that it moves at the speed of a copy, both measured in the same run. Operations are
-counted by torch in a forward and a backward pass; bytes are every layer's output and its gradient, written and read
-once each, and the values that are trained, read twice, changed once; of word vectors only those of the batch's words.
-Rows that others disturbed are marked: more than 0.3 cores busy elsewhere.
+The roofline of a step is the larger of two times on one core, or on the device: its floating-point operations at the
+speed of a large matrix product, and the bytes that it moves at the speed of a copy, both measured in the same run.
+Operations are counted by torch in a forward and a backward pass; bytes are every layer's output and its gradient,
+written and read once each, and the values that are trained, read twice, changed once; of word vectors only those of the
+batch's words. Rows that others disturbed are marked: more than 0.3 cores busy elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -30,22 +32,79 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.compare import BUSY_ELSEWHERE, Row, result_folder, run_all
 from benchmarks.contestants import Contestant, by_fedmpi, by_floor, by_peer
+from benchmarks.devices import CPU, described, now
 from benchmarks.workloads import MODELS, OWN, QUICK_MODELS, Workload, client_tensors, prepare
 from fedmpi.common.types import Ints
 
 FLOAT_BYTES = 4
-COLUMNS = (
-    "model", "clients", "naive ms a step", "tight, 2 processes", "pfl, 2 processes", "1 rank", "3 ranks", "engine",
-    "MFLOP a step", "MB a step", "roofline ms a step", "1 rank / roofline", "3 ranks / half the roofline",
-)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a table's entrants compute.
+
+    Attributes
+    ----------
+    device : str or None
+        All on this one; None = on the processor's cores.
+    processes : int
+        Of the tight loop and of pfl.
+    ranks : int
+        Of fedmpi's second entrant.
+    cores : int
+        That these ranks compute on at once: their roofline is that of one, divided by it.
+    """
+
+    device: str | None
+    processes: int
+    ranks: int
+    cores: int
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The table's head."""
+        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
+        share = "half the roofline" if self.cores == 2 else "roofline"
+        return (
+            "model", "clients", "naive ms a step", f"tight, {processes}", f"pfl, {processes}", "1 rank",
+            f"{self.ranks} ranks", "engine", "MFLOP a step", "MB a step", "roofline ms a step", "1 rank / roofline",
+            f"{self.ranks} ranks / {share}",
+        )  # fmt: skip
+
+
+ON_CORES = Setting(None, processes=2, ranks=3, cores=2)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One core: operations a second of a large product of matrices, bytes a second that a large copy moves."""
+    """What one core, or a device, does at best.
+
+    Attributes
+    ----------
+    flops : float
+        Operations a second of a large product of matrices.
+    bandwidth : float
+        Bytes a second that a large copy moves, read and written.
+    stacked : float
+        Operations a second of small products side by side: 16 clients, 64 × 256 by 256 × 256.
+    from_host : float
+        Bytes a second of a large copy from the host's memory (page-locked where the device is a GPU).
+    call : float
+        Seconds that a call on one value takes, of many after one another.
+    """
 
     flops: float
     bandwidth: float
+    stacked: float = math.nan
+    from_host: float = math.nan
+    call: float = math.nan
+
+    def __str__(self) -> str:
+        return (
+            f"products {self.flops / 1e9:,.0f} GFLOP/s, of 16 clients side by side {self.stacked / 1e9:,.0f}; copies "
+            f"{self.bandwidth / 1e9:,.1f} GB/s, from the host {self.from_host / 1e9:,.1f}; "
+            f"a call {1e6 * self.call:.1f} µs"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,23 +119,40 @@ class Step:
         return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
 
 
-def measure_machine(size: int = 1536, values: int = 1 << 26, trials: int = 8) -> Machine:
-    """The best of some trials on one thread: products of size × size, copies of that many float32."""
+def measure_machine(device: torch.device = CPU, quick: bool = False) -> Machine:
+    """The best of some trials, on one thread where the device is the processor; small sizes where it is to be quick."""
     torch.set_num_threads(1)
-    left, right, product = (torch.rand(size, size) for _ in range(3))
-    source, target = torch.rand(values), torch.empty(values)
-    multiply = _best(lambda: torch.mm(left, right, out=product), trials)
-    copy = _best(lambda: target.copy_(source), trials)
-    return Machine(2 * size**3 / multiply, 2 * FLOAT_BYTES * values / copy)
+    size, values = (1536, 1 << 26) if device.type == "cpu" else (8192, 1 << 28)
+    if quick:
+        size, values = 256, 1 << 16
+    left, right, product = (torch.rand(size, size, device=device) for _ in range(3))
+    multiply = _best(lambda: torch.mm(left, right, out=product), device)
+    source, target = torch.rand(values, device=device), torch.empty(values, device=device)
+    copy = _best(lambda: target.copy_(source), device)
+    host = torch.rand(values, pin_memory=device.type == "cuda")
+    brought = _best(lambda: target.copy_(host, non_blocking=True), device)
+    clients, rows, width = 16, 64, 256
+    x, w = (torch.rand(clients, count, width, device=device) for count in (rows, width))
+    stacked = _best(lambda: torch.bmm(x, w), device, 10)
+    one = torch.zeros(1, device=device)
+    return Machine(
+        flops=2 * size**3 / multiply,
+        bandwidth=2 * FLOAT_BYTES * values / copy,
+        stacked=2 * clients * rows * width**2 / stacked,
+        from_host=FLOAT_BYTES * values / brought,
+        call=_best(lambda: one.add_(1), device, 1000),
+    )
 
 
-def _best(call: Callable[[], object], trials: int) -> float:
-    """Least processor time of some trials on one thread."""
+def _best(call: Callable[[], object], device: torch.device, calls: int = 1, trials: int = 8) -> float:
+    """Least seconds of one of some calls after one another, of some trials."""
+    call()
     seconds = []
     for _ in range(trials):
-        began = time.process_time()
-        call()
-        seconds.append(time.process_time() - began)
+        began = now(device)
+        for _ in range(calls):
+            call()
+        seconds.append((now(device) - began) / calls)
     return min(seconds)
 
 
@@ -109,33 +185,41 @@ def _words(network: nn.Module, x: Tensor) -> dict[int, int]:
     return {id(table): present * table.shape[1] for table in tables if not x.is_floating_point()}
 
 
-def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str]) -> list[Contestant]:
+def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str], setting: Setting) -> list[Contestant]:
     """Who is measured; the naive loop first, fedmpi last."""
-    others = [by_peer(workload, "pfl", pythons["pfl"], 2)] if "pfl" in pythons else []
-    floors = [by_floor(workload, "naive", 1, quick), by_floor(workload, "tight", 2, quick)]
-    return [*floors, *others, by_fedmpi(workload, 1), by_fedmpi(workload, 3)]
+    device, processes = setting.device or "cpu", setting.processes
+    others = [by_peer(workload, "pfl", pythons["pfl"], processes, quick, device)] if "pfl" in pythons else []
+    floors = [by_floor(workload, name, n, quick, device) for name, n in (("naive", 1), ("tight", processes))]
+    return [*floors, *others, *(by_fedmpi(workload, ranks, device=device) for ranks in (1, setting.ranks))]
 
 
-def line(workload: Workload, rows: Sequence[Row], step: Step, machine: Machine, engine: str) -> str:
+def line(
+    workload: Workload,
+    rows: Sequence[Row],
+    step: Step,
+    machine: Machine,
+    engine: str,
+    setting: Setting = ON_CORES,
+) -> str:
     """A model's row of the table."""
-    naive, tight, *peer, one, three = rows
+    naive, tight, *peer, one, several = rows
     sizes = workload.sizes()
     steps = int((-(-sizes // workload.batch)).sum())
     roofline = steps * step.seconds(machine)
     cells = [
         f"{workload.name}{' !' if _disturbed(rows) else ''}",
         f"{workload.clients} × {_range(sizes)}, B = {workload.batch}",
-        f"{1e3 * statistics.median(naive.seconds) / steps:.2f}",
+        f"{1e3 * statistics.median(naive.seconds) / steps:.2f}" if naive.seconds else "failed",
         _ratio(tight),
         _ratio(peer[0]) if peer else "",
         _ratio(one),
-        _ratio(three),
+        _ratio(several),
         engine,
         f"{step.flops / 1e6:.0f}",
         f"{step.bytes / 1e6:.1f}",
-        f"{1e3 * roofline / steps:.2f}",
+        f"{1e3 * roofline / steps:.3g}",
         f"{statistics.median(one.seconds) / roofline:.1f}" if one.seconds else "",
-        f"{statistics.median(three.seconds) / (roofline / 2):.1f}" if three.seconds else "",
+        f"{setting.cores * statistics.median(several.seconds) / roofline:.1f}" if several.seconds else "",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -168,25 +252,28 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--peer", action="append", default=[], metavar="pfl=PYTHON", help="where pfl is installed")
     parser.add_argument("--quick", action="store_true", help="one tiny model, a smoke test")
+    parser.add_argument("--device", help="all entrants on this device, e.g. cuda; by default on the processor's cores")
     asked = parser.parse_args()
     chosen = QUICK_MODELS if asked.quick else MODELS | OWN
     pythons = dict(peer.split("=", 1) for peer in asked.peer)
-    machine = measure_machine(256, 1 << 16) if asked.quick else measure_machine()
+    setting = ON_CORES if asked.device is None else Setting(asked.device, processes=1, ranks=2, cores=1)
+    device = CPU if asked.device is None else torch.device(asked.device)
+    machine = measure_machine(device, asked.quick)
     print(
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, torch {torch.__version__}, load "
-        f"{os.getloadavg()[0]:.1f}; one core: {machine.flops / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s\n"
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; "
+        f"{described(device)}; {machine}\n"
     )
-    print(f"| {' | '.join(COLUMNS)} |\n|---|---|{'---:|' * (len(COLUMNS) - 2)}", flush=True)
+    print(f"| {' | '.join(setting.columns)} |\n|---|---|{'---:|' * (len(setting.columns) - 2)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="fedmpi-rooflines-") as temporary:
         data, work = Path(temporary) / "data", Path(temporary) / "work"
         for name in asked.models or chosen:
             workload = chosen[name]
-            rows = run_all(workload, entrants(workload, asked.quick, pythons), data, work, asked.passes)
+            rows = run_all(workload, entrants(workload, asked.quick, pythons, setting), data, work, asked.passes)
             engine = chosen_engine(result_folder(work, workload, 0, len(rows) - 2) / "run")
             store = prepare(workload, data)
             x, y = client_tensors(store)[-1]
             step = count_step(workload.network(store).train(), x[: workload.batch], y[: workload.batch])
-            print(line(workload, rows, step, machine, engine), flush=True)
+            print(line(workload, rows, step, machine, engine, setting), flush=True)
 
 
 if __name__ == "__main__":

@@ -280,9 +280,10 @@ def mean_loss(store: ShardStore, network: nn.Module) -> float:
     x, y = store.test()
     training = network.training
     network.eval()
+    device = next(network.parameters()).device
     with torch.no_grad():
-        logits = network(torch.from_numpy(np.array(x)))
-        loss = float(nn.functional.cross_entropy(logits, torch.from_numpy(y.astype(np.int64))))
+        logits = network(torch.from_numpy(np.array(x)).to(device))
+        loss = float(nn.functional.cross_entropy(logits, torch.from_numpy(y.astype(np.int64)).to(device)))
     network.train(training)
     return loss
 

@@ -1,4 +1,7 @@
-"""pfl (Apple, pfl-research): SimulatedBackend and FederatedAveraging; two processes under torchrun, joined by gloo."""
+"""pfl (Apple, pfl-research): SimulatedBackend and FederatedAveraging; two processes under torchrun, joined by gloo.
+
+pfl itself takes a GPU where torch sees one, and moves every batch there.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch.nn.functional import cross_entropy
 
+from benchmarks.devices import wait_for
 from benchmarks.peers.race import Race
 
 
@@ -35,8 +39,8 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]
         return Metrics()
 
     def after_central_iteration(self, metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
-        now = time.perf_counter()
-        self.race.note(now - self.started)
+        wait_for(next(self.race.network.parameters()).device)
+        self.race.note(time.perf_counter() - self.started)
         self.started = time.perf_counter()
         return False, Metrics()
 

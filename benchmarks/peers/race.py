@@ -84,7 +84,7 @@ class Race:
             "samples": [int(self.store.sizes[cohort].sum()) for cohort in cohorts],
             "steps": self._counted,
             "loss": [self._loss, mean_loss(self.store, network)],
-            "moved": float((parameters_of(network) - self._initial).norm()),
+            "moved": float((parameters_of(network).cpu() - self._initial).norm()),
         }
         self._out.write_text(json.dumps(result))
 

@@ -22,6 +22,7 @@ from benchmarks.workloads import MODELS, WORKLOADS, Workload, find, prepare
 from fedmpi.config import load_config
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
+from tests.local.elsewhere import elsewhere
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Whole local sets as batches: then the order of the samples, which every contestant draws in its own way, has no part.
@@ -124,7 +125,7 @@ def test_a_model_beside_its_roofline_is_one_line():
 
     workload = replace(MODELS["lstm"], clients=10, cohort=10, each=50, batch=20)  # 30 steps
     told = line(workload, [row(0.6), row(0.3), row(0.24), row(0.12)], Step(2e6, 3e6), Machine(1e9, 1e9), "batched")
-    assert told == ("| lstm | 10 × 50, B = 20 | 20.00 | 0.50 |  | 0.40 | 0.20 | batched | 2 | 3.0 | 3.00 | 2.7 | 2.7 |")
+    assert told == ("| lstm | 10 × 50, B = 20 | 20.00 | 0.50 |  | 0.40 | 0.20 | batched | 2 | 3.0 | 3 | 2.7 | 2.7 |")
 
 
 def test_the_built_in_models_are_run_as_such(tmp_path: Path):
@@ -142,3 +143,52 @@ def test_ratios_are_taken_within_a_pass():
 @pytest.mark.parametrize("name", sorted(path.stem for path in Path(str(benchmarks.__file__)).parent.glob("*.py")))
 def test_every_benchmark_finds_what_it_imports(name: str) -> None:
     importlib.import_module("benchmarks" if name == "__init__" else f"benchmarks.{name}")
+
+
+def test_on_a_device_all_contestants_compute_there(tmp_path: Path):
+    rows = contestants.contestants(WORKLOADS["W3"], False, {"pfl": "python", "fluke": "python"}, "cuda:1")
+    assert [row.name for row in rows][:4] == [
+        "naive, 1 process", "tight, 1 process", "merged, 1 process", "fedmpi, 1 rank",
+    ]  # fmt: skip
+    *own, peer = rows
+    assert peer.name == "pfl, 1 process" and "CUDA_VISIBLE_DEVICES" not in peer.environment
+    for row in own:
+        command = " ".join(row.command(tmp_path, tmp_path))
+        assert "cluster.device=cuda:1" in command or "--device cuda:1" in command
+    for row in contestants.contestants(WORKLOADS["W3"], False, {"pfl": "python"}):
+        command = " ".join(row.command(tmp_path, tmp_path))
+        named = "--device cpu" in command or "cluster.device=cpu" in command
+        assert named or row.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("variant", ["naive", "tight", "merged", "gradient"])
+def test_floors_name_the_device_of_every_tensor(variant: str, tmp_path: Path):
+    workload = replace(TEXTS, wanted=50 if variant == "gradient" else 0, rounds=1)
+    store = prepare(workload, tmp_path)
+    here = by_floor(workload, variant, tmp_path)
+    with elsewhere() as device:
+        rounds = Rounds(workload, store, variant, 1, device)
+        rounds.run(0, NobodyElse())  # type: ignore[arg-type]
+        assert rounds.model.device == device
+        there = rounds.model.cpu().clone()
+    assert float((there - here).norm()) <= 1e-6 * float(here.norm())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        pytest.param([], "'cuda'", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")),
+        (["--device", "cpu"], "add --quick"),
+        (["--out"], "--out needs a value"),
+        (["--fast"], "--fast is no option"),
+    ],
+)
+def test_the_gpu_script_refuses_in_one_sentence_and_leaves_earlier_tables(given: list[str], said: str, tmp_path: Path):
+    tables = tmp_path / "tables.md"
+    tables.write_text("kept")
+    command = [str(REPOSITORY / "benchmarks" / "gpu.sh"), "--out", str(tables), *given]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and said in result.stderr and result.stderr.count("\n") == 1
+    assert tables.read_text() == "kept"
