@@ -24,7 +24,7 @@ class Activity:
     waiting : bool
         Whether this rank waits for others.
     turns : int
-        How often anything of this has changed.
+        How often anything of this has changed, or a step was done.
     """
 
     __slots__ = ("beside", "client", "first", "phase", "round", "turns", "waiting")
@@ -51,6 +51,10 @@ class Activity:
     def work_on(self, client: int, beside: int = 0) -> None:
         """Begin with a client, or with several side by side."""
         self.client, self.beside = client, beside
+        self.turns += 1
+
+    def go_on(self) -> None:
+        """A step of the work is done: a batch, or several side by side."""
         self.turns += 1
 
     def wait(self, waiting: bool) -> None:

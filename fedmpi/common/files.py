@@ -82,7 +82,7 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which has its name once all is written; see `write_whole`."""
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = partial_name(path)
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -93,6 +93,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def partial_name(path: Path) -> Path:
+    """Where a file is written before it has its name."""
+    return path.with_name(f".{path.name}.partial")
 
 
 def make_folder(folder: Path) -> None:

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+UNKNOWN = "?"
+
 
 @dataclass(frozen=True)
 class Process:
@@ -23,8 +25,14 @@ class Process:
 
     @property
     def seen(self) -> str:
-        """The letter that Linux has for its state; "" where there is no such process, or only what is left of one."""
-        started, letter = start_time(self.pid)
+        """The letter that Linux has for its state; "" where there is no such process, or only what is left of one.
+
+        UNKNOWN where the system does not let this process look, such as for too many open files.
+        """
+        try:
+            started, letter = start_time(self.pid)
+        except OSError:
+            return UNKNOWN
         return letter if started == self.started and letter not in "ZX" else ""
 
 
@@ -40,11 +48,17 @@ def name_space() -> str:
 
 
 def start_time(pid: int) -> tuple[int, str]:
-    """When a process was started, in ticks since the system was, and the letter of its state; (0, "") without one."""
+    """When a process was started, in ticks since the system was, and the letter of its state; (0, "") without one.
+
+    Raises
+    ------
+    OSError
+        There may be one, but nothing can be opened.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0, ""
     return int(fields[19]), fields[0]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
+from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -203,6 +204,7 @@ class MergedEngine:
                 total.added()
                 self._check(losses, clients[part], rule)
                 first = part.stop
+                activity.go_on()
             if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, weights, start, rule, round)
         return report

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
+from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.delivery import deliver
@@ -200,6 +201,7 @@ class SequentialEngine:
                 losses.add_(loss, alpha=rows)
             report.steps += 1
             report.loss_count += rows
+            activity.go_on()
         if not on_cpu:
             report.loss_sum = float(losses)
 

@@ -54,6 +54,8 @@ class Own:
         return State(source.phase, source.round, source.first, source.client, source.beside, waiting, idle)
 
 
+STANDING = ("", "T", "t")
+"""Letters of processes that tell nothing: gone, stopped by a signal, stopped by a debugger."""
 LETTERS = {"T": "its process is stopped", "t": "a debugger has stopped it", "D": "it waits for a disk or the network"}
 
 
@@ -82,7 +84,7 @@ class Watchdog:
             if process.host == own.host and process.seen and rank != self.rank
         ]
         self.neighbour = min(neighbours, key=lambda rank: (rank - self.rank) % self.size) if neighbours else None
-        self._may_stop = dict.fromkeys(self._minded(neighbours), 0.0)
+        self._stopped = dict.fromkeys(neighbours, 0.0)
         self.neighbour = None if goes_on else self.neighbour
         self._visible = {*neighbours, self.rank}
         self._judge, self._own = Judge(self.rank, self.size, patience), Own(activity)
@@ -150,20 +152,22 @@ class Watchdog:
                 "checkpoint",
             )
 
-    def _minded(self, neighbours: list[int]) -> list[int]:
-        """The ranks of this host of which this one tells that they are stopped: rank 0 of all, else the one before."""
-        with_server = self.processes[0].host == self.processes[self.rank].host
-        if self.neighbour is None or self.rank == 0:
-            return neighbours
-        return [] if with_server and self.neighbour != 0 else [self.neighbour]
-
     def _mind_the_stopped(self, seconds: float, own: State) -> None:
-        """Tell of ranks that a signal has stopped, not as part of the whole job, and end the job where it is to be."""
-        for rank, stopped in self._may_stop.items():
-            still = stopped + seconds if self.processes[rank].seen == "T" else 0.0
-            self._may_stop[rank] = still
-            if stopped < SECONDS_STOPPED <= still:
-                self._say(Finding(still, {rank: (self._judge.known(rank), still)}, over=True), own)
+        """Tell of ranks that a signal has stopped, not as part of the whole job, and end the job where it is to be.
+
+        Of the ranks of a host that run, the lowest tells of all others.
+        """
+        letters = {rank: self.processes[rank].seen for rank in self._stopped if rank < self.rank}
+        if any(letter not in STANDING for letter in letters.values()):
+            self._stopped = dict.fromkeys(self._stopped, 0.0)
+            return
+        before = self._stopped
+        letters |= {rank: self.processes[rank].seen for rank in before if rank > self.rank}
+        self._stopped = {rank: before[rank] + seconds if letters[rank] == "T" else 0.0 for rank in before}
+        late = {rank: still for rank, still in self._stopped.items() if still >= SECONDS_STOPPED}
+        if any(before[rank] < SECONDS_STOPPED for rank in late):
+            known = {rank: (self._judge.known(rank), still) for rank, still in late.items()}
+            self._say(Finding(max(late.values()), known, over=True), own)
 
     def words(self, found: Finding, own: State) -> str:
         """One sentence about it."""

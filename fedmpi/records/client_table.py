@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import whole_file
 from fedmpi.common.types import AnyArray
 
@@ -46,6 +47,7 @@ class ClientTable:
     def __init__(self, folder: Path):
         self.folder = folder
         self.rows = 0
+        self._in_file = 0
         self._fresh: list[Columns] = []
 
     def add(self, table: Columns) -> None:
@@ -59,9 +61,27 @@ class ClientTable:
         return fresh
 
     def write(self, fresh: list[Columns]) -> None:
-        """Write the file anew with these rows behind the others; no rows leave it as it is."""
-        if fresh:
-            self._replace(found_in(self.folder), fresh)
+        """Write the file anew with these rows behind the others; no rows leave it as it is.
+
+        Raises
+        ------
+        RunFailure
+            What was written there before is gone or damaged.
+        """
+        if not fresh:
+            return
+        old = found_in(self.folder)
+        try:
+            held = 0 if old is None else _count(old)
+            if held != self._in_file:
+                named = old or self.folder / (PARQUET if _pyarrow() else PLAIN)
+                raise UserError(
+                    f"{named} holds {held} rows where this run has written {self._in_file}; put the file back"
+                )
+            self._replace(old, fresh)
+        except UserError as error:
+            raise RunFailure(f"{error}, then go on with --resume --out {self.folder}") from None
+        self._in_file += sum(len(table["round"]) for table in fresh)
 
     def go_on(self, next_round: int, rows: int) -> None:
         """Drop what the file holds of later rounds.
@@ -78,7 +98,7 @@ class ClientTable:
         UserError
             The file is gone or damaged, or rows are missing.
         """
-        path, self.rows = found_in(self.folder), rows
+        path, self.rows, self._in_file = found_in(self.folder), rows, rows
         named = path or self.folder / (PARQUET if _pyarrow() else PLAIN)
         if not rows:
             for name in FILES:
@@ -127,21 +147,36 @@ def read_clients(folder: Path) -> Columns:
 
 def read_file(path: Path) -> Columns:
     """The columns of clients.parquet or clients.npz; UserError as of `read_clients`."""
-    try:
+    with _readable(path):
         if path.name == PLAIN:
             with np.load(path, allow_pickle=False) as held:
                 columns = {name: np.asarray(held[name]) for name in held.files}
         else:
             table = _needed("pyarrow.parquet", path).read_table(path, page_checksum_verification=True)
             columns = {name: table[name].to_numpy() for name in table.column_names}
-    except UserError:
-        raise
-    except Exception as error:  # of whatever a damaged file makes the libraries stumble over
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot be read ({why}): it is damaged; put a whole copy back") from None
     if not {"round", "client", "samples"} <= columns.keys() or len({len(column) for column in columns.values()}) > 1:
         raise UserError(f"{path} holds no rows about clients: it is damaged")
     return columns
+
+
+def _count(path: Path) -> int:
+    """How many rows a file holds; UserError as of `read_clients`."""
+    if path.name == PLAIN:
+        return len(read_file(path)["round"])
+    with _readable(path), _needed("pyarrow.parquet", path).ParquetFile(path) as held:
+        return int(held.metadata.num_rows)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Within: whatever a damaged file makes the libraries stumble over is a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read ({why}): it is damaged; put a whole copy back") from None
 
 
 def joined(tables: Sequence[Columns]) -> Columns:
@@ -167,7 +202,7 @@ def _write_parquet(file: BinaryIO, old: Path | None, fresh: list[Columns], next_
 
 def _pieces(arrow: Any, parquet: Any, old: Path | None, fresh: list[Columns], next_round: int | None) -> Iterator[Any]:
     if old is not None:
-        with parquet.ParquetFile(old, page_checksum_verification=True) as held:
+        with _readable(old), parquet.ParquetFile(old, page_checksum_verification=True) as held:
             for number in range(held.num_row_groups):
                 group = held.read_row_group(number)
                 if next_round is not None:

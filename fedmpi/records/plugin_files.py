@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import os
 import sys
 import sysconfig
 from functools import cache
@@ -14,7 +15,7 @@ from typing import Any
 
 from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, write_whole
+from fedmpi.common.files import make_folder, partial_name, write_whole
 from fedmpi.common.registry import KINDS, Part, load, resolve
 from fedmpi.config import Config
 
@@ -126,6 +127,15 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
         write_whole(folder / name, content)
 
 
+def of_a_start(run: Path, sources: dict[str, bytes]) -> bool:
+    """Whether RUN/plugins holds such copies only, whole or half written: a start was killed before it said which run
+    it is."""
+    folder = run / FOLDER
+    paths = [folder / name for name in sources]
+    copies = {*paths, *(partial_name(path) for path in paths)}
+    return all(path in copies for path in folder.rglob("*") if not path.is_dir())
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -159,7 +169,8 @@ def _loaded() -> dict[str, Path]:
 
 
 def _own_file(name: str, module: ModuleType | None, left_out: tuple[str, ...]) -> Path | None:
-    file = getattr(module, "__file__", None) or ""
+    given = getattr(module, "__file__", None)
+    file = os.fspath(given) if isinstance(given, str | Path) else ""
     if name.partition(".")[0] in left_out or not file.endswith(".py") or _installed(file):
         return None
     path = Path(file).resolve()

@@ -30,7 +30,7 @@ from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
-from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, part_sources
+from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
 from fedmpi.records.tracking import Trackers, open_trackers, refuse_missing
 from fedmpi.records.tracking.names import numbers
 from fedmpi.records.tracking.picture import picture, shown
@@ -62,7 +62,6 @@ OF_A_RUN = (
     FOLDER,
 )
 """What a run leaves in its folder, besides TensorBoard's events."""
-
 
 FINAL = ("summary.json", "model.safetensors", CONFUSION, CLASSES)
 """What tells of the final model."""
@@ -134,6 +133,8 @@ class Recorder:
                 raise UserError(f"{self.folder / name} is no plain file: remove it, or choose another --out")
         found = [name for name in OF_A_RUN if (self.folder / name).exists()]
         found += [path.name for path in sorted(self.folder.glob("events.out.tfevents.*"))]
+        if found == [FOLDER] and of_a_start(self.folder, self.sources):
+            return False
         if found and not path.exists():
             raise UserError(
                 f"{self.folder} holds {found[0]} of a run but no config.toml that says which: choose another --out"
@@ -326,10 +327,10 @@ class Recorder:
     def close(self) -> None:
         """Flush and close the log and the events; a checkpoint that is being written is waited for."""
         try:
-            self.saved()
-        except RunFailure as failure:  # of a run that another failure has ended
-            log.warning("%s", failure)
-        try:
+            try:
+                self.saved()
+            except RunFailure as failure:  # of a run that another failure has ended
+                log.warning("%s", failure)
             with writing(self.folder):
                 self._trackers.close(self._finished)
         finally:

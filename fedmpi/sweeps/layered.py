@@ -104,20 +104,20 @@ def _by_name(kind: str, below: list[Values], above: list[Values]) -> list[Values
             _drop(kind, places, table)
         else:
             places[table["name"]] = laid_over(places.get(table["name"], {}), table)
+    if not places:
+        raise UserError(f"[[sweep.{kind}]]: all of them are dropped, so that nothing is left to run: keep one")
     return list(places.values())
 
 
 def _drop(kind: str, places: Values, table: Values) -> None:
     name = table["name"]
-    if table != {"name": name, DROP: True}:
+    if table[DROP] is not True or len(table) > 2:
         raise UserError(f"[[sweep.{kind}]] {shown(name, repr)}: drop = true stands alone beside the name")
     if name not in places:
         raise UserError(
             f"[[sweep.{kind}]] {shown(name, repr)} cannot be dropped: the file below has {shown(list(places))}"
         )
     del places[name]
-    if not places:
-        raise UserError(f"[[sweep.{kind}]]: all of them are dropped, so that nothing is left to run: keep one")
 
 
 def _all_named(value: Any) -> TypeGuard[list[Values]]:

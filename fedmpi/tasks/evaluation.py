@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.activity import activity
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Ints
@@ -80,6 +81,7 @@ def evaluate(
             logits = module(x[start : start + batch_size])
             total += loss.total(logits, labels)
             tally.add(logits, labels)
+            activity.go_on()
     module.train(was_training)
     counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
     confusion = None if counted is None else np.asarray(counted, np.int64)

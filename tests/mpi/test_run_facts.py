@@ -245,7 +245,9 @@ def test_what_a_model_loads_from_another_folder_is_among_its_files(tmp_path: Pat
     (tmp_path / "nets" / "net_in_one_folder.py").write_text(
         "import helper_in_another, installed_somewhere\ndef net(d): ...\n"
     )
-    (tmp_path / "library" / "helper_in_another.py").write_text("WIDTH = 8\n")
+    (tmp_path / "library" / "helper_in_another.py").write_text(
+        "import pathlib\n__file__ = pathlib.Path(__file__)\nWIDTH = 8\n"  # no text, as of some made by hand
+    )
     (tmp_path / "library" / "site-packages" / "installed_somewhere.py").write_text("")
     for folder in ("nets", "library", "library/site-packages"):
         monkeypatch.syspath_prepend(tmp_path / folder)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+import fedmpi
 from fedmpi.cluster import Cluster
 from fedmpi.common.activity import PHASES, Activity, activity
 from fedmpi.common.frames import place_of
@@ -19,6 +22,7 @@ from fedmpi.config import Config
 from fedmpi.process.judge import (
     ALONE_TIMES,
     LATE_TIMES,
+    LONGEST_LOOK,
     SECONDS_OF_SILENCE,
     SECONDS_PER_DEPUTY,
     UNLEARNED_TIMES,
@@ -108,6 +112,10 @@ def test_ranks_that_all_wait_for_one_another_are_found() -> None:
 
     ((_, finding),) = found_in(experienced(), int(LATE), deadlocked)
     assert not finding.late and finding.over
+    ((_, finding),) = found_in(
+        experienced(size=2), int(LATE), lambda s: (at(1, "sum", True, s), {1: at(1, "work", True, s)})
+    )
+    assert not finding.late and finding.over
 
 
 def test_rank_0_is_judged_by_rank_1_and_later_by_rank_2() -> None:
@@ -117,6 +125,8 @@ def test_rank_0_is_judged_by_rank_1_and_later_by_rank_2() -> None:
     for rank, later in ((1, 0.0), (2, SECONDS_PER_DEPUTY), (3, 2 * SECONDS_PER_DEPUTY)):
         seconds, finding = found_in(experienced(rank, 4), int(LATE) + 40, silent)[0]
         assert seconds == LATE + later and list(finding.late) == [0] and finding.over
+        *_, (seconds, finding) = found_in(Judge(rank, 4, PATIENCE), 1900, lambda s: (at(-1, "start", True, s), {}))
+        assert seconds == UNLEARNED_TIMES * PATIENCE + later and finding.over
     assert not found_in(experienced(1), 2000, lambda s: (at(1, "work", idle=s), {0: at(1, "sum", True, s)}))
 
 
@@ -284,7 +294,7 @@ def test_a_process_that_is_stopped_alone_is_told_of_within_seconds_and_again_whe
     watchdog.size = 2
     watchdog.processes += [Process(watchdog.processes[0].host, 5, 1)]
     watchdog._visible.add(1)
-    watchdog._may_stop = {1: 0.0}
+    watchdog._stopped = {1: 0.0}
     watchdog._judge._states[1] = at(7, "work", client=10)
     ended: list[str] = []
     monkeypatch.setattr("fedmpi.process.watchdog.end_now", lambda code, words: ended.append(words))
@@ -313,21 +323,72 @@ def test_a_process_that_is_stopped_alone_is_told_of_within_seconds_and_again_whe
     assert ended == [f"{said}: the job is ended, --resume goes on from the last checkpoint"]
 
 
-@pytest.mark.parametrize(
-    ("hosts", "minded"),
-    [
-        ("aaa", {0: [1, 2], 1: [], 2: [0]}),
-        ("aabbb", {0: [1], 1: [0], 2: [3], 3: [4], 4: [2]}),
-        ("ab", {0: [], 1: []}),
-        ("abab", {0: [2], 2: [0], 1: [3], 3: [1]}),
-    ],
-)
-def test_every_rank_that_has_others_on_its_host_is_minded_by_one_of_them(
-    watchdog: Watchdog, hosts: str, minded: dict[int, list[int]]
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_of_the_ranks_of_a_host_that_run_the_lowest_tells_of_all_that_are_stopped(
+    watchdog: Watchdog, rank: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watchdog.processes = [Process(host, 1, 1) for host in hosts]
-    for rank, others in minded.items():
-        same = [other for other, host in enumerate(hosts) if host == hosts[rank] and other != rank]
-        watchdog.rank = rank
-        watchdog.neighbour = min(same, key=lambda other: (other - rank) % len(hosts)) if same else None
-        assert watchdog._minded(same) == others
+    """Here ranks 0, 1 and 2; rank 3 is on another host."""
+    letters = dict.fromkeys(range(4), "S")
+    monkeypatch.setattr(Process, "seen", property(lambda process: letters[process.pid]))
+    host = watchdog.processes[0].host
+    watchdog.rank, watchdog.size = rank, 4
+    watchdog.processes = [Process(host, number, 1) for number in range(3)] + [Process("node7", 3, 1)]
+    watchdog._visible = {0, 1, 2}
+    watchdog._stopped = dict.fromkeys({0, 1, 2} - {rank}, 0.0)
+    for state in ("TSS", "STS", "SST", "STT", "TST", "TTS", "tST", "RTD", "?ST"):
+        letters.update(enumerate(state))
+        if letters[rank] in "Tt":
+            continue
+        running = [number for number in range(3) if letters[number] not in "Tt"]
+        stopped = [f"rank {number} on {host}" for number in range(3) if letters[number] == "T"]
+        caplog.clear()
+        for _ in range(9):
+            watchdog._mind_the_stopped(1.0, at(7, "sum", waiting=True))
+        told = [words.partition(" in the sum")[0] for words in caplog.messages]
+        assert told == [f"waiting 5 s for {', '.join(stopped)}"] * (rank == running[0])
+        letters.update(dict.fromkeys(range(4), "S"))
+        watchdog._mind_the_stopped(1.0, at(7, "sum", waiting=True))
+
+
+def test_a_job_that_was_suspended_as_a_whole_counts_that_as_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    clock = iter([0.0, 1.0, 5000.0, 5001.0])
+
+    def look(watchdog: Watchdog, seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            watchdog._closing.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedmpi.process.watchdog.SECONDS_BETWEEN_LOOKS", 1e6)
+        made = Watchdog(Cluster(None, "none"), patience=1.0, ends=False)
+        made.close()
+        made._closing.clear()
+        patched.setattr("fedmpi.process.watchdog.SECONDS_BETWEEN_LOOKS", 0.0)
+        patched.setattr("fedmpi.process.watchdog.time", SimpleNamespace(monotonic=lambda: next(clock)))
+        patched.setattr(Watchdog, "_look", look)
+        made._watch()
+    assert looks == [1.0, LONGEST_LOOK, 1.0]
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process.of(os.getppid())
+    for error, seen in ((errno.EMFILE, True), (errno.ENOENT, False), (errno.ESRCH, False)):
+        with monkeypatch.context() as patched:
+            patched.setattr("builtins.open", lambda *_, error=error, **__: (_ for _ in ()).throw(OSError(error, "no")))
+            assert bool(process.seen) == seen
+    assert process.seen
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "merged"])
+def test_a_rank_goes_on_with_every_step_of_training_and_every_batch_of_an_evaluation(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(Activity, "go_on", lambda self: steps.append(PHASES[self.phase]))
+    one = {"local.steps": 1} if engine == "merged" else {"local.epochs": 2}
+    own = {"rounds": 1, "local.engine": engine, "evaluation.batch_size": 100, "participation.count": 2}
+    outcome = fedmpi.run("fedavg", {**own, **one})
+    assert steps.count("evaluation") == 4  # 355 samples
+    assert steps.count("work") == 1 if engine == "merged" else steps.count("work") > 4
+    assert outcome.ending == "finished"

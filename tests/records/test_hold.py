@@ -126,6 +126,17 @@ def test_a_holder_that_cannot_be_looked_at_is_believed_until_it_gives_no_sign_fo
     second.release()
 
 
+def test_where_no_file_can_be_made_time_is_told_by_the_clock_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Hold(tmp_path)._released.set()
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
+    for age, held in ((0.0, True), (LAPSES + 5, False)):
+        altered(tmp_path, age, machine="another boot")
+        holder = Holder.of(tmp_path)
+        assert holder is not None and holder.alive() == held
+
+
 def test_a_holder_that_lives_gives_signs_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hold, "RENEWED", 0.01)
     first = Hold(tmp_path)

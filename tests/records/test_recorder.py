@@ -27,7 +27,7 @@ from fedmpi.common.files import writing
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.process.guard import _ending_of
-from fedmpi.records import hold
+from fedmpi.records import hold, recorder
 from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.model_file import model_file
 from fedmpi.records.provenance import git_commit
@@ -39,6 +39,7 @@ from tests.end_to_end.user_models import tied
 
 ADAM = ("aggregation.optimizer=adam", "aggregation.lr=0.01")
 SETTINGS = ("preset=fedavg", "rounds=4", "checkpoint.every=1", "local.engine=sequential", *ADAM)
+OWN_MODEL = "model.name=tests.end_to_end.user_models:unhurried_mlp"
 CONFIG = load_config(None, ["logging.tensorboard=false", *SETTINGS])
 
 
@@ -88,6 +89,43 @@ def test_events_alone_are_of_a_run(tmp_path: Path):
     (tmp_path / "events.out.tfevents.1.host.2.0").touch()
     with pytest.raises(UserError, match=r"holds events\.out\.tfevents\.1"):
         Recorder(tmp_path, CONFIG, resume=False)
+
+
+def test_a_start_that_was_killed_before_it_said_which_run_it_is_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, config = tmp_path / "RUN", load_config(None, [*SETTINGS, "logging.tensorboard=false", OWN_MODEL])
+    whole, made = recorder.write_whole, []
+
+    def die(path: Path, *parts: bytes) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder, "write_whole", die)
+    with pytest.raises(KeyboardInterrupt):
+        Recorder(run, config, resume=False)
+    monkeypatch.setattr(recorder, "write_whole", whole)
+    (kept,) = (path for path in (run / "plugins").rglob("*.py"))
+    kept.with_name(f".{kept.name}.partial").write_text("half")
+    (run / "plugins" / "mine.txt").write_text("of somebody else")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="holds plugins of a run but no config.toml"):
+            Recorder(run, config, resume)
+    (run / "plugins" / "mine.txt").unlink()
+    with pytest.raises(UserError, match="holds plugins of a run but no config.toml"):
+        Recorder(run, CONFIG, resume=True)  # without parts of its own
+    for resume in (False, True):
+        made.append(shutil.copytree(run, tmp_path / str(resume)))
+        Recorder(made[-1], config, resume).close()
+        assert (made[-1] / "config.toml").exists()
+
+
+def test_a_run_whose_last_checkpoint_fails_in_an_unforeseen_way_lets_go_of_its_folder(tmp_path: Path):
+    first = Recorder(tmp_path / "RUN", CONFIG, resume=False)
+    first._beside.start(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        first.close()
+    hold.refuse_held(tmp_path / "RUN")
+    assert first._handler not in logging.getLogger("fedmpi").handlers
 
 
 def test_files_of_somebody_else_do_not_matter(tmp_path: Path):

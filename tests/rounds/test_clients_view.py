@@ -18,7 +18,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi.common.errors import PartFailure, RunFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import load_config
@@ -424,7 +424,9 @@ def test_a_killed_run_has_the_rows_up_to_its_last_checkpoint(whole: Path, tmp_pa
     held = read_clients(tmp_path)
     assert np.unique(held["round"]).tolist() == [0, 1, 2, 3, 4, 5]
     newer = {name: column[read_clients(whole)["round"] < 8] for name, column in read_clients(whole).items()}
-    ClientTable(tmp_path).write([{name: column[newer["round"] >= 6] for name, column in newer.items()}])
+    table = ClientTable(tmp_path)
+    table.go_on(6, 6 * 20)
+    table.write([{name: column[newer["round"] >= 6] for name, column in newer.items()}])
     assert len(np.unique(read_clients(tmp_path)["round"])) == 8  # as if it died before the checkpoint was there
     assert run_into(tmp_path, *VIEWED, resume=True) == 0
     assert same(read_clients(whole), read_clients(tmp_path))
@@ -445,6 +447,34 @@ def test_rows_that_the_checkpoint_counts_on_are_missed(tmp_path: Path):
     path.write_bytes(whole)
     with pytest.raises(UserError, match=re.escape("how often clients were used is counted from round 0")):
         run_into(tmp_path, *VIEWED, "evaluation.clients=participants", resume=True)
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "a byte", "older"])
+def test_rows_that_are_lost_or_damaged_while_a_run_lasts_end_it_in_a_sentence(
+    form: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    else:
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    table, path = ClientTable(tmp_path), tmp_path / f"clients.{form}"
+    rows = [{name: np.arange(9) + 9 * t for name in ("round", "client", "samples")} for t in range(3)]
+    table.write(rows[:1])
+    older = path.read_bytes()
+    table.write(rows[1:2])
+    whole = path.read_bytes()
+    broken = {"empty": b"", "cut": whole[:-40], "a byte": whole[:-3] + b"?" + whole[-2:], "older": older}
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(broken[damage])
+    said = r"holds (0|9) rows where this run has written 18; put" if damage in ("gone", "older") else "is damaged; put"
+    with pytest.raises(RunFailure, match=rf"clients\.{form} .*{said} .*, then go on with --resume --out {tmp_path}"):
+        table.write(rows[2:])
+    path.write_bytes(whole)
+    table.write(rows[2:])
+    assert read_clients(tmp_path)["client"].tolist() == list(range(27))
 
 
 def test_without_checkpoints_the_rows_come_in_the_end(tmp_path: Path):

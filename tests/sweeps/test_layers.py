@@ -87,6 +87,10 @@ def test_files_lie_over_files_that_lie_over_others(folder: Path) -> None:
 def test_a_variant_of_the_base_may_be_dropped(folder: Path) -> None:
     sweep = planned(folder, 'base = "whole.toml"\n[[sweep.run]]\nname = "A"\ndrop = true')
     assert len(sweep.runs) == 6 and {run.labels["run"] for run in sweep.runs} == {"P"}
+    others = [f'[[sweep.run]]\nname = "{name}"\ndrop = true\n' for name in "AP"]
+    for own in ('[[sweep.run]]\nname = "Y"\npreset = "fedyogi"\n', '[[sweep.run]]\nname = "F"\npreset = "fedavg"\n'):
+        for text in (own + "".join(others), "".join(others) + own):
+            assert len(planned(folder, f'base = "whole.toml"\n{text}').runs) == 6
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_a_variant_of_the_base_may_be_dropped(folder: Path) -> None:
         ),
         *(
             (f'base = "whole.toml"\n[[sweep.run]]\nname = "A"\n{more}', "'A': drop = true stands alone beside the name")
-            for more in ("drop = false", 'drop = true\npreset = "fedyogi"')
+            for more in ("drop = false", "drop = 1", 'drop = true\npreset = "fedyogi"')
         ),
         (
             'base = "whole.toml"\n[[sweep.run]]\nname = "A"\ndrop = true\n[[sweep.run]]\nname = "P"\ndrop = true',

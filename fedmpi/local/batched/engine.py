@@ -201,6 +201,7 @@ class BatchedEngine:
                 raise
             for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
+            activity.go_on()
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
         try:
             with named_client(tasks[0].client, self.rank):  # of several, those to blame are found one by one
