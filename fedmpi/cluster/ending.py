@@ -59,7 +59,7 @@ def abort_job(code: int) -> NoReturn:
     """End every rank of the job now with this non-zero exit code; a process alone ends as by `sys.exit`."""
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
-        with suppress(OSError):
+        with suppress(OSError, ValueError, AttributeError):  # full, closed, or there is none
             sys.stdout.flush()
             sys.stderr.flush()
         time.sleep(SECONDS_FOR_LAST_WORDS)
@@ -83,7 +83,7 @@ def abort_anyway(code: int) -> NoReturn:
 def leave(code: int) -> NoReturn:
     """End this process in order with this exit code; after deaths without ending MPI, which might wait for the dead."""
     if has_shrunk():
-        with suppress(OSError):
+        with suppress(OSError, ValueError, AttributeError):  # full, closed, or there is none
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

@@ -29,6 +29,7 @@ from fedmpi.cluster import (
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError, raised
 from fedmpi.process.limits import allow_many_files
 from fedmpi.process.output import OutputLost, prepare_streams
+from fedmpi.process.signals import UNWRITABLE
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
@@ -176,7 +177,7 @@ def _tell(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    with suppress(OSError):  # a closed terminal must not keep the job from ending
+    with suppress(*UNWRITABLE):  # a closed terminal must not keep the job from ending
         sys.stdout.flush()
         sys.stderr.write(text + "\n")  # in one piece, so that the ranks' lines do not mix
         sys.stderr.flush()

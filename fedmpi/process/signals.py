@@ -22,6 +22,8 @@ FORCING = (signal.SIGTERM, signal.SIGINT)
 SECONDS_OF_COPIES = 2.0
 """Launchers and batch systems send the same signal by several ways: those so close to the first are copies of it."""
 SECONDS_FOR_RANK_0 = 1.0
+UNWRITABLE = (OSError, ValueError, AttributeError)
+"""What writing to a standard stream raises whose end is gone or full, that is closed, or that there is none of."""
 
 
 class Interrupt:
@@ -103,6 +105,6 @@ def _loaded(module: str, name: str) -> Any:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # a closed terminal must not keep the job from ending
+    with suppress(*UNWRITABLE):  # a closed terminal must not keep the job from ending
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from rich.live import Live
@@ -189,7 +189,8 @@ class TerminalWarnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the warning; the stream is looked up now because the progress bar exchanges it."""
-        print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # full, or closed: no reason to end a run
+            print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 LOSSES = {"test": "test loss", "val": "validation loss"}

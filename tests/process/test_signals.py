@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import subprocess
 import sys
 
 import pytest
 
+from fedmpi.records.progress import shown_warnings
 from tests.mpi.launch import REPOSITORY
 
 PROGRAM = """
@@ -50,3 +53,27 @@ def test_the_second_one_ends_it_at_once_unless_it_is_a_warning(number: str, code
 
 def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:
     assert sent("SIGHUP", "ignored").stdout.split() == ["False", "SIG_IGN"]
+
+
+@pytest.mark.parametrize("stream", ["None", "open('/dev/full', 'w')", "closed"])
+def test_a_job_is_ended_from_a_thread_whatever_has_become_of_standard_error(stream: str) -> None:
+    program = f"""
+import io, sys, threading, time
+from fedmpi.process.signals import end_now
+closed = io.StringIO()
+closed.close()
+sys.stderr = {stream}
+threading.Thread(target=end_now, args=(7, "why"), daemon=True).start()
+time.sleep(30)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=100).returncode == 7
+
+
+@pytest.mark.parametrize("stream", ["full", "closed", "none"])
+def test_a_warning_that_cannot_be_shown_ends_no_run(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    lost = {"full": open("/dev/full", "w", buffering=1), "closed": closed, "none": None}  # noqa: SIM115
+    with shown_warnings(), monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", lost[stream])
+        logging.getLogger("fedmpi").warning("one that nobody sees")

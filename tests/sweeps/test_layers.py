@@ -8,6 +8,7 @@ import pytest
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
+from fedmpi.sweeps.layered import laid_over
 from fedmpi.sweeps.plan import Sweep, plan_sweep
 
 WHOLE = """
@@ -91,6 +92,12 @@ def test_a_variant_of_the_base_may_be_dropped(folder: Path) -> None:
     for own in ('[[sweep.run]]\nname = "Y"\npreset = "fedyogi"\n', '[[sweep.run]]\nname = "F"\npreset = "fedavg"\n'):
         for text in (own + "".join(others), "".join(others) + own):
             assert len(planned(folder, f'base = "whole.toml"\n{text}').runs) == 6
+
+
+def test_a_list_of_which_not_all_have_names_is_replaced_as_a_whole() -> None:
+    named, mixed = [{"name": "A", "x": 1}], [{"name": "A", "x": 2}, {"x": 3}]
+    for below, above in ((named, mixed), (mixed, named), (mixed, [])):
+        assert laid_over({"run": below}, {"run": above}) == {"run": above}
 
 
 @pytest.mark.parametrize(
