@@ -133,7 +133,7 @@ def of_a_start(run: Path, sources: dict[str, bytes]) -> bool:
     folder = run / FOLDER
     paths = [folder / name for name in sources]
     copies = {*paths, *(partial_name(path) for path in paths)}
-    return all(path in copies for path in folder.rglob("*") if not path.is_dir())
+    return bool(sources) and folder.is_dir() and all(path in copies for path in folder.rglob("*") if not path.is_dir())
 
 
 def _digest(content: bytes) -> str:
