@@ -147,11 +147,12 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
     """What each group is compared with; itself where it is a reference."""
     if wanted is None:
         return [groups[0]] * len(groups)
-    whole = [group for group in groups if group.label.lower() == wanted.lower()]
+    named = [group for group in groups if group.label == wanted]
+    whole = named or [group for group in groups if group.label.lower() == wanted.lower()]
     if whole:
         return [whole[0]] * len(groups)
     found: list[SeedGroup | None] = []
-    keys = {key for group in groups for key, value in group.parts.items() if value.lower() == wanted.lower()}
+    keys = dict.fromkeys(key for group in groups for key, part in group.parts.items() if part.lower() == wanted.lower())
     for group in groups:
         alike = [
             other
@@ -201,12 +202,14 @@ def _tells(run: OneRun, metric: str) -> bool:
 def _late(run: OneRun, metric: str, last: int) -> float:
     """The mean over the last rounds that have a value."""
     curve = _curve(run, metric)
-    return float(np.mean([value for round, value in curve.items() if round > max(curve) - last]))
+    end = max(curve)
+    return float(np.mean([value for round, value in curve.items() if round > end - last]))
 
 
 def _cost(run: OneRun, metric: str, target: float | None) -> dict[str, float] | None:
     """What was spent up to the first record that reaches the target."""
-    reached = None if target is None else first_reached(run.records, target, metric)
+    told: list[Record] = [{metric: _number(record, metric)} for record in run.records]
+    reached = None if target is None else first_reached(told, target, metric)
     if reached is None:
         return None
     return {axis: float(values[reached]) for axis, values in spent(run.records).items() if axis in COSTS}

@@ -87,23 +87,36 @@ def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     UserError
         Nothing is named, or something that neither is nor holds a run.
     """
-    names = (CONFIGURATION, PLANNED) if planned else (CONFIGURATION,)
     found: dict[Path, Path] = {}
     if not paths:
         raise UserError("no run is named: give folders of runs, or a folder that holds some")
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
-        own = any((path / name).is_file() for name in names)
-        inside = [path] if own else sorted({file.parent for name in names for file in _configurations(path, name)})
+        inside = [path] if _is_run(path, planned) else sorted(set(_below(path, planned)))
         if not inside:
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
     return list(found.values())
 
 
-def _configurations(folder: Path, name: str) -> Iterable[Path]:
-    return (path for path in folder.rglob(name) if "plugins" not in path.relative_to(folder).parts)
+def _is_run(folder: Path, planned: bool) -> bool:
+    """Whether a run has begun in a folder, or, if `planned`, a sweep has left there what it will start one with.
+
+    A sweep leaves two files: sweep.toml by itself may be the user's own, the file of a sweep.
+    """
+    begun = (folder / CONFIGURATION).is_file()
+    return begun or (planned and all((folder / name).is_file() for name in (PLANNED, NOTE)))
+
+
+def _below(folder: Path, planned: bool) -> Iterable[Path]:
+    """Folders of runs in a folder; what lies among the plugins that a run keeps is none."""
+    for name in (CONFIGURATION, PLANNED):
+        for found in (path.parent for path in folder.rglob(name)):
+            way = found.relative_to(folder).parts
+            around = (folder.joinpath(*way[:place]) for place, part in enumerate(way) if part == "plugins")
+            if _is_run(found, planned) and not any((run / CONFIGURATION).is_file() for run in around):
+                yield found
 
 
 def read_runs(folders: Iterable[Path]) -> list[OneRun]:

@@ -79,3 +79,20 @@ def test_values_that_are_equal_but_for_rounding_have_no_spread() -> None:
     assert Spread.of([971.7, 971.7 * (1 + 2e-16), 971.7]) == Spread(3, pytest.approx(971.7), 0.0)
     assert Spread.of([1.0]) == Spread(1, 1.0, None) and Spread.of([]) is None
     assert Spread.of([1.0, 2.0]) == Spread(2, 1.5, 0.5**0.5)
+
+
+def test_a_users_own_files_are_taken_for_no_run(tmp_path: Path) -> None:
+    """The file of a sweep may be called sweep.toml and lie above its runs; a run may be called plugins."""
+    (tmp_path / "sweep.toml").write_text("rounds = 2\n[sweep]\nseed = [0, 1]\n")
+    for name, files in (
+        ("runs/plugins", ["config.toml"]),
+        ("runs/planned", ["sweep.toml", "sweep.json"]),
+        ("runs/done", ["config.toml", "sweep.toml", "sweep.json"]),
+        ("runs/done/plugins/own", ["config.toml"]),
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        for file in files:
+            (tmp_path / name / file).touch()
+    runs = tmp_path / "runs"
+    assert find_runs([tmp_path]) == [runs / "done", runs / "plugins"]
+    assert find_runs([tmp_path], planned=True) == [runs / "done", runs / "planned", runs / "plugins"]
