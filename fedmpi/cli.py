@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from rich.text import Text
 import fedmpi
 from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import named_folder, write_whole
+from fedmpi.common.files import named_folder, plain_or_absent, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.layers import assignments, words_about_digits
@@ -212,6 +213,8 @@ def sweep(
         return _train(interrupt, run.config, run.folder, resume=True)
     with SweepDisplay(len(runs)) as shown:
         if prepare_only:
+            for run in runs:
+                look(run)  # refuses a folder of another run, before anything in it is changed
             code = runner.prepare_shards(runs, shown.tell, stop)
             announce(planned, runs)
             print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
@@ -250,6 +253,11 @@ def compare(
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")
+    if target is not None and not isfinite(target):
+        raise UserError(f"--target {target}: give a number that can be reached")
+    for path in (csv, latex):
+        if path is not None and not (plain_or_absent(path) and path.parent.is_dir()):
+            raise UserError(f"cannot write {path}: name a file in a folder that is there")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
     comparison = compare_runs(read_runs(find_runs(runs, planned=True)), keys, metric, target, reference, last)
     render(comparison, console())

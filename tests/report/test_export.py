@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,11 @@ def test_a_model_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) ->
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
     for form, out, words in (
         ("keras", None, "choose one of safetensors, torchscript, onnx"),
         ("torchscript", tmp_path / "none" / "model.pt", "in a folder that is there"),
+        ("torchscript", tmp_path / "fifo", "in a folder that is there"),
     ):
         with pytest.raises(UserError, match=words):
             export(folder, form, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,7 @@ import tomli_w
 from rich.console import Console
 from scipy import stats
 
+from fedmpi.cli import compare
 from fedmpi.common.errors import UserError
 from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
@@ -361,3 +363,29 @@ def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None
     assert [row.final.mean for row in rows] == [0.75, 1.0]
     with pytest.raises(UserError, match=r"no record has rebalancing.mode: there are"):
         compared(tmp_path, metric="rebalancing.mode")
+
+
+def test_a_target_of_a_number_in_a_table_is_found_there(tmp_path: Path) -> None:
+    told = [{"overhead": share} for share in (0.1, 0.4, 0.6)]
+    write_run(tmp_path / "a", [0.5] * 3, rebalancing=told)
+    [(_, [row])] = compared(tmp_path, metric="rebalancing.overhead", target=0.3).blocks
+    assert row.reached == 1 and row.costs["round"].mean == 2
+
+
+def test_of_names_that_differ_in_case_the_one_that_was_written_is_the_reference(tmp_path: Path) -> None:
+    for name, level in (("Adam", 0.25), ("adam", 0.5)):
+        write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name})
+    [(_, rows)] = compared(tmp_path, reference="adam").blocks
+    assert {row.reference.label for row in rows if row.reference is not None} == {"adam"}
+
+
+@pytest.mark.parametrize("option", ["--csv", "--latex"])
+def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a", [0.1])
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path / "runs", tmp_path / "none" / "table"):
+        with pytest.raises(UserError, match=f"cannot write {path}: name a file in a folder that is there"):
+            compare([tmp_path / "runs"], **{option.strip("-"): path})
+    assert (tmp_path / "fifo").is_fifo()
+    with pytest.raises(UserError, match="--target nan"):
+        compare([tmp_path / "runs"], target=float("nan"))

@@ -282,3 +282,14 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kil
     )
     with pytest.raises(UserError, match=r"prepared otherwise \(--clients: 8 there, 9 here\)"):
         check(other, other.runs)
+
+
+def test_shards_are_prepared_for_no_run_whose_folder_holds_another(tmp_path: Path) -> None:
+    """`--prepare` leaves what a sweep notes in a run's folder, which must not be that of another configuration."""
+    api.run({**COMMON, "rounds": 1, "seed": 0}, out=tmp_path / "out" / "seed=0")
+    other = {**COMMON, "local": {"lr": 0.5}, "sweep": {"seed": [0]}}
+    (tmp_path / "other.toml").write_text(tomli_w.dumps(other))
+    words = ["-m", "fedmpi", "sweep", str(tmp_path / "other.toml"), "--out", str(tmp_path / "out"), "--prepare"]
+    done = run_alone(words, timeout=60)
+    assert done.returncode == 2 and "run seed=0" in done.stderr and "local.lr" in done.stderr
+    assert not (tmp_path / "out" / "seed=0" / "sweep.json").exists()
