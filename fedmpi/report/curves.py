@@ -11,7 +11,7 @@ from fedmpi.common.evenness import Usage, evenness
 from fedmpi.records.history import Record
 from fedmpi.records.participants import clients_from_text
 from fedmpi.report.configured import Configuration
-from fedmpi.results.costs import AXES, Spread, first_reached, judged, spent, up_to
+from fedmpi.results.costs import AXES, Spread, first_reached, judged, rises, spent, up_to
 from fedmpi.results.gather import OneRun
 
 MOST_ROUNDS = 250
@@ -208,15 +208,19 @@ def _numbers(runs: Sequence[list[Record]]) -> list[str]:
 def targets(groups: Sequence[Configuration]) -> dict[str, Any]:
     """What each configuration spends up to each of some accuracies, evenly spread up to the best of all.
 
+    Of a task without accuracy they are losses, which are come down to: from the highest first one to the lowest of all.
+
     Returns
     -------
     dict
-        "key", "levels" [accuracy], "default" (one of them: the highest `target_accuracy` of all runs, else the
-        highest that half of the runs reach, else the first) and "costs" [configuration][axis] = {"mean": [one a level],
-        "deviation", "n"}. Empty where nothing was evaluated.
+        "key", "rises" (whether it is come up to), "levels" [accuracy or loss, ascending], "default" (one of them: the
+        highest `target_accuracy` of all runs, else the best that half of the runs reach, else the easiest) and "costs"
+        [configuration][axis] = {"mean": [one a level], "deviation", "n"}. Empty where nothing was evaluated.
     """
     runs = [[run.records for run in group.runs] for group in groups]
     key = judged([record for records in runs for one in records for record in one])
+    if not rises(key):
+        return _losses(key, runs)
     best = [[max((r.get(key) or 0.0 for r in one), default=0.0) for one in records] for records in runs]
     highest = max((value for values in best for value in values), default=0.0)
     if highest <= 0:
@@ -228,12 +232,32 @@ def targets(groups: Sequence[Configuration]) -> dict[str, Any]:
     every = sorted(value for values in best for value in values)
     reached = [level for level in levels if level <= every[(len(every) - 1) // 2]]
     default = max(set_by_user, default=reached[-1] if reached else levels[0])
+    return {"key": key, "rises": True, "levels": levels, "default": default, "costs": _spending(key, runs, levels)}
+
+
+def _losses(key: str, runs: Sequence[Sequence[list[Record]]]) -> dict[str, Any]:
+    """As `targets`, of a loss."""
+    told = [[r[key] for r in one if r.get(key) is not None] for records in runs for one in records]
+    known = [values for values in told if values]
+    if not known:
+        return {}
+    lowest, first = min(map(min, known)), max(values[0] for values in known)
+    spread = (float(f"{level:.{DIGITS}g}") for level in np.linspace(first, lowest, TARGETS + 1)[1:])
+    levels = sorted({level for level in spread if level >= lowest} | {lowest})
+    every = sorted((min(values, default=np.inf) for values in told), reverse=True)
+    reached = [level for level in levels if level >= every[(len(every) - 1) // 2]]
+    default = reached[0] if reached else levels[-1]
+    return {"key": key, "rises": False, "levels": levels, "default": default, "costs": _spending(key, runs, levels)}
+
+
+def _spending(key: str, runs: Sequence[Sequence[list[Record]]], levels: Sequence[float]) -> list[dict[str, Any]]:
+    """What each configuration's runs had spent when they reached each of some levels."""
     costs = []
     for records in runs:
         spending = [spent(one) for one in records]
         firsts = [[first_reached(one, level, key) for one in records] for level in levels]
         costs.append({axis: _costs([up_to(spending, first, axis) for first in firsts]) for axis in AXES})
-    return {"key": key, "levels": levels, "default": default, "costs": costs}
+    return costs
 
 
 def _costs(spreads: list[Spread | None]) -> dict[str, Any] | None:

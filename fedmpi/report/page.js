@@ -364,7 +364,7 @@ function common() {
   return make("details", {}, make("summary", {}, data.common.length + " settings that all runs share"), table("settings", [{ title: "key" }, { title: "value", text: true }], data.common).node);
 }
 function targetTable() {
-  const place = make("div"), { levels, costs, key } = data.targets;
+  const place = make("div"), { levels, costs, key, rises } = data.targets;
   const axes = Object.keys(data.axes), titles = { round: "rounds", samples: "samples", megabytes: "MB", seconds: "seconds", virtual_seconds: "virtual s" };
   let made;
   const fill = (level) => {
@@ -379,7 +379,7 @@ function targetTable() {
   const choice = make("select", { name: "target", onchange: (event) => fill(Number(event.target.value)) }, ...levels.map((level) => make("option", { value: level, selected: level === data.targets.default }, number(level))));
   fill(data.targets.default);
   return make("div", { class: "card wide", id: "to-target" },
-    make("figcaption", {}, make("h3", {}, "Spent up to a " + data.metrics[key]), make("label", { class: "note" }, "of ", choice), make("span", { class: "save" }, make("button", { type: "button", onclick: () => made.csv() }, "CSV"))),
+    make("figcaption", {}, make("h3", {}, (rises ? "Spent up to a " : "Spent down to a ") + data.metrics[key]), make("label", { class: "note" }, "of ", choice), make("span", { class: "save" }, make("button", { type: "button", onclick: () => made.csv() }, "CSV"))),
     make("p", { class: "note" }, "At the end of the first round whose evaluation reached it, over the runs that did."), place);
 }
 function evennessTable() {
@@ -416,7 +416,8 @@ function build() {
     lineFigure("loss", "Losses", told(["test_loss", "val_loss", "train_loss"]), null, { wideRange: true }), told(["train_loss"]).length ? lineFigure("training", "Training", told(["samples", "steps", "participants", "lr"])) : null);
   section("differences", "What differs", differences());
   if (data.targets.levels) {
-    section("target", "Up to an accuracy", targetTable(), new Figure({ name: "target", title: "Cost of an accuracy", wide: true, note: "What had been spent when an accuracy was first reached; over the runs that reached it.",
+    const what = data.targets.rises ? "an accuracy" : "a loss";
+    section("target", (data.targets.rises ? "Up to " : "Down to ") + what, targetTable(), new Figure({ name: "target", title: "Cost of " + what, wide: true, note: "What had been spent when " + what + " was first reached; over the runs that reached it.",
       controls: () => ({ axis: { label: "cost in", options: axisOptions() }, scale: logScale }),
       rows: (state) => targetRows(state).filter((row) => state.scale !== "log" || row.y > 0),
       spec: (state, rows, mode, alone) => lines(state.scale === "log" ? rows.map((row) => (row.low > 0 ? row : { ...row, low: null })) : rows, mode, alone, { x: data.metrics[data.targets.key], y: data.axes[state.axis], zero: true, log: state.scale === "log", tooltip: [{ field: "reached", title: "runs that reached it" }] }) }));

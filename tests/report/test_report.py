@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -235,6 +236,9 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path, monkeypatch: py
         write_report([folder], tmp_path / "none" / "page.html")
     with pytest.raises(UserError, match="in a folder that is there"):
         write_report([folder], tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UserError, match="in a folder that is there"):
+        write_report([folder], tmp_path / "fifo")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(UserError, match=r"pip install 'fedmpi\[report\]'"):
         write_report([folder], tmp_path / "page.html")
@@ -279,3 +283,19 @@ def test_the_accuracy_shown_first_is_ones_target_or_one_that_half_of_the_runs_re
     assert wanted["default"] == 0.95 and wanted["levels"][-1] == 0.95
     assert wanted["costs"][1]["round"]["n"][-1] == 0
     assert targets([group("none", 0.0)]) == {}
+
+
+def test_of_a_task_without_accuracy_the_cost_of_a_loss_is_that_of_coming_down_to_it() -> None:
+    def group(label: str, *losses: float | None) -> Configuration:
+        records = [{"round": t, "test_loss": loss} for t, loss in enumerate(losses)]
+        return Configuration(label, {}, (OneRun(Path(label), {}, records, {}, ""),))
+
+    found = targets([group("good", 2.0, 1.0, 0.5), group("bad", 4.0, None, 3.0), group("worse", None, 3.5, 3.25)])
+    assert (found["key"], found["rises"], found["levels"][0]) == ("test_loss", False, 0.5)
+    assert found["levels"] == sorted(found["levels"]) and found["levels"][-1] == pytest.approx(4 - 3.5 / 40, rel=1e-4)
+    assert found["default"] == pytest.approx(3.0, abs=3.5 / 40) and found["default"] >= 3.0, "two of three reach it"
+    rounds = {label: cost["round"] for label, cost in zip(("good", "bad", "worse"), found["costs"], strict=True)}
+    place = found["levels"].index(found["default"])
+    assert [rounds[label]["mean"][place] for label in rounds] == [1, 3, None]
+    assert (rounds["good"]["mean"][0], rounds["bad"]["n"][0]) == (3, 0)
+    assert targets([group("lost", None, None)]) == {}
