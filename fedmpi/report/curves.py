@@ -15,7 +15,7 @@ from fedmpi.results.costs import AXES, Spread, first_reached, judged, rises, spe
 from fedmpi.results.gather import OneRun
 
 MOST_ROUNDS = 250
-"""Rounds of a configuration that are drawn; of more, some evenly spread."""
+"""Rounds of a configuration that are drawn; of more, some evenly spread, evaluated ones first."""
 DIGITS = 5
 """Significant digits of what the page holds."""
 NOT_DRAWN = ("round", "opening")
@@ -112,7 +112,7 @@ def completed(run: OneRun) -> list[Record]:
     clients = int(run.summary.get("clients") or 0)  # not known of a run that is not finished
     usage, made = Usage(clients or _clients_seen(run.records)), []
     told = {record["round"] for record in run.records if "clients" in record}
-    even = set(thinned(sorted(told), MOST_ROUNDS))
+    even = set(_drawn([run.records]))
     for record in run.records:
         further: Record = {}
         if record["round"] in told:
@@ -155,7 +155,7 @@ def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
         "n": […]}}, with None where no run tells the number; without "deviation" and "n" of a single run.
     """
     spending = [spent(records) for records in runs]
-    rounds = thinned(_worth_drawing(runs), MOST_ROUNDS)
+    rounds = _drawn(runs)
     at = [{record["round"]: i for i, record in enumerate(records)} for records in runs]
     axes = [axis for axis in AXES if all(axis in one for one in spending)]
     x = {
@@ -186,12 +186,16 @@ def curves(runs: Sequence[list[Record]]) -> dict[str, Any]:
     return {"x": x, "y": y}
 
 
-def _worth_drawing(runs: Sequence[list[Record]]) -> list[int]:
-    """All rounds; of very many, those that were evaluated, where these are not."""
+def _drawn(runs: Sequence[list[Record]]) -> list[int]:
+    """All rounds; of very many, as many of those that were evaluated as there may be, and others between them."""
     every = sorted({record["round"] for records in runs for record in records})
+    if len(every) <= MOST_ROUNDS:
+        return every
     judge = judged(runs[0])
     scored = sorted({record["round"] for records in runs for record in records if judge in record})
-    return scored if len(every) > MOST_ROUNDS and len(scored) > 1 else every
+    if len(scored) >= MOST_ROUNDS:
+        return thinned(scored, MOST_ROUNDS)
+    return sorted({*scored, *thinned(every, MOST_ROUNDS - len(scored))})
 
 
 def _number(value: Any) -> bool:

@@ -54,7 +54,7 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     told = [run for run in runs if run.records]
     if not told:
         raise UserError(f"nothing to report: {runs[0].folder} and the others have no record of a round yet")
-    page = render(contents(told, title), drawing_library()).encode()
+    page = render(contents(told, title), drawing_library()).encode(errors="replace")  # names may be no UTF-8
     try:
         write_whole(out, page)
     except OSError as error:

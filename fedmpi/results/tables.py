@@ -103,7 +103,7 @@ def as_latex(comparison: Comparison) -> str:
 
 def _tabular(comparison: Comparison, block: GroupsAlike, rows: Sequence[Row]) -> str:
     heads, cells = _cells(comparison, rows, "*")
-    lines = [f"% {block.title or comparison.metric}"]
+    lines = [f"% {' '.join((block.title or comparison.metric).split())}"]
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
     lines += [_latex_row(row) for row in cells]
     lines += [r"\bottomrule", r"\end{tabular}", ""]
@@ -111,7 +111,8 @@ def _tabular(comparison: Comparison, block: GroupsAlike, rows: Sequence[Row]) ->
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(cell.translate(LATEX).replace("±", r"$\pm$") for cell in cells) + r" \\"
+    line = " & ".join(cell.translate(LATEX).replace("±", r"$\pm$") for cell in cells) + r" \\"
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line  # else an option of the command before it
 
 
 def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference") -> tuple[list[str], list[list[str]]]:

@@ -179,6 +179,26 @@ def test_of_very_many_rounds_some_are_drawn_the_evaluated_ones_first() -> None:
     assert thinned(range(10), 4) == [0, 3, 6, 9]
 
 
+def test_of_very_many_rounds_that_were_seldom_evaluated_others_are_drawn_too() -> None:
+    records = [{"round": t, "train_loss": 1.0, "clients": "0-4"} for t in range(1_000)]
+    for record in records[499::500]:
+        record["test_accuracy"] = 0.5
+    made = completed(OneRun(Path("many"), {}, records, {"clients": 20}, "finished"))
+    found = curves([made, made])
+    assert MOST_ROUNDS - 2 <= len(found["x"]["round"]) <= MOST_ROUNDS and {500, 1_000} <= set(found["x"]["round"])
+    assert [value for value in found["y"]["test_accuracy"]["mean"] if value is not None] == [0.5, 0.5]
+    assert set(found["y"]["clients_used"]["mean"]) == {0.25}, "evenness is told of every round that is drawn"
+    del records[0]["clients"]
+    assert not any("clients_used" in one for one in completed(OneRun(Path(""), {}, records, {"clients": 20}, "")))
+
+
+def test_a_run_that_went_on_with_fewer_ranks_shows_those_of_its_end() -> None:
+    busy = [[1.0, 2.0, 3.0], [4.0, 1.0], [2.0, 3.0]]
+    records = [{"round": t, "busy_seconds": seconds} for t, seconds in enumerate(busy)]
+    found = panels.ranks(OneRun(Path("fewer"), {}, records, {}, ""))
+    assert found == [{"rank": 0, "busy": 3, "waiting": 0.5}, {"rank": 1, "busy": 2, "waiting": 1.5}]
+
+
 def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_it(tmp_path: Path) -> None:
     table = {"preset": "fedavg", "rounds": 3}
     told = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
@@ -299,3 +319,13 @@ def test_of_a_task_without_accuracy_the_cost_of_a_loss_is_that_of_coming_down_to
     assert [rounds[label]["mean"][place] for label in rounds] == [1, 3, None]
     assert (rounds["good"]["mean"][0], rounds["bad"]["n"][0]) == (3, 0)
     assert targets([group("lost", None, None)]) == {}
+
+
+def test_a_folder_whose_name_is_no_utf8_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
+    odd = tmp_path / os.fsdecode(b"run-\xff")
+    odd.mkdir()
+    (odd / "config.toml").write_text('preset = "fedavg"\nrounds = 1\n')
+    (odd / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1, "test_accuracy": 0.5}\n')
+    write_report([tmp_path], tmp_path / "page.html")
+    assert '"name":"run-?"' in (tmp_path / "page.html").read_text(encoding="utf-8")

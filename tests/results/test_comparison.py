@@ -106,11 +106,13 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     [(_, [row])] = compared(tmp_path, target=0.95).blocks
     assert row.reached == 0 and row.costs == {}
     assert "not reached" in rendered(compared(tmp_path, target=0.95))
+    assert "2.5 ± 0.7 (2 of 3)" in rendered(compared(tmp_path, target=0.8))
 
 
 def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
     assert compared(tmp_path).target == 0.5
+    assert compared(tmp_path, metric="test_loss").target is None, "an accuracy is no target of another number"
     write_run(tmp_path / "b", [0.1, 0.6], {"evaluation.target_accuracy": 0.4, "seed": 1})
     assert compared(tmp_path).target is None
 
@@ -216,6 +218,30 @@ def test_few_seeds_and_like_differences_give_no_interval(tmp_path: Path) -> None
     text = rendered(found)
     assert "+20.00 (n = 2 alike: no interval)" in text and "-10.00 (n = 1: no interval)" in text
     assert "no seed in common" in text and "in brackets" not in text
+
+
+def test_two_seeds_are_enough_for_an_interval(tmp_path: Path) -> None:
+    for seed, more in ((0, 0.1), (1, 0.3)):
+        write_run(tmp_path / f"a{seed}", [0.5], {"seed": seed})
+        write_run(tmp_path / f"b{seed}", [0.5 + more], {"seed": seed, "preset": "fedprox"})
+    [(_, [_, row])] = compared(tmp_path).blocks
+    half = 12.7062 * (0.3 - 0.1) / 2  # t of one degree of freedom times s/√2
+    assert row.interval is not None
+    assert (row.interval.low, row.interval.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
+
+
+def test_seeds_are_told_in_their_order_and_may_have_unlike_many_clients(tmp_path: Path) -> None:
+    for seed in (10, 2, 1):
+        write_run(tmp_path / f"run-{seed}", [0.5], {"seed": seed, "data.verify": seed > 1})
+        (tmp_path / f"run-{seed}" / "summary.json").write_text(f'{{"final": {{"round": 0}}, "clients": {20 + seed}}}')
+    [(block, [row])] = compared(tmp_path).blocks
+    assert list(row.group.runs) == [1, 2, 10] and block.notes == []
+
+
+def test_a_number_of_which_the_seed_is_a_part_only_is_not_that_of_the_seed(tmp_path: Path) -> None:
+    for seed in (1, 3):
+        write_run(tmp_path / str(seed), [0.5], {"seed": seed, "data.shards": f"shards/mnist-{seed}2"})
+    assert len(compared(tmp_path).blocks) == 2
 
 
 def test_unfinished_and_failed_runs_are_named_and_left_out(tmp_path: Path) -> None:
@@ -389,3 +415,15 @@ def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path:
     assert (tmp_path / "fifo").is_fifo()
     with pytest.raises(UserError, match="--target nan"):
         compare([tmp_path / "runs"], target=float("nan"))
+
+
+def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
+    """After a rule or the end of a row "[" and "*" begin an option; a comment ends with its line."""
+    for number, name in enumerate(("[200]", "* one", "100 %")):
+        for data in ("c", "a\\input{b}\nc"):
+            config = {"local.lr": 0.1 * (number + 1), "data.shards": data}
+            write_run(tmp_path / f"{number}{data[0]}", [0.5], config, labels={"run": name})
+    lines = as_latex(compared(tmp_path)).splitlines()
+    for line in ("{}[200] & 1", "{}* one & 1", r"100 \% & 1"):
+        assert sum(one.startswith(line) for one in lines) == 2
+    assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name stands for itself"

@@ -55,6 +55,8 @@ def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> 
     assert to_target(runs, 0.65, "virtual_seconds", "test_accuracy") is None
     assert to_target(runs, 0.9, "round", "test_accuracy") is None
     assert spent([{**r, "virtual_seconds": 2.0} for r in runs[0]])["virtual_seconds"].tolist() == [2, 4, 6]
+    first, *others = runs[0]
+    assert "virtual_seconds" not in spent([{**first, "virtual_seconds": 2.0}, *others]), "the clock came later"
     assert judged(runs[1]) == "test_accuracy" and judged([{"round": 0, "val_accuracy": 0.1}]) == "val_accuracy"
 
 

@@ -106,6 +106,8 @@ def test_settings_of_the_command_line_take_the_place_of_what_the_file_says(tmp_p
     lists = "[sweep]\nranks = 2\nlocal.epochs = [1, 2]\nseed = [0, 1]"
     assert set(named(planned(lists, tmp_path, ("local.steps=5",)))) == {"seed=0", "seed=1"}
     assert planned(lists, tmp_path).ranks == 2
+    crossed = '[[sweep.run]]\nname = "a"\nlocal.epochs = [1, 2]'
+    assert set(named(planned(crossed, tmp_path, ("local.steps=5",)))) == {"a"}, "of a variant, too"
 
 
 def test_names_are_fit_for_folders(tmp_path: Path) -> None:
@@ -114,6 +116,8 @@ def test_names_are_fit_for_folders(tmp_path: Path) -> None:
     )
     short, long = (run.name for run in sweep.runs)
     assert short == "FedAvg-E-2-α" and len(long.encode()) <= 200 and long.startswith("α" * 70)
+    many = plan_sweep({**COUNT, "sweep": {"run": [{"name": "漢" * 140}]}}, tmp_path).runs[0].name
+    assert many.startswith("漢" * 50) and len(many.encode()) <= 200, "bytes count, not signs"
     both = plan_sweep({**COUNT, "sweep": {"local.lr": [0.1, 1e-5], "aggregation.lr": [1.0]}}, tmp_path)
     assert [run.name for run in both.runs] == [f"local.lr={lr},aggregation.lr=1.0" for lr in ("0.1", "1e-05")]
 
@@ -141,6 +145,9 @@ def test_shards_are_described_once_and_named_by_what_they_depend_on(tmp_path: Pa
     assert skewed is not None and skewed.folder == tmp_path / "out" / "shards" / "skewed,seed=1"
     assert skewed.words == ("digits", "--clients", "8", "--partition", "dirichlet", "--alpha", "0.3", "--seed", "1")
     assert named(sweep)["fedprox,skewed,seed=1"].config.data.shards == str(skewed.folder)
+    alone = 'seed = 1\n[prepare]\ndataset = "digits"\npartition = "iid"\nseed = "{seed}"\n'
+    [run] = planned(alone, tmp_path, ("seed=7",)).runs
+    assert run.data is not None and run.data.words[-2:] == ("--seed", "7") and run.data.folder.name == "digits,seed=7"
 
 
 def test_options_of_a_partition_can_be_lists(tmp_path: Path) -> None:

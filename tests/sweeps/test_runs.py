@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ import pytest
 import tomli_w
 
 from fedmpi import api
+from fedmpi.cluster.resources import MOST_THREADS
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.records.hold import Hold
@@ -95,6 +97,9 @@ def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
     for out in (tmp_path / "out", Path("../out")):
         [again] = plan_sweep(tables, out).runs
         assert again.data is not None and again.data.ready() and (look(again).state, look(again).rounds) == ("begun", 1)
+    (tmp_path / "out/shards/digits" / PREPARING).touch()
+    assert not run.data.ready(), "who prepared was killed before the end"
+    (tmp_path / "out/shards/digits" / PREPARING).unlink()
     monkeypatch.chdir(tmp_path)
     within = "out/shards/digits"
     (run.folder / "config.toml").write_text(
@@ -293,3 +298,21 @@ def test_shards_are_prepared_for_no_run_whose_folder_holds_another(tmp_path: Pat
     done = run_alone(words, timeout=60)
     assert done.returncode == 2 and "run seed=0" in done.stderr and "local.lr" in done.stderr
     assert not (tmp_path / "out" / "seed=0" / "sweep.json").exists()
+
+
+def test_runs_at_work_at_once_share_the_cores_and_one_that_a_warning_ends_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGUSR1 ends a process that does not heed signals yet."""
+    planned, seen, popen = plan_sweep(TWO_SEEDS, tmp_path), [], subprocess.Popen
+
+    def start(words: list[str], env: dict[str, str], **further: Any) -> Any:
+        seen.append(env.get(MOST_THREADS))
+        return popen(["sh", "-c", "kill -USR1 $$"])
+
+    monkeypatch.delenv(MOST_THREADS, raising=False)
+    monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
+    monkeypatch.setattr("subprocess.Popen", start)
+    assert [one.ending for one in run_sweep(planned, planned.runs, jobs=2)] == ["stopped"] * 2
+    assert [one.ending for one in run_sweep(planned, planned.runs)] == ["stopped"] * 2
+    assert seen == ["3", "3", None, None]
