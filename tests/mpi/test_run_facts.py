@@ -239,7 +239,11 @@ def test_the_files_of_a_model_are_its_module_and_what_it_loads_beside_itself(tmp
     assert {path for path in found if found[path] != again[path]} == {"nets_of_mine/parts.py"}
 
 
-def test_what_a_model_loads_from_another_folder_is_among_its_files(tmp_path: Path, monkeypatch):
+def test_what_a_model_loads_from_another_folder_is_among_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    made = ("net_in_one_folder", "helper_in_another", "installed_somewhere")
+    request.addfinalizer(lambda: [sys.modules.pop(name, None) for name in made])  # Hypothesis reads every __file__
     (tmp_path / "nets").mkdir()
     (tmp_path / "library" / "site-packages").mkdir(parents=True)
     (tmp_path / "nets" / "net_in_one_folder.py").write_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from itertools import count
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def test_rounds_go_on_while_the_disk_stalls_and_the_checkpoint_is_that_of_its_ro
 
     def release() -> bool:
         if next(asked) == 3:
+            deadline = time.monotonic() + 60
+            while not stalled and time.monotonic() < deadline:  # rounds are quick, a busy machine's threads are not
+                time.sleep(0.01)
             assert not (run / "checkpoints" / "round-00000002.safetensors").exists()
             assert [one["round"] for one in records(run)] == [0, 1, 2]
             go.set()
