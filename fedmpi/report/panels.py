@@ -44,7 +44,7 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
     dict
         "clients", "rounds": first of each bin, and the end; "counts" [client bin][round bin]: how often clients of the
         bin took part in its rounds; "uses" {times: clients}: how many took part so often; "evenness",
-        None of a run that is not finished.
+        None of a run that is not finished, or that recorded who took part from some round on only.
     """
     told = [record for record in run.records if "clients" in record]
     if not told:
@@ -59,7 +59,8 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
         use[cohort] += 1
         bins = np.bincount(np.searchsorted(rows, cohort, "right") - 1, minlength=len(rows) - 1)
         counts[:, np.searchsorted(columns, t, "right") - 1] += bins
-    spread = evenness(use) if known else None  # how many never took part is told by the summary only
+    whole = known and len(told) == len(run.records)  # how many never took part is told by a summary and all rounds
+    spread = evenness(use) if whole else None
     return {
         "clients": rows.tolist(),
         "rounds": [told[i]["round"] + 1 for i in columns[:-1]] + [told[-1]["round"] + 2],

@@ -34,11 +34,11 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
     return told_of_death
 
 
-def last_words(log: Path) -> str:
-    """Why a command failed: its last line that says "error:", else its last line."""
+def last_words(log: Path, begin: int = 0) -> str:
+    """Why a command failed: its last line that says "error:", else its last line; it wrote from byte `begin` on."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, os.path.getsize(log) - TAIL))
+            file.seek(max(begin, os.path.getsize(log) - TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "it left no words"

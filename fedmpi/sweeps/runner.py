@@ -58,11 +58,12 @@ class Outcome:
 
 @dataclass
 class Started:
-    """A run at work."""
+    """A run at work; its output begins behind that of earlier ones, at byte `begin`."""
 
     run: PlannedRun
     process: subprocess.Popen[bytes]
     since: float
+    begin: int
 
 
 def check(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
@@ -254,6 +255,7 @@ def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:
     if jobs > 1:
         environ[MOST_THREADS] = str(max(1, cores_allowed() // (jobs * sweep.ranks)))
     with open(run.folder / OUTPUT, "ab") as output:
+        begin = output.tell()
         process = subprocess.Popen(
             command(run, sweep.ranks),
             stdin=subprocess.DEVNULL,
@@ -263,13 +265,13 @@ def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:
             process_group=0,
             preexec_fn=ends_with_parent(),
         )
-    return Started(run, process, time.monotonic())
+    return Started(run, process, time.monotonic(), begin)
 
 
 def _ended(one: Started) -> Outcome | None:
     """What became of a run whose process has ended; None where another was quicker to take its folder."""
     code, seconds = one.process.returncode, time.monotonic() - one.since
-    standing, why = _glance(one.run), last_words(one.run.folder / OUTPUT)
+    standing, why = _glance(one.run), last_words(one.run.folder / OUTPUT, one.begin)
     if code == 2 and "is in use by" in why:
         return None
     if code == 0 and standing.state == "finished":

@@ -67,7 +67,12 @@ def look(run: PlannedRun) -> Standing:
         )
     if holder is not None and holder.alive():
         return Standing("busy", rounds, holder=str(holder))
-    if summary and summary.get("final", {}).get("round", -1) + 1 >= run.config.rounds:
+    final = summary.get("final", {})
+    if not isinstance(final, dict) or not isinstance(last := final.get("round", -1), int):
+        raise UserError(
+            f"run {run.name}: {run.folder / 'summary.json'} does not say how many rounds there were: remove it"
+        )
+    if summary and last + 1 >= run.config.rounds:
         return Standing("finished", rounds, summary)
     return Standing("begun" if path.exists() else "new", rounds)
 

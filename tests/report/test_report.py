@@ -188,7 +188,11 @@ def test_of_very_many_rounds_that_were_seldom_evaluated_others_are_drawn_too() -
     assert MOST_ROUNDS - 2 <= len(found["x"]["round"]) <= MOST_ROUNDS and {500, 1_000} <= set(found["x"]["round"])
     assert [value for value in found["y"]["test_accuracy"]["mean"] if value is not None] == [0.5, 0.5]
     assert set(found["y"]["clients_used"]["mean"]) == {0.25}, "evenness is told of every round that is drawn"
+    whole = panels.participation(OneRun(Path(""), {}, records, {"clients": 20}, ""))
+    assert whole is not None and whole["evenness"]["used"] == 0.25
     del records[0]["clients"]
+    part = panels.participation(OneRun(Path(""), {}, records, {"clients": 20}, ""))
+    assert part is not None and part["evenness"] is None, "of some rounds only"
     assert not any("clients_used" in one for one in completed(OneRun(Path(""), {}, records, {"clients": 20}, "")))
 
 

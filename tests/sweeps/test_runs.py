@@ -55,6 +55,12 @@ def test_a_folder_tells_how_far_its_run_is(tmp_path: Path) -> None:
     hold = Hold(run.folder)
     assert look(run).state == "busy"
     hold.release()
+    whole = (run.folder / "summary.json").read_text()
+    for damaged in ('{"final": null}', '{"final": {"round": "2"}}'):
+        (run.folder / "summary.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"run seed=0: .*summary.json does not say how many rounds there were"):
+            look(run)
+    (run.folder / "summary.json").write_text(whole)
     fewer = plan_sweep({**TWO_SEEDS, "rounds": 2}, tmp_path).runs[0]
     with pytest.raises(UserError, match=r"run seed=0: .* has done 3 rounds already, more than rounds = 2"):
         look(fewer)
@@ -154,6 +160,15 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
         check(planned, planned.runs)
     assert f"[prepare] for {prepared['dataset']}: " in str(raised.value) and said in str(raised.value)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_failure_is_not_told_in_the_words_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
+    said = iter(("echo 'error: the disk is full'; exit 1", "echo killed; exit 137"))
+    monkeypatch.setattr(
+        "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(said)], stdout=stdout)
+    )
+    assert [run_sweep(planned, planned.runs)[0].why for _ in range(2)] == ["the disk is full", "killed"]
 
 
 @pytest.mark.slow
