@@ -118,8 +118,8 @@ def _good_rows(pixels: NDArray[Any], labels: NDArray[Any], where: str, tally: Ta
         why = f"images {pixels.shape} and labels {labels.shape} instead of (n, {PIXELS}) and (n,) whole numbers"
         tally.bad(where, why, max(labels.size, 1))
         return np.zeros(0, bool)
-    levels = pixels * 255
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        levels = pixels * 255
         exact = (np.abs(levels - np.rint(levels)) < 1e-2) & (pixels >= 0) & (pixels <= 1)
     known = (labels >= 0) & (labels < len(CLASSES))
     good = exact.all(1) & known

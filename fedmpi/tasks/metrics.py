@@ -32,6 +32,8 @@ OF_CLASSES = ("classification", "tokens")
 """Tasks whose metrics see a class and one output a class, of every sample or of every position."""
 MOST_CONFUSED = 4096
 """Classes up to which who is taken for whom is counted."""
+MOST_BINS = 1_000_000
+"""Of a calibration error: far more than any evaluation fills."""
 
 
 @register("metric", "accuracy", tasks=(*OF_CLASSES, "multilabel"))
@@ -128,8 +130,8 @@ class CalibrationError:
     """
 
     def __init__(self, *, bins: int = 15):
-        if bins < 1:
-            raise UserError(f"task.bins = {bins}: the probabilities fall into at least one bin")
+        if not 1 <= bins <= MOST_BINS:
+            raise UserError(f"task.bins = {bins}: the probabilities fall into 1 to {MOST_BINS:,} bins")
         self.bins = bins
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:

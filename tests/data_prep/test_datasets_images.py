@@ -143,17 +143,19 @@ def test_femnist_is_read_from_leaf_json(tmp_path: Path) -> None:
     assert len(raw.test_y) == 2 and raw.classes == 62
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_bad_leaf_rows_are_counted_with_writer_and_record(tmp_path: Path) -> None:
     _leaf(tmp_path / "test" / "a.json", {"w1": _writer(1)})
-    content = _leaf(tmp_path / "train" / "a.json", {"w1": _writer(5)})
+    content = _leaf(tmp_path / "train" / "a.json", {"w1": _writer(6)})
     content["user_data"]["w1"]["y"][1] = 99
     content["user_data"]["w1"]["x"][2][5] = 0.5001
     content["user_data"]["w1"]["x"][3][5] = -1 / 255
     content["user_data"]["w1"]["x"][4][5] = 256 / 255
+    content["user_data"]["w1"]["x"][5][5] = 1e308
     (tmp_path / "train" / "a.json").write_text(json.dumps(content))
     tally = Tally()
     raw = _read("femnist", tmp_path, tally=tally)
-    assert len(raw.labels) == 1 and raw.skipped == 4
+    assert len(raw.labels) == 1 and raw.skipped == 5
     assert "writer w1, record 1: label 99" in tally.first
 
 

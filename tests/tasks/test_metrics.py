@@ -94,6 +94,12 @@ def test_top_k_is_scikit_learns(k: int):
     assert found(of("top-k", k=k), 100, 100, 11) == found(of("top-k", k=k))
 
 
+@pytest.mark.parametrize("bins", [0, 1_000_001, 2**31])
+def test_bins_that_no_memory_holds_are_refused(bins: int):
+    with pytest.raises(UserError, match=rf"task\.bins = {bins}: the probabilities fall into 1 to 1,000,000 bins"):
+        of("calibration-error", bins=bins)
+
+
 @pytest.mark.parametrize("bins", [1, 4, 15])
 def test_calibration_error_is_the_sum_over_bins_of_the_gap(bins: int):
     outputs, targets = guesses()
