@@ -93,7 +93,9 @@ def ending_together() -> Iterator[None]:
     except BaseException as error:
         if world_rank() is not None:
             code, why, shared = _ending_of(error)
-            if not (shared and agree_on_end(code, crc32(why.encode()), SECONDS_TO_AGREE_ON_ERROR)):
+            if not (
+                shared and agree_on_end(code, crc32(why.encode(errors="backslashreplace")), SECONDS_TO_AGREE_ON_ERROR)
+            ):
                 _tell(why or ENDS_ALONE.format(code))
                 abort_job(code or OUR_FAULT)
         raise
@@ -138,7 +140,7 @@ def _installed(path: Path) -> bool:
 
 def _end(code: int, why: str) -> int:
     limit = SECONDS_TO_AGREE.get(code, SECONDS_TO_AGREE_ON_ERROR)
-    together = agree_on_end(code, crc32(why.encode()), limit)
+    together = agree_on_end(code, crc32(why.encode(errors="backslashreplace")), limit)
     if together:
         if why and not world_rank():
             _write(why)

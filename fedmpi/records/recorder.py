@@ -31,7 +31,7 @@ from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
-from fedmpi.records.tracking import Trackers, open_trackers, refuse_missing
+from fedmpi.records.tracking import Trackers, open_trackers, refuse_unusable
 from fedmpi.records.tracking.names import numbers
 from fedmpi.records.tracking.picture import picture, shown
 
@@ -90,7 +90,7 @@ class Recorder:
     def __init__(self, folder: Path, config: Config, resume: bool):
         self.folder = folder
         self.config = config
-        refuse_missing(config)
+        refuse_unusable(config, folder)
         self.sources = part_sources(config)
         self.changes = Changes()
         self.hold = self._claim(resume)

@@ -146,6 +146,16 @@ def test_what_is_not_installed_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "RUN" / "config.toml").exists()
 
 
+def test_a_folder_whose_name_is_no_utf8_is_refused_with_tensorboard_and_used_without(tmp_path: Path) -> None:
+    folder = tmp_path / "\udcff"
+    with pytest.raises(UserError, match="no folder whose name is no UTF-8, .*: choose another --out, or set logging"):
+        fedmpi.run("fedavg", SMALL | {"logging.tensorboard": True}, out=folder)
+    assert not folder.exists()
+    assert fedmpi.run("fedavg", SMALL, out=folder).ending == "finished"
+    with pytest.raises(UserError, match=r"udcff holds a run already"):  # in words that can be sent to other ranks
+        fedmpi.run("fedavg", SMALL, out=folder)
+
+
 class Distant(Tracker):
     """One that is reached for two rounds only."""
 

@@ -20,18 +20,31 @@ EXTRAS = {"mlflow": "MLflow", "wandb": "Weights & Biases"}
 """Trackers that are packages of their own: the key of `[logging]`, the module and the extra of one name."""
 
 
-def refuse_missing(config: Config) -> None:
-    """Refuse a tracker whose package is not installed.
+def refuse_unusable(config: Config, folder: Path) -> None:
+    """Refuse a tracker whose package is not installed, and TensorBoard in a folder whose name it cannot write.
 
     Raises
     ------
     UserError
     """
+    if config.logging.tensorboard and not _is_utf8(str(folder)):
+        raise UserError(
+            f"TensorBoard writes to no folder whose name is no UTF-8, as {folder} is: choose another --out, or set "
+            "logging.tensorboard = false"
+        )
     for name, title in EXTRAS.items():
         if getattr(config.logging, name) and importlib.util.find_spec(name) is None:
             raise UserError(
                 f"logging.{name} needs {title}: pip install 'fedmpi[{name}]', or set logging.{name} = false"
             )
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Trackers:
