@@ -19,7 +19,7 @@ from rich.text import Text
 import fedmpi
 from fedmpi.cluster import world_rank
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import named_folder, plain_or_absent, write_whole
+from fedmpi.common.files import named_folder, names_a_file, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.layers import assignments, words_about_digits
@@ -256,7 +256,7 @@ def compare(
     if target is not None and not isfinite(target):
         raise UserError(f"--target {target}: give a number that can be reached")
     for path in (csv, latex):
-        if path is not None and not (plain_or_absent(path) and path.parent.is_dir()):
+        if path is not None and not names_a_file(path):
             raise UserError(f"cannot write {path}: name a file in a folder that is there")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
     comparison = compare_runs(read_runs(find_runs(runs, planned=True)), keys, metric, target, reference, last)

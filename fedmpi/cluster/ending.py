@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmpi.cluster.living import everyone, has_shrunk, is_loss, running_mpi
 from fedmpi.cluster.waiting import wait_until
+from fedmpi.common.errors import UNWRITABLE
 
 # An abort can overtake what the rank has just printed, which then is lost: give the launcher time to pass it on.
 SECONDS_FOR_LAST_WORDS = 0.3
@@ -59,7 +60,7 @@ def abort_job(code: int) -> NoReturn:
     """End every rank of the job now with this non-zero exit code; a process alone ends as by `sys.exit`."""
     mpi = running_mpi()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
-        with suppress(OSError, ValueError, AttributeError):  # full, closed, or there is none
+        with suppress(*UNWRITABLE):
             sys.stdout.flush()
             sys.stderr.flush()
         time.sleep(SECONDS_FOR_LAST_WORDS)
@@ -83,7 +84,7 @@ def abort_anyway(code: int) -> NoReturn:
 def leave(code: int) -> NoReturn:
     """End this process in order with this exit code; after deaths without ending MPI, which might wait for the dead."""
     if has_shrunk():
-        with suppress(OSError, ValueError, AttributeError):  # full, closed, or there is none
+        with suppress(*UNWRITABLE):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

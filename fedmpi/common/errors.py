@@ -7,6 +7,8 @@ from typing import Any
 
 LONGEST_SENTENCE, LONGEST_VALUE = 2000, 200
 """Characters of an error, and of a value in it, beyond which the middle is left out."""
+UNWRITABLE = (OSError, ValueError, AttributeError)
+"""What writing to a standard stream raises whose end is gone or full, that is closed, or that there is none of."""
 
 
 class UserError(Exception):

@@ -55,6 +55,11 @@ def plain_or_absent(path: Path) -> bool:
     return os.path.isfile(path) or not os.path.lexists(path)
 
 
+def names_a_file(path: Path) -> bool:
+    """Whether a file can have this path: a plain one or none is there, in a folder that is."""
+    return plain_or_absent(path) and path.parent.is_dir()
+
+
 def named_folder(text: str) -> Path:
     """The folder that a command line names; UserError for an empty name, which would be the working directory."""
     if not text.strip():

@@ -26,10 +26,18 @@ from fedmpi.cluster import (
     start_mpi,
     world_rank,
 )
-from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, RunFailure, UserError, raised
+from fedmpi.common.errors import (
+    UNWRITABLE,
+    ClientFailure,
+    Divergence,
+    PartFailure,
+    RanksDisagree,
+    RunFailure,
+    UserError,
+    raised,
+)
 from fedmpi.process.limits import allow_many_files
 from fedmpi.process.output import OutputLost, prepare_streams
-from fedmpi.process.signals import UNWRITABLE
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}

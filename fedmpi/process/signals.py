@@ -15,6 +15,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from fedmpi.common.errors import UNWRITABLE
+
 STOPPED_AFTER_SAVING = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FORCING = (signal.SIGTERM, signal.SIGINT)
@@ -22,8 +24,6 @@ FORCING = (signal.SIGTERM, signal.SIGINT)
 SECONDS_OF_COPIES = 2.0
 """Launchers and batch systems send the same signal by several ways: those so close to the first are copies of it."""
 SECONDS_FOR_RANK_0 = 1.0
-UNWRITABLE = (OSError, ValueError, AttributeError)
-"""What writing to a standard stream raises whose end is gone or full, that is closed, or that there is none of."""
 
 
 class Interrupt:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import plain_or_absent, remedy, write_whole
+from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.source import Normaliser
 from fedmpi.records.model_file import model_file
@@ -189,7 +189,7 @@ def _quietly(form: str) -> Iterator[None]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    if not plain_or_absent(path) or not path.parent.is_dir():
+    if not names_a_file(path):
         raise UserError(f"the model cannot be written to {path}: name a file in a folder that is there")
     try:
         write_whole(path, content)

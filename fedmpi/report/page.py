@@ -15,7 +15,7 @@ from typing import Any
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import plain_or_absent, remedy, write_whole
+from fedmpi.common.files import names_a_file, remedy, write_whole
 from fedmpi.records.history import SCORES, finite
 from fedmpi.report import panels
 from fedmpi.report.configured import Configuration, configurations
@@ -48,7 +48,7 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
         No run is there or none has a record, a file of one is damaged, the extra `report` is not installed, or the page
         cannot be written.
     """
-    if not plain_or_absent(out) or not out.parent.is_dir():
+    if not names_a_file(out):
         raise UserError(f"the page cannot be written to {out}: name a file in a folder that is there, as report.html")
     runs = read_runs(find_runs(paths))
     told = [run for run in runs if run.records]
