@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedmpi.common.errors import UNWRITABLE
 from fedmpi.common.terminal import console, on_terminal, paragraph, spoken
 
 log = logging.getLogger("fedmpi")
@@ -189,8 +190,9 @@ class TerminalWarnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the warning; the stream is looked up now because the progress bar exchanges it."""
-        with suppress(OSError, ValueError):  # full, or closed: no reason to end a run
-            print(f"warning: {record.getMessage()}", file=sys.stderr, flush=True)
+        with suppress(*UNWRITABLE):  # full, or closed: no reason to end a run
+            sys.stderr.write(f"warning: {record.getMessage()}\n")  # in one piece, as the guard's
+            sys.stderr.flush()
 
 
 LOSSES = {"test": "test loss", "val": "validation loss"}

@@ -238,7 +238,7 @@ def combined_memory() -> None:
         grown, vector = _resident("VmHWM") - before, 4 * values
         share, block = clients * vector / cluster.size, clients * vector / 64
         told = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
-        print(told)
+        sys.stdout.write(f"{told}\n")
         assert 0.9 * share < grown < share + 4 * vector + 16 * block, told
     cluster.close()
 
