@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -19,6 +20,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # One thread each, in this process as in those that are started: threads that wait for one another on a core that a
 # second worker of pytest-xdist uses make a test take many times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The examples are the same in every run, and a busy machine may take its time over them; `--hypothesis-profile=default`
+# looks for others.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
