@@ -242,6 +242,15 @@ def test_the_configuration_says_whether_there_is_a_watchdog_its_patience_and_wha
     assert set(looks) == {(5.0, False), (7.0, True)}
 
 
+@pytest.mark.parametrize("mode", ["off", "warn"])
+def test_a_second_run_of_a_process_begins_in_no_round(mode: str) -> None:
+    activity.enter("end", 5)
+    activity.work_on(7, beside=2)
+    with watched(Cluster(None, "none"), Config(preset="fedavg", cluster={"watchdog": mode})):
+        assert (activity.phase, activity.round, activity.first) == (PHASES.index("start"), -1, -1)
+        assert (activity.client, activity.beside) == (-1, 0)
+
+
 @pytest.fixture
 def watchdog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
     """That of a process by itself; it looks when the test says so."""
