@@ -17,7 +17,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.image import Convolution, MaxPool
 from fedmpi.models.stacked.net import stacked
-from fedmpi.models.stacked.pooled import BLOCK, PooledConvolution, to_the_larger
+from fedmpi.models.stacked.pooled import BLOCK, LeftThenRight, PooledConvolution, to_the_larger
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
 
 IMAGES = DataDescription((2, 13, 12), "float32", CLASSES, "image", 0, (), ())
@@ -37,6 +37,12 @@ NETWORKS = {
     "no bias": [nn.Conv2d(2, 4, 3, bias=False), nn.MaxPool2d(2), nn.Tanh()],
     "two in a row": [
         nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Conv2d(3, 5, 2), nn.ReLU(), nn.MaxPool2d(2)
+    ],
+    "many filters": [
+        nn.Conv2d(2, 64, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 65, 2, bias=False), nn.MaxPool2d(2)
+    ],
+    "the mean of many filters": [
+        nn.Conv2d(2, 64, (3, 2), stride=(1, 2)), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(64, 64, 2), nn.AvgPool2d(2)
     ],
     "a mean": [nn.Conv2d(2, 3, 3, padding=1), nn.AvgPool2d(2), nn.Conv2d(3, 5, 2), nn.AvgPool2d(2)],
     "a mean of what ReLU leaves": [
@@ -92,6 +98,17 @@ def test_only_rows_that_are_pooled_are_made_and_patches_fill_whole_blocks():
     assert layer.pairs.patch == 2 * 3 * 5
     assert layer.filling == 2
     assert (layer.pairs.patch + layer.filling) % BLOCK == 0
+
+
+def test_many_filters_lie_as_they_are_left_columns_before_right_ones():
+    image = torch.arange(5.0).view(1, 1, 1, 5)
+    split = LeftThenRight((1, 1, 5), (1, 1), (1, 1), (0, 0))
+    assert split.output == (1, 4)
+    assert image.flatten()[split.unfold_index()].tolist() == [0, 2, 1, 3]
+    for filters, patch in ((63, 2 * 3 * 4), (64, 2 * 3 * 3)):
+        net = stacked(network(nn.Conv2d(2, filters, 3), nn.MaxPool2d(2)), IMAGES)
+        assert net is not None
+        assert next(one for one in net.layers if isinstance(one, PooledConvolution)).pairs.patch == patch
 
 
 @pytest.mark.parametrize(

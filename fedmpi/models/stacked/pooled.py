@@ -1,10 +1,12 @@
 """A convolution and the pooling of 2 × 2 values behind it as one layer, on columns (k, values, b).
 
-Neighbouring outputs of a row see almost the same values. So the two columns of a pooling window are made by filters of
-their own, which lie beside the others and see one stride more of the image: patches are half as many, a product is as
-wide as a processor likes it, rows and columns that no window reads are never made, and pooling is a few passes over
-whole runs of memory. A largest value keeps its place when ReLU or the bias follows instead of going before, where
-there is a quarter of the values.
+Neighbouring outputs of a row see almost the same values. So the two columns of a pooling window are made by filters
+of their own, which lie beside the others and see one stride more of the image: patches are half as many, a product is
+as wide as a processor likes it, rows and columns that no window reads are never made, and pooling is a few passes
+over whole runs of memory. Where filters are many, their products are wide enough, and their zeros would cost more
+than the patches that are spared: left columns come before right ones there, and the filters are as they are. A
+largest value keeps its place when ReLU or the bias follows instead of going before, where there is a quarter of the
+values.
 """
 
 from __future__ import annotations
@@ -26,6 +28,23 @@ BLOCK = 8
 """Patches have a multiple of so many values: the product of the weights' gradient takes up to half as long again with
 63 as with 64."""
 PAIR = (2, 2)
+MANY_FILTERS = 64
+"""Filters from which on none lie beside them."""
+
+
+@dataclass(frozen=True)
+class LeftThenRight(Geometry):
+    """The outputs of a convolution in columns of even number, then those in columns of odd number."""
+
+    @cached_property
+    def output(self) -> tuple[int, int]:
+        """Height and width, which is even."""
+        return self.height or self._along(0), self._along(1) // 2 * 2
+
+    def unfold_index(self) -> Tensor:
+        height, width = self.output
+        index = super().unfold_index().view(self.patch, height, -1)[..., :width]
+        return index.reshape(self.patch, height, width // 2, 2).permute(0, 3, 1, 2).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -53,10 +72,17 @@ class PooledConvolution:
     largest: bool
     cut: bool = False
 
+    @property
+    def beside(self) -> bool:
+        """Whether the two columns of a window have filters of their own."""
+        return self.filters < MANY_FILTERS
+
     @cached_property
     def pairs(self) -> Geometry:
-        """What two neighbouring outputs see, in the rows that are pooled."""
+        """What two neighbouring outputs see, in the rows that are pooled; or each of them."""
         one = self.geometry
+        if not self.beside:
+            return LeftThenRight(one.image, one.kernel, one.stride, one.padding, one.output[0] // 2 * 2)
         kernel, stride = (one.kernel[0], one.kernel[1] + one.stride[1]), (one.stride[0], 2 * one.stride[1])
         return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2)
 
@@ -72,7 +98,8 @@ class PooledConvolution:
     @property
     def values(self) -> int:
         patches, size = 2 * self.pairs.patch + self.filling, math.prod(self.pairs.output)
-        return self.geometry.units + (patches + (7 * self.filters + 1) // 2) * size
+        made = 7 * self.filters if self.beside else 4 * self.filters
+        return self.geometry.units + (patches + (made + 1) // 2) * size
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _PooledOp(self, place, x)
@@ -81,53 +108,46 @@ class PooledConvolution:
 class _PooledOp:
     def __init__(self, layer: PooledConvolution, place: Place, x: Tensor):
         pairs, parameters, clients, rows = layer.pairs, place.parameters, place.clients, place.rows
-        (height, width), (channels, *_), (down, right) = pairs.output, pairs.image, layer.geometry.kernel
-        across, filters, run = layer.geometry.stride[1], layer.filters, width * rows
+        (height, width), filters, run = pairs.output, layer.filters, math.prod(pairs.output) * rows
         self.step, self.first, self.largest, self.cut = parameters.step, place.first, layer.largest, layer.cut
         self.bias = self.bias_target = None
         if layer.bias is not None:
             self.bias = parameters.value(layer.bias, filters, 1)
             self.bias_target = parameters.target(layer.bias, filters, 1)
 
-        shape = filters, channels, down, right
-        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
-        beside = place.take("beside", clients, 2, filters, channels, down, right + across)  # zero where none is written
-        self.both = beside.view(clients, 2 * filters, pairs.patch)
-        self.transposed = self.both.transpose(1, 2)
-        self.of_both = place.take("of_beside", clients, 2 * filters, pairs.patch + layer.filling)
-        spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
-        spread = torch.unflatten(spread, 3, beside.shape[3:])
-        self.parts = [beside[:, side, ..., side * across : side * across + right] for side in (0, 1)]
-        self.of_parts = [spread[:, side, ..., side * across : side * across + right] for side in (0, 1)]
-
         self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
         self.guarded = x.as_strided((1 + clients * pairs.units, rows), (rows, 1), x.storage_offset() - rows)
         self.zero_row = self.guarded[0] if any(pairs.padding) else None
-        filled = place.take("patches", clients, pairs.patch + layer.filling, height * run)
+        filled = place.take("patches", clients, pairs.patch + layer.filling, run)
         self.patch_rows, self.patches = filled.view(-1, rows), filled[:, : pairs.patch]
-        self.filled_transposed = filled.transpose(1, 2)
         self.input_shape = (clients, pairs.units, rows)
         if not place.first:
-            self.patch_gradient = place.scratch(clients, pairs.patch, height * run)
+            self.patch_gradient = place.scratch(clients, pairs.patch, run)
             self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
 
-        self.product = place.take("product", clients, 2 * filters, height * run)
-        sides = self.product.view(clients, 2, filters, height // 2, 2, run)
+        self.filters: _Beside | _AsTheyAre
+        if layer.beside:
+            self.filters = _Beside(layer, place, filled.transpose(1, 2))
+            self.product = place.take("product", clients, 2 * filters, run)
+            self.by_filter = self.product.view(clients, 2, filters, run)
+            width *= 2
+        else:
+            self.filters = _AsTheyAre(layer, place, self.patches.transpose(1, 2))
+            self.product = place.take("product", clients, filters, run)
+            self.by_filter = self.product.view(clients, filters, 2, run // 2).transpose(1, 2)
+        sides = torch.unflatten(self.by_filter, 3, (height // 2, 2, width // 2 * rows))
         self.sides, self.left, self.right = sides, sides[:, 0], sides[:, 1]
-        self.by_filter = self.product.view(clients, 2, filters, height * run)
-        self.row = place.take("row", clients, filters, height // 2, 2, run)
+        self.row = place.take("row", *self.left.shape)
         self.upper, self.lower = self.row[:, :, :, 0], self.row[:, :, :, 1]
-        self.output = place.take("output", clients, filters * (height // 2) * width, rows, guard=rows)
+        self.output = place.take("output", clients, filters * (height // 2) * (width // 2), rows, guard=rows)
         self.pooled, self.pooled_shape = self.output.view(self.upper.shape), self.upper.shape
         self.pooled_filters = self.output.view(clients, filters, -1)
 
     def forward(self) -> None:
         if self.zero_row is not None:
             self.zero_row.zero_()
-        for part in self.parts:
-            part.copy_(self.weight)
         torch.index_select(self.guarded, 0, self.gather, out=self.patch_rows)
-        torch.bmm(self.both, self.patches, out=self.product)
+        torch.bmm(self.filters.arranged(), self.patches, out=self.product)
         if self.largest:
             torch.maximum(self.left, self.right, out=self.row)
             torch.maximum(self.upper, self.lower, out=self.pooled)
@@ -146,11 +166,9 @@ class _PooledOp:
         of_bias = self._of_largest(of_pooled) if self.largest else self._of_mean(of_pooled)
         folded = gradient
         if not self.first:
-            torch.bmm(self.transposed, self.product, out=self.patch_gradient)
+            torch.bmm(self.filters.transposed, self.product, out=self.patch_gradient)
             folded = sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
-        torch.bmm(self.product, self.filled_transposed, out=self.of_both)
-        torch.add(*self.of_parts, out=self.of_parts[0])
-        self.step.plain(self.target, self.of_parts[0])
+        self.filters.learn(self.product)
         if self.bias_target is not None:
             self.step.plain(self.bias_target, of_bias)
         return folded
@@ -168,6 +186,56 @@ class _PooledOp:
         else:
             self.sides.copy_(of_each.expand_as(self.sides))
         return self.by_filter.sum((1, 3)).unsqueeze(2)
+
+
+class _Beside:
+    """Filters of the left and of the right column of a window, on patches that both see."""
+
+    def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
+        pairs, filters, clients, parameters = layer.pairs, layer.filters, place.clients, place.parameters
+        (channels, *_), (down, right), across = pairs.image, layer.geometry.kernel, layer.geometry.stride[1]
+        shape = filters, channels, down, right
+        self.step, self.patches = parameters.step, patches
+        self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
+        beside = place.take("beside", clients, 2, filters, channels, down, right + across)  # zero where none is written
+        self.both = beside.view(clients, 2 * filters, pairs.patch)
+        self.transposed = self.both.transpose(1, 2)
+        self.of_both = place.take("of_beside", clients, 2 * filters, pairs.patch + layer.filling)
+        spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
+        spread = torch.unflatten(spread, 3, beside.shape[3:])
+        self.parts = [beside[:, side, ..., side * across : side * across + right] for side in (0, 1)]
+        self.of_parts = [spread[:, side, ..., side * across : side * across + right] for side in (0, 1)]
+
+    def arranged(self) -> Tensor:
+        """As they are now: (k, 2 F, patch)."""
+        for part in self.parts:
+            part.copy_(self.weight)
+        return self.both
+
+    def learn(self, gradient: Tensor) -> None:
+        """From the gradient (k, 2 F, ·) of their products with the patches (k, ·, patch and what fills it)."""
+        torch.bmm(gradient, self.patches, out=self.of_both)
+        torch.add(*self.of_parts, out=self.of_parts[0])
+        self.step.plain(self.target, self.of_parts[0])
+
+
+class _AsTheyAre:
+    """Filters that lie as in the stack."""
+
+    def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
+        shape = layer.filters, layer.geometry.patch
+        self.step, self.patches = place.parameters.step, patches
+        self.weight = place.parameters.value(layer.weight, *shape)
+        self.target = place.parameters.target(layer.weight, *shape)
+        self.transposed = self.weight.transpose(1, 2)
+
+    def arranged(self) -> Tensor:
+        """As they are now: (k, F, patch)."""
+        return self.weight
+
+    def learn(self, gradient: Tensor) -> None:
+        """From the gradient (k, F, ·) of their products with the patches (k, ·, patch)."""
+        self.step.product(self.target, gradient, self.patches)
 
 
 def to_the_larger(gradient: Tensor, first: Tensor, second: Tensor) -> None:
