@@ -162,6 +162,27 @@ class TextCNN(nn.Module):
         return self.fc(self.dropout(torch.cat(pooled, 1)))
 
 
+class Peaks(nn.Module):
+    """Maxima over a text in all the ways to write them; a convolution read twice, one called twice, one frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.fc = nn.Embedding(60, 8), nn.Linear(3 + 4 + 3 + 3 + 3 + 2 + 2 + 2 + 1, CLASSES)
+        self.a, self.b, self.c = nn.Conv1d(8, 3, 3), nn.Conv1d(8, 4, 2, bias=False), nn.Conv1d(8, 3, 1)
+        self.d, self.e, self.f = nn.Conv1d(8, 3, 2), nn.Conv1d(8, 2, 2), nn.Conv1d(8, 2, 2, padding=1)
+        self.g = nn.Conv1d(8, 2, 2).requires_grad_(False)
+        self.pool = nn.AdaptiveMaxPool1d(1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).transpose(1, 2)
+        d = self.d(x)
+        found = [self.a(x).relu().max(2).values, torch.max(self.b(x), dim=-1)[0], self.pool(self.c(x)).squeeze(-1)]
+        found += [d.max(2)[0], d.mean(2), functional.relu(self.e(x)).max(2)[0], self.e(x).max(2)[0]]
+        found += [self.f(x).max(2)[0] * self.g(x).max(2)[0].mean(1, keepdim=True)]
+        found += [functional.max_pool1d(self.g(x), 3).amax(2)[:, :1]]
+        return self.fc(torch.cat(found, 1))
+
+
 class Attention(nn.Module):
     def __init__(self, size: int, heads: int):
         super().__init__()
@@ -313,6 +334,7 @@ MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "stateful-lstm": (TEXTS, LSTMClassifier),
     "cells": (TEXTS, Cells),
     "text-cnn": (TEXTS, TextCNN),
+    "peaks": (TEXTS, Peaks),
     "encoder": (TEXTS, Encoder),
     "doubled": (TEXTS, Doubled),
 }

@@ -22,6 +22,8 @@ from fedmpi.models.stacked import convolution, forms, recurrent
 from fedmpi.models.stacked import sequence as sequences
 from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.net import translate
+from fedmpi.models.stacked.peaks import find_peaks
+from fedmpi.models.stacked.trace import trace
 from tests.local.any_modules import MODULES
 from tests.local.stacks import (
     COLOURED,
@@ -182,6 +184,23 @@ def test_no_layer_of_the_built_in_models_is_left_to_the_sequential_engine():
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def test_maxima_over_a_text_are_found_where_nothing_else_is_read():
+    module = MODULES["peaks"][1]()
+    found = find_peaks(trace(module, TEXTS, forms.LAYERS))
+    cuts = [(node.target, cut) for node, (_, cut) in found.items()]
+    assert cuts == [("a", True), ("b", False), ("c", False), ("e", True), ("e", False)]
+
+
+def test_the_first_of_equal_words_gets_the_gradient():
+    model, description = the_model("peaks", torch.float64)
+    sizes = np.full(3, 6)
+    source = Source(description, sizes, torch.float64)
+    source.x = [one % 2 for one in source.x]
+    by_one, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    beside, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    assert relative_difference(beside, by_one) < TOLERANCE[torch.float64]
 
 
 def test_a_layer_of_ones_own_is_registered_as_the_page_says():

@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
 from fedmpi.models.stacked.dense import Dropout, DropoutOp
 from fedmpi.models.stacked.forms import ELEMENT_BY_ELEMENT, FUNCTIONS, LAYERS, Form, mapped, mapped_layer
+from fedmpi.models.stacked.peaks import find_peaks, highest
 from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, in_place, named
 from fedmpi.models.stacked.weights import Weight, finish
 
@@ -223,6 +224,8 @@ class Writer:
     kinds: dict[fx.Node, Any] = field(default_factory=dict)
     dropouts: list[tuple[int, float]] = field(default_factory=list)
     uses: Counter[int] = field(default_factory=Counter)
+    peaks: dict[fx.Node, tuple[list[fx.Node], bool]] = field(default_factory=dict)
+    passed: set[fx.Node] = field(default_factory=set)
 
     def layer(self, outputs: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
         """The graph as a layer.
@@ -233,6 +236,8 @@ class Writer:
             Naming the node that has no stacked form, and its line.
         """
         self._count_uses()
+        self.peaks = find_peaks(self.traced)
+        self.passed = {node for nodes, _ in self.peaks.values() for node in nodes}
         for node in self.traced.graph.nodes:
             self._write(node)
         source = "def run(bound, samples, words):\n" + "".join(f"    {line}\n" for line in self.lines)
@@ -280,6 +285,8 @@ class Writer:
             self._note(node, "words")
         elif node.op == "placeholder":
             self._note(node, "samples")
+        elif node in self.passed:
+            self._pass(node)
         elif node.op == "get_attr":
             self._get(node)
         elif node.op == "output":
@@ -294,6 +301,13 @@ class Writer:
     def _note(self, node: fx.Node, expression: str, kind: Any = None) -> None:
         self.lines.append(f"{self._name(node)} = {expression}")
         self.kinds[node] = self.traced.along(node) if kind is None else kind
+
+    def _pass(self, node: fx.Node) -> None:
+        """What the convolution before it has already made, in the shape that it gives it."""
+        example, name = self.traced.examples[node][0], self._name(node.all_input_nodes[0])
+        shape = tuple(example.shape[1:]) if isinstance(example, Tensor) else None
+        last = any(nodes[-1] is node for nodes, _ in self.peaks.values())
+        self._note(node, f"{name}.view(-1, *{shape})" if last else name)
 
     def _name(self, node: fx.Node) -> str:
         return "v_" + node.name
@@ -382,6 +396,9 @@ class Writer:
         if any(one.requires_grad and id(one) not in self.slots for one in parameters.values()):
             raise self.refuse(node, "reads the vectors of the words again")
         form: Form = LAYERS.get(type(part), mapped_layer)
+        if node in self.peaks:
+            _, cut = self.peaks[node]
+            form = lambda part, weights, x: highest(weights, x, cut)  # noqa: E731
         constant = {name: one for name, one in parameters.items() if not one.requires_grad}
 
         def function(bound: GraphOp, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedmpi.models.stacked.base import Op, Place, Slot
 from fedmpi.models.stacked.dense import cut_negative
+from fedmpi.models.stacked.peaks import Peaks
 
 
 class Tables:
@@ -127,7 +128,8 @@ class MaxOverTime:
 
     @property
     def values(self) -> int:
-        windows = sum((self.length - width + 1) * 2 * (width * self.dimension + self.filters) for width in self.widths)
+        windows = sum((self.length - width + 1) * (width * self.dimension + self.filters) for width in self.widths)
+        windows += self.length * (self.dimension + self.filters * sum(self.widths))
         return windows + 4 * self.filters * len(self.widths)
 
     def bind(self, place: Place, x: Tensor) -> Op:
@@ -137,7 +139,6 @@ class MaxOverTime:
 class _MaxOverTimeOp:
     def __init__(self, layer: MaxOverTime, place: Place, x: Tensor):
         self.output = place.take("output", place.clients, place.rows, layer.filters * len(layer.widths))
-        self.first = place.first
         self.word_gradient = place.take("gradient", *x.shape)
         self.banks = [_Bank(layer, number, place, x, self) for number in range(len(layer.widths))]
 
@@ -148,10 +149,8 @@ class _MaxOverTimeOp:
 
     def backward(self, gradient: Tensor) -> Tensor:
         cut_negative(gradient, self.output)
-        if not self.first:
-            self.word_gradient.zero_()
-        for bank in self.banks:
-            bank.backward(gradient)
+        for number, bank in enumerate(self.banks):
+            bank.backward(gradient, add=number > 0)
         return self.word_gradient
 
 
@@ -175,16 +174,17 @@ class _Bank:
         )
         self.patches = place.take(f"patches{number}", clients, rows, positions, width * dimension)
         self.patch_matrix = self.patches.view(clients, rows * positions, width * dimension)
+        self.patch_rows = self.patches.view(-1, width * dimension)
         self.scores = place.take(f"scores{number}", clients, rows, positions, filters)
         self.score_matrix = self.scores.view(clients, rows * positions, filters)
         self.maxima = place.take(f"maxima{number}", clients, rows, filters)
         self.where = place.take(f"where{number}", clients, rows, filters, dtype=torch.int64)
         self.output = parent.output[..., self.part]
-        self.patch_gradient = place.scratch(clients, rows * positions, width * dimension)
-        words = self.patch_gradient.view(clients, rows, positions, width, dimension)
-        self.shifts = [
-            (parent.word_gradient[:, :, shift : shift + positions], words[:, :, :, shift]) for shift in range(width)
-        ]
+        self.peaks = Peaks(clients, rows, layer.length, width, filters, place.workspace.device)
+        if not place.first:
+            self.spread = place.scratch(*self.peaks.spread_shape)
+            self.taps = self.weight.view(clients, filters * width, dimension)
+            self.word_gradient = parent.word_gradient.view(clients, rows * layer.length, dimension)
 
     def forward(self) -> None:
         self.patches.copy_(self.windows)
@@ -192,12 +192,11 @@ class _Bank:
         torch.max(self.scores, 2, out=(self.maxima, self.where))
         torch.add(self.maxima, self.bias, out=self.output)
 
-    def backward(self, gradient: Tensor) -> None:
+    def backward(self, gradient: Tensor, add: bool) -> None:
+        """The gradient of the words is added to what is there, or replaces it."""
         gradient = gradient[..., self.part]
-        self.scores.zero_().scatter_(2, self.where.unsqueeze(2), gradient.unsqueeze(2))
         if not self.first:
-            torch.bmm(self.score_matrix, self.weight, out=self.patch_gradient)
-            for words, part in self.shifts:
-                words.add_(part)
-        self.step.product(self.target, self.score_matrix.transpose(1, 2), self.patch_matrix)
+            spread = self.peaks.spread(self.where, gradient, self.spread)
+            torch.baddbmm(self.word_gradient, spread, self.taps, beta=int(add), out=self.word_gradient)
+        self.step.plain(self.target, self.peaks.of_filters(self.patch_rows, self.where, gradient))
         self.step.plain(self.bias_target, gradient.sum(1, keepdim=True))
