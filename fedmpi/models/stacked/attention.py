@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedmpi.models.stacked.forms import built_in, dense, mapped_layer, product
+from fedmpi.models.stacked.small_attention import attend
 from fedmpi.models.stacked.weights import Weight
 
 
@@ -47,7 +47,7 @@ def attention(
     else:
         flat_q, flat_k, flat_v = (one.flatten(0, 1) for one in (q, k, v))
         flat_mask = None if mask is None else mask.flatten(0, 1)
-        told = functional.scaled_dot_product_attention(flat_q, flat_k, flat_v, flat_mask)
+        told = attend(flat_q, flat_k, flat_v, flat_mask)
         told = torch.unflatten(told, 0, q.shape[:2])
     told = told.transpose(2, 3).flatten(3)
     told = told if layer.batch_first else told.transpose(1, 2)

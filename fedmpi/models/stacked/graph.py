@@ -14,16 +14,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
+from torch.nn import functional
 
 from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
 from fedmpi.models.stacked.dense import Dropout, DropoutOp
 from fedmpi.models.stacked.forms import ELEMENT_BY_ELEMENT, FUNCTIONS, LAYERS, Form, mapped, mapped_layer
 from fedmpi.models.stacked.peaks import find_peaks, highest
+from fedmpi.models.stacked.small_attention import attend
 from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, in_place, named
 from fedmpi.models.stacked.weights import Weight, finish
 
 SAMPLES, CLIENT, SHARED, NUMBER = "samples", "client", "shared", "number"
 """What a value is: one batch of all clients; one value (k, …) a client; the same for all; a number made of b."""
+
+
+OWN: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: attend}
+"""Functions of samples alone that are done in another way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,7 +427,8 @@ class Writer:
             # images may lie pixel by pixel (`convolution`), which some shapes are no view of
             shapes = node.target == "view" and not any(isinstance(one, torch.dtype) for one in node.args)
             name = "reshape" if shapes and not node.kwargs else node.target
-            function = f"{self._written(node.args[0])}.{name}" if method else self._held(node.target)
+            plain = OWN.get(node.target, node.target)
+            function = f"{self._written(node.args[0])}.{name}" if method else self._held(plain)
             self._plain(node, function, skip=int(method))
             return
         if self.kinds.get(node.all_input_nodes[0]) == CLIENT and (in_place(node) or "data" in node.args[1:]):

@@ -1,0 +1,35 @@
+"""Scaled dot products of short texts are those of torch, forwards and backwards."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import autograd
+from torch.nn import functional
+
+from fedmpi.models.stacked.small_attention import attend
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 5, 6), (70, 3, 2), (2, 2, 5, 6), (64, 40, 4)])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_dot_products_of_short_texts_are_those_of_torch(shape: tuple[int, ...], scale: float | None):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3))
+    told, expected = attend(q, k, v, scale=scale), functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    assert told.grad_fn is not None
+    formed = "SmallAttention" in str(told.grad_fn.next_functions[0][0])
+    assert formed == (math.prod(shape[:-2]) >= 64 and shape[-2] <= 32)
+    gradient = torch.randn(told.shape, generator=generator, dtype=torch.float64)
+    found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (told, expected))
+    for one, other in zip((told, *found), (expected, *wanted), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_masked_dot_products_are_left_to_torch():
+    q = torch.randn(2, 40, 6, 4, generator=torch.Generator().manual_seed(4))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    expected = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert torch.allclose(attend(q, q, q, is_causal=True), expected, atol=1e-6)
+    assert torch.allclose(attend(q, q, q, mask), expected, atol=1e-6)
