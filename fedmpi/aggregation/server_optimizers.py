@@ -6,8 +6,8 @@ Optimization"), Algorithm 2: no bias correction, second moments starting at τ²
 A server optimizer is a class with a method `step` (w, update), or a function of the same form; every rank takes the
 step for itself, so that nothing in it may depend on the rank. Both are float32 vectors (d,): w is changed in place, or
 its next value returned. What a class remembers from round to round it names in `state`, a tuple of attributes: vectors
-that are zero at first unless its method `start` (w), called before the first step, sets them. They are kept in
-checkpoints; numbers may be among them.
+that are zero at first unless its method `start` (w), called before a process's first step, sets them. They are kept in
+checkpoints; numbers and NumPy arrays may be among them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from fedmpi.common.calling import calling, is_complex, naming, refuse_result, takes
@@ -181,8 +182,8 @@ class ServerOptimizer:
         self._step = getattr(self._chosen, "step", self._chosen)
         plain = self._step is self._chosen and callable(self._chosen)
         takes(part, self._step, "w", "update", method="" if plain else "step")
-        names = getattr(self._chosen, "state", ())
-        self.names: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
+        self.names = state_names(self._chosen)
+        self._resumed: dict[str, Tensor] = {}
         self._started = False
         self._rounds = 0
 
@@ -225,17 +226,36 @@ class ServerOptimizer:
         self._rounds += 1
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of what it remembers, for a checkpoint; empty before the first step and where it has no state."""
+        """Copies of what it remembers, for a checkpoint; empty before the first step and where it has no state.
+
+        Raises
+        ------
+        PartFailure
+            Any of it is no tensor, array of numbers or number.
+        """
         if not self._started:
-            return {}
-        return {name: torch.as_tensor(getattr(self._chosen, name)).clone() for name in self.names}
+            return {name: value.clone() for name, value in self._resumed.items()}
+        return {name: self._kept(name) for name in self.names}
 
     def load(self, state: Mapping[str, Tensor], rounds: int = 0) -> None:
-        """Take over what a checkpoint holds, and the rounds taken until then."""
+        """Take over what a checkpoint holds, and the rounds taken until then.
+
+        The next step is the first of this process, so that `start` is called; what it sets of `state` is replaced.
+        """
         self._rounds = rounds
-        for name, value in state.items():
-            setattr(self._chosen, name, value.clone() if value.dim() else value.item())
-        self._started = self._started or bool(state)
+        self._resumed = {name: value.clone() for name, value in state.items()}
+        self._restore()
+
+    def _kept(self, name: str) -> Tensor:
+        value = getattr(self._chosen, name)
+        try:
+            return torch.as_tensor(value).clone()
+        except (TypeError, ValueError, RuntimeError):
+            problem = (
+                f"keeps a {type(value).__name__} as {name!r}, which a checkpoint cannot: state names attributes that "
+                "are tensors, NumPy arrays of numbers, or numbers"
+            )
+            raise refuse_result(self.part, problem, self._rounds) from None
 
     def _start(self, w: Tensor) -> None:
         if self._started:
@@ -245,7 +265,26 @@ class ServerOptimizer:
         for name in self.names:
             if not hasattr(self._chosen, name):
                 setattr(self._chosen, name, torch.zeros_like(w))
-        self._started = True
+        self._restore()
+        self._started, self._resumed = True, {}
+
+    def _restore(self) -> None:
+        for name, value in self._resumed.items():
+            setattr(self._chosen, name, _in_the_form_of(getattr(self._chosen, name, None), value))
+
+
+def state_names(chosen: Any) -> tuple[str, ...]:
+    """What an optimizer remembers: the names in its `state`, of which a single one may stand without a tuple."""
+    names = getattr(chosen, "state", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _in_the_form_of(before: Any, value: Tensor) -> Any:
+    """A value of a checkpoint as the optimizer had it: an array, a tensor, or a number."""
+    if isinstance(before, np.ndarray):
+        return value.numpy(force=True).copy()
+    scalar = isinstance(before, torch.Tensor) and not before.dim()
+    return value.clone() if value.dim() or scalar else value.item()
 
 
 def _trace(vector: Tensor) -> Tensor:

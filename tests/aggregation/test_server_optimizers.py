@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.common.decorators import server_optimizer
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import parts, resolve
 
 KINDS = [part.name for part in parts("server optimizer")]
@@ -114,6 +115,53 @@ def test_numbers_among_what_is_remembered_come_back_as_numbers():
     run(first, torch.zeros(4), UPDATES[:2])
     second.load(first.state(), 2)
     assert type(second._chosen.steps) is int and second._chosen.steps == 2
+
+
+@server_optimizer
+class Keeping:
+    """Remembers an array, a tensor without axes and a number; sets in start() what no checkpoint holds."""
+
+    state = ("array", "scalar", "number")
+
+    def __init__(self) -> None:
+        self.array, self.number = np.zeros(2), 0
+
+    def start(self, w: torch.Tensor) -> None:
+        self.scalar, self.length = torch.zeros(()), w.numel()
+
+    def step(self, w: torch.Tensor, update: torch.Tensor) -> None:
+        self.array = np.append(self.array[1:], float(update[0]))
+        self.scalar.add_(1)
+        self.number += self.length
+        w.add_(update, alpha=float(self.array.sum() / self.scalar) / self.number)
+
+
+def test_what_is_remembered_comes_back_in_its_form_and_after_start():
+    whole, first, second, third = (ServerOptimizer(resolve("server optimizer", Keeping), {}) for _ in range(4))
+    expected = run(whole, torch.zeros(4), UPDATES)
+    w = run(first, torch.zeros(4), UPDATES[:2])
+    second.load(first.state(), 2)
+    third.load(second.state(), 2)  # of a run that was stopped again before its first step
+    assert run(third, w, UPDATES[2:]).tolist() == expected.tolist()
+    assert type(third._chosen.array) is np.ndarray and type(third._chosen.number) is int
+
+
+def test_state_of_an_optimizer_that_no_checkpoint_can_hold_is_named():
+    @server_optimizer
+    class Listing:
+        state = "steps"
+
+        def __init__(self) -> None:
+            self.steps: list[torch.Tensor] = []
+
+        def step(self, w: torch.Tensor, update: torch.Tensor) -> None:
+            self.steps.append(update)
+            w.add_(update)
+
+    optimizer = ServerOptimizer(resolve("server optimizer", Listing), {})
+    run(optimizer, torch.zeros(4))
+    with pytest.raises(PartFailure, match="Listing.*keeps a list as 'steps', which a checkpoint cannot"):
+        optimizer.state()
 
 
 def test_an_optimizer_of_ones_own_cannot_change_the_update():
