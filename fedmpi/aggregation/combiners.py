@@ -242,10 +242,12 @@ class Combiner:
                 f"coordinate, shape ({width},)"
             )
             raise refuse_result(self.part, problem, round)
-        with naming(self.part, round):  # a tensor without values, or of a type that nothing can be made of
-            finite = bool(found.isfinite().all())
         if is_complex(found):
             raise refuse_result(self.part, "returned complex numbers: return real ones", round)
+        with naming(self.part, round):  # a tensor without values, or of a type that nothing can be made of
+            result = found.detach().to(updates.dtype)
+            finite = bool(result.isfinite().all())
         if not finite:
-            raise refuse_result(self.part, "returned values that are not finite, from updates that are", round)
-        return found.detach().to(updates.dtype)
+            problem = f"returned values that are not finite as {updates.dtype}, from updates that are"
+            raise refuse_result(self.part, problem, round)
+        return result

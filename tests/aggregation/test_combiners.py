@@ -255,7 +255,15 @@ def listed(updates: torch.Tensor, coefficients: torch.Tensor) -> list[float]:
     return [0.0]
 
 
-@pytest.mark.parametrize("chosen, reason", [(flat, r"shape \(3, 5\)"), (blank, "not finite"), (listed, "list")])
+@combiner
+def beyond(updates: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    return updates[0].double() * 1e300  # finite there, and not among the updates' floats
+
+
+@pytest.mark.parametrize(
+    "chosen, reason",
+    [(beyond, "not finite as torch.float32"), (flat, r"shape \(3, 5\)"), (blank, "not finite"), (listed, "list")],
+)
 def test_what_is_no_update_is_refused_with_the_combiner_named(chosen: Any, reason: str) -> None:
     with pytest.raises(PartFailure, match=reason) as caught:
         combined(Combiner(resolve("combiner", chosen), {}), torch.ones(3, 5), torch.ones(3))
