@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation.server_optimizers import state_names
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed
+from fedmpi.local.hooks import declared
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 
 VALUES, POPULATION, ROUNDS, SAVED = 12, 6, 6, 3
@@ -41,20 +43,21 @@ def exercise(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
         Before this round the algorithm is made anew, and given the vectors that it declares.
     """
     made: LocalAlgorithm = subject.made()
-    declared = {kind: tuple(getattr(made, kind)) for kind in ("client_state", "server_state", "sums", "numbers")}
-    clients = {k: _zeros(declared["client_state"]) for k in range(POPULATION)}
-    server, w, found = _zeros(declared["server_state"]), torch.full((VALUES,), 0.1), []
+    kinds = ("client_state", "server_state", "sums", "numbers")
+    names = {kind: declared(subject.part, made, kind) for kind in kinds}
+    clients = {k: _zeros(names["client_state"]) for k in range(POPULATION)}
+    server, w, found = _zeros(names["server_state"]), torch.full((VALUES,), 0.1), []
     for t in range(ROUNDS):
         if t == saved:
             made = subject.made()
-        total, sums = torch.zeros(VALUES), dict.fromkeys((*declared["sums"], *declared["numbers"]), 0.0)
+        total, sums = torch.zeros(VALUES), dict.fromkeys((*names["sums"], *names["numbers"]), 0.0)
         for k in sorted({t % POPULATION, (t * 2 + 1) % POPULATION, (t + 3) % POPULATION}):
             facts = {"index": k, "round": t, "samples": 10 + k}
             client = Vectors("client", clients[k], facts)
             seen = Vectors("server", server, {"model": w, "round": t}, "only in server_step")
             delta = _steps(w, k, _vector(made.correction(client, seen), "correction"), made.proximal_mu)
             returned = made.finish(client, seen, Work(delta.clone(), 3, 0.1, 1.0, made.proximal_mu, 10 + k))
-            _take(returned, sums, declared)
+            _take(returned, sums, names)
             total += delta / 3
         totals = Totals(POPULATION, 3, 3.0, 3.0, t, 0.1)
         given = Vectors("server", server, {"model": w, "round": t})
@@ -89,16 +92,16 @@ def _vector(value: Any, name: str) -> Tensor | None:
     return vector
 
 
-def _take(returned: Mapping[str, Any] | None, sums: dict[str, Any], declared: Mapping[str, tuple[str, ...]]) -> None:
+def _take(returned: Mapping[str, Any] | None, sums: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
     found = {} if returned is None else returned
     demand(
         isinstance(found, Mapping) and set(found) == set(sums),
         f"finish returned {sorted(found) if isinstance(found, Mapping) else type(found).__name__}, but sums and "
         f"numbers declare {sorted(sums)}",
     )
-    for name in declared["sums"]:
+    for name in names["sums"]:
         sums[name] = sums[name] + _vector(found[name], f"finish, as {name!r},")
-    for name in declared["numbers"]:
+    for name in names["numbers"]:
         sums[name] += float(found[name])
 
 
@@ -117,7 +120,7 @@ def descend(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
     _begin(made, w)
     for t in range(ROUNDS):
         if t == saved:
-            held = {name: getattr(made, name) for name in getattr(made, "state", ())}
+            held = {name: getattr(made, name) for name in state_names(made)}
             made = subject.made()
             _begin(made, w)
             for name, value in held.items():
@@ -132,10 +135,11 @@ def descend(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
 
 
 def _begin(made: Any, w: Tensor) -> None:
-    for name in getattr(made, "state", ()):
-        setattr(made, name, torch.zeros_like(w))
     if hasattr(made, "start"):
         made.start(w)
+    for name in state_names(made):
+        if not hasattr(made, name):
+            setattr(made, name, torch.zeros_like(w))
 
 
 def _survives(play: Callable[[int | None], list[np.ndarray]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -489,6 +490,34 @@ class WellNamed(LocalAlgorithm):
         self.number = number
         self._proximal = 0.1
         self.rate = 0.5
+
+
+class OneName(LocalAlgorithm):
+    "A single name stands without a tuple."
+
+    client_state, server_state, sums, numbers = "seen", "total", "moved", "steps"
+
+    def finish(self, client, server, work) -> dict[str, Any]:
+        client.seen = client.seen + work.delta
+        return {"moved": client.seen, "steps": work.steps}
+
+    def server_step(self, server, update, sums, totals) -> Tensor:
+        server.total = server.total + sums["moved"] / sums["steps"]
+        return update + 0.1 * server.total
+
+
+@server_optimizer
+class Counting:
+    "A number under a single name, which it has from the start."
+
+    state = "rounds"
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def step(self, w, update) -> None:
+        self.rounds += 1
+        w.add_(update if self.rounds < 3 else update / self.rounds)
 
 
 class NoisyAlgorithm(LocalAlgorithm):

@@ -32,6 +32,8 @@ GOOD = [
     bad_parts.LeastRecall,
     bad_parts.in_turn,
     bad_parts.WellNamed,
+    bad_parts.OneName,
+    bad_parts.Counting,
 ]
 BAD = [
     (bad_parts.from_the_global_generator, GLOBAL, "draws from, or seeds, the global generator of numpy"),
