@@ -252,7 +252,7 @@ FAILURES: list[tuple[str, Any, str]] = [
     (
         "participation.clients",
         client_sampler(lambda view: Cohort(view.available[:2], np.full(2, 0.1 + 0j))),
-        "returned inclusion of shape .*: give one finite number a client",
+        "returned inclusion of complex128, shape .*: give one number a client",
     ),
     ("local.algorithm", Imaginary, r"client .*the correction must be a vector of \d+ real numbers, not complex ones"),
     ("local.algorithm", HalfImaginary, r"client .*client.c must be a vector of \d+ real numbers, not complex ones"),
@@ -339,3 +339,16 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(fedmpi.UserError, match=words):
         fedmpi.run("fedavg", {"participation.clients": choice})
+
+
+def test_a_model_of_another_size_on_another_rank_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "by_rank.py").write_text(
+        "from mpi4py import MPI\nfrom torch import nn\nRANK = MPI.COMM_WORLD.rank\n"
+        "def net(description):\n    width = 3 + RANK // 2\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))\n"
+    )
+    settings = ["preset=fedavg", "model.name=by_rank:net", "rounds=1", "logging.tensorboard=false"]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    done = run_mpi(3, ["-m", "fedmpi", "train", "--out", tmp_path / "run", *chosen], cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "different sizes (235 on rank 0, 310 on rank 2 values): model.name must" in said

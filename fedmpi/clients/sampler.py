@@ -127,7 +127,9 @@ class ClientSampler:
             value = getattr(self._made, name, None)
             if value is None:
                 continue
-            numbers = isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "bif"
+            numbers = (
+                isinstance(value, np.ndarray | np.generic | int | float) and np.asarray(value).dtype.kind in "biuf"
+            )
             if not numbers:
                 problem = (
                     f"keeps {_shown(value)} as {name!r}, which a checkpoint cannot: state names attributes that are "
@@ -207,11 +209,12 @@ class ClientSampler:
             return None
         column = np.asarray(values)
         numbers = np.issubdtype(column.dtype, np.number) and not is_complex(column)
-        if column.shape != clients.shape or not numbers or not np.isfinite(column).all():
-            raise self._refused(
-                view,
-                f"returned {name} of shape {column.shape} for {len(clients)} clients: give one finite number a client",
-            )
+        if column.shape != clients.shape or not numbers:
+            shown = f"of {column.dtype}, shape {column.shape},"
+            raise self._refused(view, f"returned {name} {shown} for {len(clients)} clients: give one number a client")
+        if (lacking := ~np.isfinite(column)).any():
+            place = int(np.flatnonzero(lacking)[0])
+            raise self._refused(view, f"returned {name} {column[place]} for client {clients[place]}: it must be finite")
         return column.astype(np.float64)
 
     def _refused(self, view: View, problem: str) -> PartFailure:

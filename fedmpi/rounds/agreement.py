@@ -64,19 +64,26 @@ def places_on_node(cluster: Cluster, device: torch.device) -> int:
     return -cluster.maximum(-torch.cuda.device_count())
 
 
-def agree_on_frozen(cluster: Cluster, model: FlatModel) -> None:
-    """All ranks must hold the same values that never travel; collective.
+def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
+    """All ranks must hold a model of as many values, and the same values where these never travel; collective.
 
     Raises
     ------
     UserError
         On all ranks alike.
     """
-    gathered = cluster.gather(np.array([model.frozen_checksum], np.int64))
+    gathered = cluster.gather(np.array([model.trainable, model.size, model.frozen_checksum], np.int64))
 
     def refuse() -> None:
-        checksums = np.concatenate(gathered or [])
-        if others := np.flatnonzero(checksums != checksums[:1]).tolist():
+        found = np.stack(gathered or [np.zeros(3, np.int64)])
+        other = found != found[0]
+        if sized := np.flatnonzero(other[:, :2].any(axis=1)).tolist():
+            values = ", ".join(f"{found[rank, 1]} on rank {rank}" for rank in (0, sized[0]))
+            raise UserError(
+                f"the ranks made models of different sizes ({values} values): model.name must make the same one from "
+                "the same description and options, whatever the rank, the host or the time"
+            )
+        if others := np.flatnonzero(other[:, 2]).tolist():
             raise UserError(
                 f"the model's frozen values, which never travel, are others on ranks {others} than on rank 0: make "
                 "them with torch's own random numbers, which are seeded alike, or read them from one file"

@@ -35,7 +35,7 @@ from fedmpi.local.probing import make_probe
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
-from fedmpi.rounds.agreement import agree_on_frozen, agree_on_traits
+from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
 from fedmpi.rounds.balance import BalanceLearner
 from fedmpi.rounds.clients_view import ClientsView, clients_view
 from fedmpi.rounds.evaluated import EvaluatedParts
@@ -156,7 +156,7 @@ class Experiment:
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
         if config.transport.error_feedback:
             check_residuals(store.clients, model.size)
-        agree_on_frozen(cluster, model)
+        agree_on_values(cluster, model)
         agree_on_traits(cluster, model, data.description)
         hooks = make_hooks(config, model, store.clients)
         refuse_large_run(

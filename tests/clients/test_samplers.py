@@ -255,12 +255,12 @@ def test_clients_returned_in_any_order_keep_their_strata() -> None:
         (Cohort(np.array([3, 99])), "returned client 99, who is not among view.available"),
         (Cohort(np.array([3, 10])), "returned client 10, who is not among"),
         (Cohort(np.array([-1])), "returned client -1"),
-        (Cohort(np.array([1, 2]), np.array([0.5])), r"inclusion of shape \(1,\) for 2 clients"),
+        (Cohort(np.array([1, 2]), np.array([0.5])), r"inclusion of float64, shape \(1,\), for 2 clients"),
         (Cohort(np.array([1, 2]), np.array([0.5, 0.0])), "inclusion probability 0 for client 2"),
         (Cohort(np.array([1, 2]), np.array([0.5, 1.5])), "inclusion probability 1.5 for client 2"),
         (Cohort([2, 1, 2], [1.5, 0.5, 1.5]), "inclusion probability 1.5 for client 2.*need a multiplicity"),
         (Cohort(np.array([1]), None, np.array([0])), "multiplicity that is no count"),
-        (Cohort(np.array([1]), np.array([np.nan])), "one finite number a client"),
+        (Cohort(np.array([1]), np.array([np.nan])), "inclusion nan for client 1: it must be finite"),
     ],
 )
 def test_a_useless_cohort_is_refused_by_name(returned: Any, message: str) -> None:
@@ -421,3 +421,22 @@ def test_the_built_in_samplers_are_parts_like_others() -> None:
     ]
     for part in parts("client sampler"):
         assert part.title and all(option.doc for option in part.options), part.name
+
+
+@client_sampler
+class Counts:
+    state = ("times",)
+
+    def __init__(self) -> None:
+        self.times = np.zeros(4, np.uint16)
+
+    def draw(self, view: View) -> Cohort:
+        self.times[view.round] += 1
+        return Cohort(view.available[:1])
+
+
+def test_unsigned_numbers_are_remembered_too() -> None:
+    first, second = (ClientSampler(resolve("client sampler", Counts), {}) for _ in range(2))
+    first.draw(view_of(round=2))
+    second.load(first.state())
+    assert second._made.times.tolist() == [0, 0, 1, 0] and second._made.times.dtype == np.uint16
