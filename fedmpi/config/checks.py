@@ -289,6 +289,13 @@ def _unprotected(c: ConfigTables) -> list[tuple[bool, str]]:
             'of others, for which no ε holds. With privacy.noise_multiplier set samples.rule = "all" or "ratio"',
         ),
         (
+            noised and rows.foreign and s.wanted is not None,
+            f'samples.wanted tells samples.rule = "{rows.name}" how many rows are expected of a client, its share of '
+            "the exact size of the whole cohort, so that one client can change the rows of others, for which no ε "
+            'holds. With privacy.noise_multiplier leave it out, or set samples.rule = "bernoulli" with a private '
+            "samples.size_estimate",
+        ),
+        (
             noised and s.rule == "bernoulli" and not s.clip,
             "samples.clip = false lets one large client change the share of rows that all others use, for which no ε "
             "holds. With privacy.noise_multiplier leave it true",

@@ -217,6 +217,11 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         [NOISED, f"{NOISED} samples.rule={OWN}:own_rows", f"{CLIPPED} samples.rule={OWN}:pooled_rows"],
     ),
     (
+        "its share of the exact size of the whole cohort",
+        [f"{NOISED} {PARTLY}={OWN}:own_rows"],
+        [f"{NOISED} samples.rule={OWN}:own_rows", f"{CLIPPED} {PARTLY}={OWN}:own_rows"],
+    ),
+    (
         "lets one large client change",
         [f"{NOISED} {PARTLY}=bernoulli samples.size_estimate=randomised-response samples.clip=false"],
         [f"{CLIPPED} {PARTLY}=bernoulli samples.size_estimate=randomised-response samples.clip=false"],
