@@ -21,7 +21,14 @@ from fedmpi.common.streams import Purpose, Streams
 
 
 def mixes(
-    raw: Path, *, source: str = "mnist", alpha: float = 0.01, users: int = 100, each: int = 600, draw: int = 0
+    raw: Path,
+    *,
+    source: str = "mnist",
+    alpha: float = 0.01,
+    users: int = 100,
+    each: int = 600,
+    draw: int = 0,
+    official_test: bool = False,
 ) -> dict[str, NDArray[Any]]:
     """Clients of equal size whose class mixes are Dirichlet draws, images drawn with replacement.
 
@@ -39,12 +46,14 @@ def mixes(
         Training images of each client, and as many test images.
     draw : int
         Seed of mixes and images.
+    official_test : bool
+        The test images of `source` as they are, instead of draws in the clients' mixes.
     """
     images = DATASETS[source].read(raw, ReadOptions(), Tally())
     generator = Streams(draw).generator(Purpose.PARTITION)
     shares = generator.dirichlet(np.full(images.classes, alpha), users)
     train = drawn(images.labels, shares, each, generator)
-    test = drawn(images.test_y, shares, each, generator)
+    test = np.arange(len(images.test_y)) if official_test else drawn(images.test_y, shares, each, generator)
     shown = (lambda x: x[:, 0]) if images.feature_shape[0] == 1 else (lambda x: x)
     return {
         "x": shown(images.read(train)),

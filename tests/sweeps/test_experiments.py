@@ -129,6 +129,14 @@ def test_clients_of_fedstas_hold_draws_from_their_own_mixes(data_folder: Path) -
     assert (train.argmax(axis=1) == test.argmax(axis=1)).mean() > 0.9, "the test part follows the same mixes"
 
 
+def test_the_official_test_images_can_stand_beside_the_same_clients(data_folder: Path) -> None:
+    drawn_too = mixes(data_folder / "mnist", users=5, each=20, draw=3)
+    official = mixes(data_folder / "mnist", users=5, each=20, draw=3, official_test=True)
+    assert all((official[name] == drawn_too[name]).all() for name in ("x", "y", "user"))
+    assert len(drawn_too["y_test"]) == 100
+    assert np.bincount(official["y_test"]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
 def test_images_are_drawn_with_replacement_from_the_classes_of_the_mix() -> None:
     labels = np.array([0, 1, 1, 2])
     rows = drawn(labels, np.array([[1.0, 0, 0], [0, 0.5, 0.5]]), 50, np.random.default_rng(0))

@@ -1,0 +1,105 @@
+"""Bias and noise of FedSTS's update with stratified and with unbiased weights, in closed form, as Markdown:
+
+    fedmpi sweep jobs/experiments/fedstas-parts.toml --out runs/fedstas-parts
+    python -m benchmarks.draw_noise runs/fedstas-parts/FedSTS,seed=0 runs/fedstas-parts/FedSTS,seed=1 …
+
+Every folder is a run of the preset fedsts with as many strata as clients a round, so that each stratum h sends one
+client k, drawn with probability π_k = ‖Z_k‖ / Σ_{j ∈ h} ‖Z_j‖. From the run's last model every client takes its local
+steps once more; with Δ_k its update and ρ = 1/N, the round's update has
+
+    stratified weights   Σ_h N_h ρ Δ_k        bias Σ_h N_h ρ (Σ_k π_k Δ_k − mean_h)
+    unbiased weights     Σ_h ρ Δ_k / π_k      bias 0
+
+and a variance that is the sum of the strata's. Both are divided by the squared norm of the mean over all clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedmpi import load_run
+from fedmpi.clients.clustering import kmeans
+from fedmpi.clients.gradient_codes import compress, norms, restore
+from fedmpi.data.opening import open_store
+from fedmpi.results.intervals import paired
+
+Matrix = NDArray[np.float64]
+
+
+def moments(updates: Matrix, strata: NDArray[np.int64], lengths: Matrix, unbiased: bool) -> tuple[float, float]:
+    """Squared bias and variance of the round's update, in units of ‖mean‖².
+
+    Parameters
+    ----------
+    updates : float64 (N, d)
+        Δ_k.
+    strata : int64 (N,)
+        From 0 on, without gaps.
+    lengths : float64 (N,)
+        ‖Z_k‖, positive.
+    unbiased : bool
+        Horvitz-Thompson's weights instead of the strata's shares.
+    """
+    mean, expected, variance = updates.mean(axis=0), np.zeros(updates.shape[1]), 0.0
+    for stratum in range(strata.max() + 1):
+        members = np.flatnonzero(strata == stratum)
+        chance = lengths[members] / lengths[members].sum()
+        weight = 1 / chance if unbiased else np.full(members.size, float(members.size))
+        sent = updates[members] * (weight / strata.size)[:, None]
+        middle = chance @ sent
+        expected += middle
+        variance += float(chance @ (sent**2).sum(axis=1) - middle @ middle)
+    scale = float(mean @ mean)
+    return float(((expected - mean) ** 2).sum()) / scale, variance / scale
+
+
+def measured(folder: str) -> tuple[Matrix, NDArray[np.int64], Matrix]:
+    """Updates (N, d), strata (N,) and norms (N,) at a run's last model."""
+    run = load_run(folder)
+    part, local, network = run.config.participation, run.config.local, run.model
+    if part.strata != part.count or part.draw != "importance":
+        raise SystemExit(f"{folder} has not one client a stratum, drawn by norm")
+    store, start = open_store(run.config.data.shards), parameters_to_vector(network.parameters()).detach().clone()
+    generator = np.random.default_rng(run.config.seed)
+    gradients, updates = [], []
+    for client in range(store.clients):
+        rows, labels = store.client(client)
+        x, y = torch.as_tensor(np.asarray(rows, np.float32) / 255), torch.as_tensor(np.asarray(labels, np.int64))
+        vector_to_parameters(start.clone(), network.parameters())
+        slope = torch.autograd.grad(cross_entropy(network(x), y), list(network.parameters()))
+        gradients.append(torch.cat([one.flatten() for one in slope]).numpy())
+        order = generator.permutation(len(y))
+        for step in range(local.steps or 0):
+            batch = order[step * local.batch_size : (step + 1) * local.batch_size]
+            slope = torch.autograd.grad(cross_entropy(network(x[batch]), y[batch]), list(network.parameters()))
+            with torch.no_grad():
+                for value, gradient in zip(network.parameters(), slope, strict=True):
+                    value.sub_(local.lr * gradient)
+        updates.append((parameters_to_vector(network.parameters()).detach() - start).double().numpy())
+    codes = compress(np.stack(gradients), part.levels)
+    return np.stack(updates), kmeans(restore(codes), part.strata, generator), norms(codes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="folders of runs, one a seed")
+    found = [measured(folder) for folder in parser.parse_args().runs]
+    kinds = {"stratified": False, "unbiased": True}
+    table = {kind: np.array([moments(*one, unbiased=which) for one in found]) for kind, which in kinds.items()}
+    print(f"| {len(found)} seeds | squared bias | variance | both |\n|---|---:|---:|---:|")
+    for kind, values in table.items():
+        shown = np.column_stack([values, values.sum(axis=1)])
+        print(f"| {kind} | {' | '.join(f'{v.mean():.3f} ± {v.std(ddof=min(1, len(v) - 1)):.3f}' for v in shown.T)} |")
+    if len(found) > 1:
+        both = paired(table["unbiased"].sum(axis=1), table["stratified"].sum(axis=1))
+        print(f"\nunbiased − stratified, both: {both.mean:+.3f} [{both.low:+.3f}, {both.high:+.3f}]")
+
+
+if __name__ == "__main__":
+    main()
