@@ -34,7 +34,7 @@ def _as_declared(subject: Subject) -> str:
 
 
 def exercise(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
-    """Play some rounds of three clients with made-up gradients; the updates (d,) that the server's optimizer gets.
+    """Play rounds of two or three clients with made-up gradients; the updates (d,) that the server's optimizer gets.
 
     Parameters
     ----------
@@ -51,15 +51,17 @@ def exercise(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
         if t == saved:
             made = subject.made()
         total, sums = torch.zeros(VALUES), dict.fromkeys((*names["sums"], *names["numbers"]), 0.0)
-        for k in sorted({t % POPULATION, (t * 2 + 1) % POPULATION, (t + 3) % POPULATION}):
+        participants = sorted({t % POPULATION, (t * 2 + 1) % POPULATION, (t + 3) % POPULATION})  # two or three
+        count = len(participants)
+        for k in participants:
             facts = {"index": k, "round": t, "samples": 10 + k}
             client = Vectors("client", clients[k], facts)
             seen = Vectors("server", server, {"model": w, "round": t}, "only in server_step")
             delta = _steps(w, k, _vector(made.correction(client, seen), "correction"), made.proximal_mu)
             returned = made.finish(client, seen, Work(delta.clone(), 3, 0.1, 1.0, made.proximal_mu, 10 + k))
             _take(returned, sums, names)
-            total += delta / 3
-        totals = Totals(POPULATION, 3, 3.0, 3.0, t, 0.1)
+            total += delta / count
+        totals = Totals(POPULATION, count, float(count), float(count), t, 0.1)
         given = Vectors("server", server, {"model": w, "round": t})
         update = _vector(made.server_step(given, total.clone(), sums, totals), "server_step")
         update = total if update is None else update

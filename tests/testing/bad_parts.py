@@ -506,6 +506,20 @@ class OneName(LocalAlgorithm):
         return update + 0.1 * server.total
 
 
+class CountingHeads(LocalAlgorithm):
+    "Relies on being told of as many participants as there were."
+
+    numbers = ("heads",)
+
+    def finish(self, client, server, work) -> dict[str, Any]:
+        return {"heads": 1}
+
+    def server_step(self, server, update, sums, totals) -> Tensor:
+        if sums["heads"] != totals.participants:
+            raise ValueError(f"{sums['heads']} of {totals.participants} participants have finished")
+        return update * totals.divisor / totals.weight
+
+
 @server_optimizer
 class Counting:
     "A number under a single name, which it has from the start."

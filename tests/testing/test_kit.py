@@ -33,6 +33,7 @@ GOOD = [
     bad_parts.in_turn,
     bad_parts.WellNamed,
     bad_parts.OneName,
+    bad_parts.CountingHeads,
     bad_parts.Counting,
 ]
 BAD = [
