@@ -71,17 +71,14 @@ class ClientState:
 
     def read(self, client: int) -> dict[str, Tensor]:
         """Copies of a client's vectors by name, zeros where it has none."""
-        record = torch.from_numpy(self.record(client).copy() if client in self._kept else self.record(client))
-        return dict(zip(self.names, record.unbind(0), strict=True))
+        return dict(zip(self.names, self.copy(client).unbind(0), strict=True))
+
+    def copy(self, client: int) -> Tensor:
+        """A copy (vectors, d) of a client's record, zeros where it has none."""
+        return torch.from_numpy(self._kept[client].copy() if client in self._kept else self.record(client))
 
     def write(self, client: int, vectors: dict[str, Tensor]) -> None:
         """Keep copies of a client's vectors."""
-        record = self._kept.get(client)
-        if record is not None:
-            kept = torch.from_numpy(record)
-            for row, name in zip(kept.unbind(0), self.names, strict=True):
-                row.copy_(vectors[name])
-            return
         stacked = torch.stack([vectors[name].cpu() for name in self.names])
         self.put(client, stacked.numpy())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,7 @@ class Hooks:
     def open(self, task: ClientTask, samples: int) -> ClientHooks:
         """A client's state and correction, before its local steps."""
         facts = {"index": task.client, "round": self._round, "samples": samples}
-        return ClientHooks(self, task, Vectors("client", self._read(task.client), facts), self._seen)
+        return ClientHooks(self, task, self._record(task.client), facts, self._seen)
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -199,12 +200,15 @@ class Hooks:
             raise self.refusal(problem, client)
         return number
 
-    def keep(self, client: int, vectors: dict[str, Tensor]) -> None:
-        """Keep a client's state."""
+    def keep(self, client: int, vectors: dict[str, Tensor], record: Tensor) -> None:
+        """Keep a client's state: `record`, which it was given, where all vectors still lie in it."""
         for name, vector in vectors.items():
             if not bool(torch.isfinite(vector.sum())):
                 raise self.refusal(f"client.{name} is not finite: lower local.lr", client)
-        if vectors:
+        rows = zip(record.unbind(0), vectors.values(), strict=True)
+        if all(row.data_ptr() == own.data_ptr() and own.is_contiguous() for row, own in rows):
+            self.state.put(client, record.numpy())
+        else:
             self.state.write(client, vectors)
 
     def server_step(self, update: Tensor, sums: Mapping[str, Any], totals: Totals) -> Tensor:
@@ -259,10 +263,15 @@ class Hooks:
         """How often the model and the server's vectors have been written to."""
         return [self._start._version, *(self.server[name]._version for name in self.sent)]
 
-    def _read(self, client: int) -> dict[str, Tensor]:
+    def _record(self, client: int) -> Tensor | None:
+        """A client's kept vectors (vectors, d), None where none are kept.
+
+        Built-in algorithms change them in `finish` alone, after which they are kept in any case: they get the record
+        itself where it lies in memory. Others get a copy, since what they do on trial, or before a failure, is undone.
+        """
         if not self.client_state:
-            return {}
-        return {name: vector.to(self._start.device) for name, vector in self.state.read(client).items()}
+            return None
+        return self.state.copy(client) if self.part.foreign else torch.from_numpy(self.state.record(client))
 
 
 class ClientHooks:
@@ -272,18 +281,23 @@ class ClientHooks:
     ----------
     hooks : Hooks
     task : ClientTask
-    client, server : Vectors
-        What the hooks receive.
-
-    Attributes
-    ----------
-    correction : Tensor (t,) or None
-        What is added to each of its gradients of the t trainable values.
+    record : Tensor (vectors, d) or None
+        The client's kept vectors, for its hooks to change; None where none are kept.
+    facts : dict
+        What else its hooks may read of it.
+    server : Vectors
+        What the hooks receive of the server.
     """
 
-    def __init__(self, hooks: Hooks, task: ClientTask, client: Vectors, server: Vectors):
-        self.hooks, self.task, self.client, self.server = hooks, task, client, server
-        self.correction = self._correct() if hooks.corrects else None
+    def __init__(self, hooks: Hooks, task: ClientTask, record: Tensor | None, facts: dict[str, Any], server: Vectors):
+        self.hooks, self.task, self.server, self._record = hooks, task, server, record
+        rows = () if record is None else record.to(hooks._start.device).unbind(0)
+        self.client = Vectors("client", dict(zip(hooks.client_state, rows, strict=True)), facts)
+
+    @cached_property
+    def correction(self) -> Tensor | None:
+        """What is added to each of its gradients (t,), t trainable values; the first look calls the hook."""
+        return self._correct() if self.hooks.corrects else None
 
     @property
     def own_loss(self) -> bool:
@@ -320,7 +334,8 @@ class ClientHooks:
         with torch.no_grad(), self.calling():
             returned = hooks.algorithm.finish(self.client, self.server, work)
         hooks.add(self.task.client, returned)
-        hooks.keep(self.task.client, self.client._vectors)
+        if self._record is not None:
+            hooks.keep(self.task.client, self.client._vectors, self._record)
 
     def _correct(self) -> Tensor | None:
         hooks = self.hooks

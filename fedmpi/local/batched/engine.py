@@ -7,7 +7,7 @@ the same batches, the same masks, the same updates; only the order of additions 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -182,9 +182,7 @@ class BatchedEngine:
         timetable = self._timetable(tasks, [len(y) for y in labels], rule, round)
         optimizer = stack_optimizer(rule)
         clients = self._open(tasks, labels)
-        corrections = None
-        if self.hooks is not None and self.hooks.corrects:
-            corrections = [None if client is None else client.correction for client in clients]
+        corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
         feed = Feed(timetable, stack.open(features, start, optimizer, corrections), labels)
         drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
         masks = MaskFeed(drawn, timetable)
@@ -252,6 +250,16 @@ class BatchedEngine:
             with named_client(task.client, self.rank):
                 clients.append(self.hooks.open(task, len(own)))
         return clients
+
+    def _corrections(self, tasks: list[ClientTask], clients: list[ClientHooks | None]) -> Iterator[Tensor | None]:
+        """The clients' corrections, each made when its turn comes, in memory still in the cache."""
+        for task, client in zip(tasks, clients, strict=True):
+            assert client is not None
+            with named_client(task.client, self.rank):
+                correction = client.correction
+            yield correction
+            if self.net.embedding is None:  # else it moves the words that a client's texts do not use
+                del correction, client.correction
 
     def _extra_copies(self, device: torch.device) -> int:
         """Vectors (d,) of every client beside its values: on a CPU those that its steps read, elsewhere all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -65,6 +65,8 @@ class Stack:
         self._block = Block.of(self.values, self.gradients, self.start, memory=not fused)
         self._table_block: Block | None = None
         self._corrections: Tensor | None = None
+        self._blocks: dict[int, list[Block]] = {}
+        self._parts = [(slot, slot.size, self._of_row(self.start[0], slot)) for slot in net.slots]
         self._bound: dict[tuple[int, int], BoundNet] = {}
 
     def begin(self, start: Tensor) -> None:
@@ -77,7 +79,7 @@ class Stack:
         features: Sequence[Tensor],
         start: Tensor,
         optimizer: StackOptimizer,
-        corrections: Sequence[Tensor | None] | None = None,
+        corrections: Iterable[Tensor | None] | None = None,
     ) -> list[Tensor]:
         """Begin the work of some clients at the server's values.
 
@@ -87,8 +89,8 @@ class Stack:
             The samples of each client.
         start : Tensor (d,)
         optimizer : StackOptimizer
-        corrections : list of Tensor (d,) or None, optional
-            What is added to each client's gradients; None = nothing.
+        corrections : iterable of Tensor (d,) or None, optional
+            What is added to each client's gradients; None = nothing. Each is read before the next one is asked for.
 
         Returns
         -------
@@ -101,7 +103,10 @@ class Stack:
         self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
         if not self.fused:
             self._block.reset()
+        if corrections is not None and self.net.embedding is not None:
+            corrections = list(corrections)  # the words' parts are read after all others
         self._correct(corrections, optimizer)
+        self._blocks.clear()
         embedding = self.net.embedding
         if embedding is None or embedding.weight is None:
             dtype = torch.int64 if self.net.reads_words else self.dtype
@@ -114,7 +119,7 @@ class Stack:
             optimizer.prepare(corrected, self.tables.start, corrected)
         return self.tables.ids
 
-    def _correct(self, corrections: Sequence[Tensor | None] | None, optimizer: StackOptimizer) -> None:
+    def _correct(self, corrections: Iterable[Tensor | None] | None, optimizer: StackOptimizer) -> None:
         """Write the corrections of the open clients in the order of the values, as the optimizer needs them."""
         self._block = replace(self._block, correction=None)
         if corrections is None:
@@ -122,16 +127,15 @@ class Stack:
         if self._corrections is None:
             self._corrections = torch.zeros_like(self.values)
         for number, correction in enumerate(corrections):
-            row = self._corrections[number : number + 1]
+            row = self._corrections[number]
             if correction is None:
-                optimizer.prepare(row.zero_(), self.start, row)
+                optimizer.prepare(row.zero_(), self.start[0], row)
                 continue
-            for slot in self.net.slots:
-                own, start = (slot.of_stack(part, slot.arranged)[0] for part in (row, self.start))
-                optimizer.prepare(slot.from_flat(correction), start, own)
+            for own, start, given in self._beside(row, correction):
+                optimizer.prepare(given, start, own)
         self._block = replace(self._block, correction=self._corrections)
 
-    def _of_words(self, corrections: Sequence[Tensor | None] | None) -> Tensor | None:
+    def _of_words(self, corrections: Iterable[Tensor | None] | None) -> Tensor | None:
         """The corrections of the word vectors that the open clients' texts use, one client's words after another's."""
         if corrections is None or self.tables is None:
             return None
@@ -155,10 +159,11 @@ class Stack:
 
     def blocks(self, clients: int) -> list[Block]:
         """What the optimizer changes for the first `clients` clients."""
-        blocks = [self._block.prefix(clients)]
-        if self.tables is not None and self._table_block is not None:
-            blocks.append(self._table_block.prefix(self.tables.bounds[clients]))
-        return blocks
+        if clients not in self._blocks:
+            self._blocks[clients] = blocks = [self._block.prefix(clients)]
+            if self.tables is not None and self._table_block is not None:
+                blocks.append(self._table_block.prefix(self.tables.bounds[clients]))
+        return self._blocks[clients]
 
     def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
         """total += Σ coefficient · (value − start) over the open clients.
@@ -206,15 +211,24 @@ class Stack:
         delta = (torch.empty if whole else torch.zeros)(self.net.size, dtype=self.dtype, device=self.device)
         if drift is not None and self.tables is not None:
             self._table(delta).copy_(self._table(drift))
-        for slot in self.net.slots:
-            own, start = (
-                slot.of_stack(part, slot.arranged)[0] for part in (self.values[client : client + 1], self.start)
-            )
-            torch.sub(own, start, out=slot.from_flat(delta))
+        for own, start, change in self._beside(self.values[client], delta):
+            torch.sub(own, start, out=change)
         if self.tables is not None:
             words = slice(self.tables.bounds[client], self.tables.bounds[client + 1])
             self._table(delta)[self.tables.rows[words]] = self.tables.values[words] - self.tables.start[words]
         return delta
+
+    def _beside(self, row: Tensor, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Parameter by parameter: views of a row (d',), of the server's and of a flat vector (d,), alike in shape."""
+        for slot, size, start in self._parts:
+            own = self._of_row(row, slot)
+            yield own, start, flat.narrow(0, slot.offset, size) if slot.axes is None else slot.from_flat(flat)
+
+    @staticmethod
+    def _of_row(row: Tensor, slot: Slot) -> Tensor:
+        """A parameter's values in a row (d',) of the stack; one axis where they lie there as in a flat vector."""
+        own = row.narrow(0, slot.start, slot.size)
+        return own if slot.axes is None else own.view(slot.arranged)
 
     def _table(self, flat: Tensor) -> Tensor:
         embedding = self.net.embedding
