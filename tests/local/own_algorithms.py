@@ -154,6 +154,21 @@ class Aliases(LocalAlgorithm):
         return update
 
 
+class Counting(LocalAlgorithm):
+    """Counts rounds before the steps, in place, and remembers the vectors that it has seen."""
+
+    client_state = ("rounds",)
+
+    def __init__(self):
+        self.seen: dict[int, list[Tensor]] = {}
+
+    def correction(self, client, server):
+        client.rounds += 1
+
+    def finish(self, client, server, work):
+        self.seen.setdefault(client.index, []).append(client.rounds)
+
+
 class Shift(LocalAlgorithm):
     """Adds 1 to every gradient."""
 

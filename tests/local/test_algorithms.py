@@ -271,6 +271,25 @@ def test_a_trial_of_engines_keeps_nothing_and_sums_nothing() -> None:
     assert len(hooks.state) == 0 and not sums["dc"].tensor.any()
     engines[1].train(cohort(0), model.initial, rule, 0, FloatSum(np.zeros(model.size, np.float32)))
     assert len(hooks.state) == 6 and sums["dc"].tensor.any()
+    kept = {client: hooks.state.copy(client) for client in hooks.state.clients.tolist()}
+    time_engines(engines, cohort(0), model.initial, rule, 1, SIZES)
+    assert all(torch.equal(hooks.state.copy(client), record) for client, record in kept.items())
+
+
+@pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
+def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round_or_not_at_all(engine: type) -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float32, **given)
+    hooks = make("tests.local.own_algorithms:Counting", model)
+    trained = engine(model, Source(description, SIZES), STREAMS, hooks=hooks)
+    for t in range(3):
+        hooks.begin(t, model.initial, {})
+        with hooks.rehearsing():
+            trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
+        trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
+        assert {float(hooks.state.read(task.client)["rounds"].unique()) for task in cohort(0)} == {t + 1.0}
+    remembered = [[float(vector.unique()) for vector in seen] for seen in hooks.algorithm.seen.values()]
+    assert remembered == [[1.0, 2.0, 3.0]] * 6  # later rounds leave them alone
 
 
 def test_hooks_get_what_is_promised_and_may_overwrite_it() -> None:
