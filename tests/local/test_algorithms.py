@@ -276,10 +276,13 @@ def test_a_trial_of_engines_keeps_nothing_and_sums_nothing() -> None:
     assert all(torch.equal(hooks.state.copy(client), record) for client, record in kept.items())
 
 
+@pytest.mark.parametrize("name", ["mlp", "text-cnn"])
 @pytest.mark.parametrize("engine", [SequentialEngine, BatchedEngine])
-def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round_or_not_at_all(engine: type) -> None:
-    description, given = MODELS["mlp"]
-    model = flat_model("mlp", description, torch.float32, **given)
+def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round_or_not_at_all(
+    engine: type, name: str
+) -> None:
+    description, given = MODELS[name]
+    model = flat_model(name, description, torch.float32, **given)
     hooks = make("tests.local.own_algorithms:Counting", model)
     trained = engine(model, Source(description, SIZES), STREAMS, hooks=hooks)
     for t in range(3):
