@@ -440,3 +440,15 @@ def test_unsigned_numbers_are_remembered_too() -> None:
     first.draw(view_of(round=2))
     second.load(first.state())
     assert second._made.times.tolist() == [0, 0, 1, 0] and second._made.times.dtype == np.uint16
+
+
+def test_candidates_are_measured_in_order_and_once_however_they_are_named() -> None:
+    @client_sampler(measures=("loss",))
+    class Disordered:
+        def candidates(self, view: View) -> list[int]:
+            return [5, 2, 5, 0]
+
+        def draw(self, view: View) -> Cohort:
+            return Cohort(view.available[:1])
+
+    assert sampler_of(Disordered).candidates(view_of()).tolist() == [0, 2, 5]
