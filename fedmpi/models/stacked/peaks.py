@@ -1,22 +1,28 @@
 """Backwards through the maximum of a filter over a text: one position a filter and sample has a gradient, not all.
 
 The filters' gradient is a sum of the patches at these positions, and the words' one product with the filters as they
-lie, since what every word gets is written where it belongs before it.
+lie, since what every word gets is written where it belongs before it. That has as many values as a text has words under
+filters; where filters are many and vectors short, the product is patch by patch, as that of a convolution.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch.nn import functional
 from torch.nn.functional import embedding_bag
 
 from fedmpi.models.stacked.trace import Along, Traced
 from fedmpi.models.stacked.weights import Weight
+
+MOST_FILTERS = 2
+"""Filters a value of a word up to which every word of every filter gets a place of its own beside every word."""
 
 
 class Peaks:
@@ -38,11 +44,6 @@ class Peaks:
         taps = torch.arange(filters * width, device=device)
         self._taps = taps + taps % width * (filters * width)
 
-    @property
-    def spread_shape(self) -> tuple[int, int, int]:
-        """Of what `of_words` needs: k, b · L, F · w."""
-        return self.clients, self.rows * self.length, self.filters * self.width
-
     def of_filters(self, patches: Tensor, where: Tensor, gradient: Tensor) -> Tensor:
         """Σ over a client's texts of gradient · patch: (k, F, w · E).
 
@@ -60,14 +61,59 @@ class Peaks:
         )
         return summed.view(self.clients, self.filters, -1)
 
-    def spread(self, where: Tensor, gradient: Tensor, into: Tensor) -> Tensor:
-        """What each word gets from each word of each filter, (k, b · L, F · w): times the filters (k, F · w, E), the
-        gradient of the words. `into` has that shape."""
+    def of_words(
+        self,
+        where: Tensor,
+        gradient: Tensor,
+        filters: Tensor,
+        into: Tensor,
+        scratch: Callable[..., Tensor],
+        add: bool = False,
+    ) -> None:
+        """The gradient of the words: replaces what is in `into` (k, b, L, E), or is added to it.
+
+        Parameters
+        ----------
+        where, gradient : Tensor (k, b, F)
+            As for `of_filters`.
+        filters : Tensor (k, F, w · E)
+        scratch : callable
+            scratch(*shape) -> a tensor of any values.
+        """
+        if self.filters > MOST_FILTERS * into.shape[3]:
+            self._by_patch(where, gradient, filters, into, scratch, add)
+            return
+        spread = self._spread(where, gradient, scratch)
+        words = into.view(self.clients, -1, into.shape[3])
+        taps = filters.reshape(self.clients, self.filters * self.width, -1)
+        torch.baddbmm(words, spread, taps, beta=int(add), out=words)
+
+    def _spread(self, where: Tensor, gradient: Tensor, scratch: Callable[..., Tensor]) -> Tensor:
+        """What each word gets from each word of each filter, (k, b · L, F · w)."""
         taps = self.filters * self.width
         index = (where * taps).repeat_interleave(self.width, 2).add_(self._taps)
-        shares = gradient.repeat_interleave(self.width, 2)
-        into.zero_().view(self.clients, self.rows, -1).scatter_(2, index, shares)
-        return into
+        spread = scratch(self.clients, self.rows, self.length * taps).zero_()
+        spread.scatter_(2, index, gradient.repeat_interleave(self.width, 2))
+        return spread.view(self.clients, -1, taps)
+
+    def _by_patch(
+        self,
+        where: Tensor,
+        gradient: Tensor,
+        filters: Tensor,
+        into: Tensor,
+        scratch: Callable[..., Tensor],
+        add: bool,
+    ) -> None:
+        """A patch gets a product of what its position gets, its words get their parts of it."""
+        scores = scratch(self.clients, self.rows, self.positions, self.filters).zero_()
+        scores.scatter_(2, where.unsqueeze(2), gradient.unsqueeze(2))
+        patches = torch.bmm(scores.view(self.clients, -1, self.filters), filters)
+        patches = patches.view(self.clients, self.rows, self.positions, self.width, -1)
+        if not add:
+            into.zero_()
+        for shift in range(self.width):
+            into[:, :, shift : shift + self.positions] += patches[:, :, :, shift]
 
 
 _peaks = lru_cache(64)(Peaks)
@@ -97,21 +143,22 @@ class Highest(torch.autograd.Function):
             highest.add_(bias.unsqueeze(1))
         if cut:
             highest.relu_()
-        ctx.save_for_backward(patches, where, highest)
-        ctx.value, ctx.weight, ctx.bias_weight, ctx.cut = value.detach(), weight, bias_weight, cut
+        # not the maxima themselves: what follows may change them in place
+        ctx.save_for_backward(patches, where, highest <= 0 if cut else None)
+        ctx.value, ctx.weight, ctx.bias_weight = value.detach(), weight, bias_weight
         return highest
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        patches, where, highest = ctx.saved_tensors
+        patches, where, none = ctx.saved_tensors
         at: Peaks = ctx.at
-        if ctx.cut:
-            gradient = torch.ops.aten.threshold_backward(gradient, highest, 0)
+        if none is not None:
+            gradient = gradient.masked_fill(none, 0)
         before = None
         if ctx.needs_input_grad[0]:
-            spread = at.spread(where, gradient, gradient.new_empty(at.spread_shape))
-            taps = ctx.value.reshape(at.clients, at.filters * at.width, -1)
-            before = torch.bmm(spread, taps).view(at.clients, at.rows, at.length, -1)
+            dimension = ctx.value.shape[2] // at.width
+            before = gradient.new_empty(at.clients, at.rows, at.length, dimension)
+            at.of_words(where, gradient, ctx.value, before, gradient.new_empty)
         of_weight = None
         if ctx.weight.trained:
             of_weight = ctx.weight.plain(at.of_filters(patches.flatten(0, 1), where, gradient))
@@ -165,29 +212,36 @@ def _to_maximum(traced: Traced, convolution: fx.Node) -> tuple[list[fx.Node], bo
     return None
 
 
-def _name(traced: Traced, node: fx.Node) -> str:
+RELUS = functional.relu, torch.relu, torch.relu_, "relu", "relu_"
+MAXIMA = torch.max, "max", functional.max_pool1d, torch.max_pool1d, functional.adaptive_max_pool1d
+POOLS = nn.MaxPool1d, nn.AdaptiveMaxPool1d
+
+
+def _is(traced: Traced, node: fx.Node, functions: tuple[Any, ...], *layers: type[nn.Module]) -> bool:
+    """Whether a node calls one of torch's functions, or one of its layers: not something of the same name."""
     if node.op == "call_module":
-        return type(traced.module.get_submodule(str(node.target))).__name__
-    return str(getattr(node.target, "__name__", node.target))
+        return type(traced.module.get_submodule(str(node.target))) in layers
+    return node.target in functions
 
 
 def _is_relu(traced: Traced, node: fx.Node) -> bool:
-    return _name(traced, node) in ("ReLU", "relu", "relu_")
+    return _is(traced, node, RELUS, nn.ReLU)
 
 
 def _takes_first(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.args[1:] in ((0,), ("values",))
+    return node.target in (operator.getitem, getattr) and node.args[1:] in ((0,), ("values",))
 
 
 def _is_maximum(traced: Traced, node: fx.Node) -> bool:
-    """Whether a node takes the maximum over the positions: by its name, and by what it made of the trial's values."""
-    names = ("max", "max_pool1d", "MaxPool1d", "AdaptiveMaxPool1d", "adaptive_max_pool1d")
-    if len(node.all_input_nodes) != 1 or _name(traced, node) not in names:
+    """Whether a node takes the maximum over all positions: it finds the one value that is not 0, wherever it is."""
+    if len(node.all_input_nodes) != 1 or not _is(traced, node, MAXIMA, *POOLS):
         return False
-    for value, made in zip(traced.examples[node.all_input_nodes[0]], traced.examples[node], strict=True):
-        one = made[0] if isinstance(made, tuple) else made
-        if not isinstance(one, Tensor) or one.numel() != math.prod(value.shape[:2]):
-            return False
-        if one.shape[:2] != value.shape[:2] or not torch.equal(one.flatten(), value.amax(2).flatten()):
-            return False
-    return True
+    example = traced.examples[node.all_input_nodes[0]][0]
+    alone = torch.eye(example.shape[2], dtype=example.dtype, device=example.device).unsqueeze(1).repeat(1, 2, 1)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda _: alone)
+    reader: Any = node.target
+    if isinstance(reader, str):
+        reader = traced.module.get_submodule(reader) if node.op == "call_module" else getattr(Tensor, reader)
+    made = reader(*args, **kwargs)
+    one = made[0] if isinstance(made, tuple) else made
+    return one.numel() == 2 * len(alone) and one.shape[:2] == alone.shape[:2] and bool((one == 1).all())

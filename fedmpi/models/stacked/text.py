@@ -181,10 +181,7 @@ class _Bank:
         self.where = place.take(f"where{number}", clients, rows, filters, dtype=torch.int64)
         self.output = parent.output[..., self.part]
         self.peaks = Peaks(clients, rows, layer.length, width, filters, place.workspace.device)
-        if not place.first:
-            self.spread = place.scratch(*self.peaks.spread_shape)
-            self.taps = self.weight.view(clients, filters * width, dimension)
-            self.word_gradient = parent.word_gradient.view(clients, rows * layer.length, dimension)
+        self.scratch, self.word_gradient = place.scratch, parent.word_gradient
 
     def forward(self) -> None:
         self.patches.copy_(self.windows)
@@ -196,7 +193,6 @@ class _Bank:
         """The gradient of the words is added to what is there, or replaces it."""
         gradient = gradient[..., self.part]
         if not self.first:
-            spread = self.peaks.spread(self.where, gradient, self.spread)
-            torch.baddbmm(self.word_gradient, spread, self.taps, beta=int(add), out=self.word_gradient)
+            self.peaks.of_words(self.where, gradient, self.weight, self.word_gradient, self.scratch, add)
         self.step.plain(self.target, self.peaks.of_filters(self.patch_rows, self.where, gradient))
         self.step.plain(self.bias_target, gradient.sum(1, keepdim=True))
