@@ -33,3 +33,26 @@ def test_masked_dot_products_are_left_to_torch():
     expected = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert torch.allclose(attend(q, q, q, is_causal=True), expected, atol=1e-6)
     assert torch.allclose(attend(q, q, q, mask), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("texts", "words", "size"), [(64, 0, 3), (64, 3, 0), (2**10, 2, 0)])
+def test_products_of_nothing_are_left_to_torch(texts: int, words: int, size: int):
+    q, k = torch.zeros(texts, 2, size), torch.zeros(texts, words, size)
+    assert attend(q, k, k).shape == (texts, 2, size)
+    assert not attend(q, k, k).any()
+
+
+@pytest.mark.parametrize(("queries", "keys", "heads"), [(32, 32, 64), (16, 64, 64), (33, 32, 64), (32, 32, 63)])
+def test_short_texts_are_those_of_so_many_scores_and_heads(queries: int, keys: int, heads: int):
+    """Queries and keys of unlike numbers and strides, values of their own size."""
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(heads, 2, queries, generator=generator, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    k = torch.randn(heads, keys, 4, generator=generator, dtype=torch.float64)[..., ::2].requires_grad_()
+    v = torch.randn(heads, keys, 1, generator=generator, dtype=torch.float64).requires_grad_()
+    told, expected = attend(q, k, v), functional.scaled_dot_product_attention(q, k, v)
+    assert told.grad_fn is not None
+    assert ("SmallAttention" in str(told.grad_fn.next_functions)) == (queries * keys <= 1024 and heads >= 64)
+    gradient = torch.ones((), dtype=torch.float64).expand(told.shape)
+    found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (told, expected))
+    for one, other in zip((told, *found), (expected, *wanted), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
