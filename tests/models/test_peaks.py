@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, autograd, nn
@@ -11,7 +12,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked import forms, peaks
 from fedmpi.models.stacked.base import Step
 from fedmpi.models.stacked.net import why_not_stackable
-from fedmpi.models.stacked.peaks import find_peaks, highest
+from fedmpi.models.stacked.peaks import Peaks, find_peaks, highest
 from fedmpi.models.stacked.trace import trace
 from fedmpi.models.stacked.weights import Weight
 
@@ -68,7 +69,12 @@ def test_what_has_the_name_of_a_function_of_torch_is_not_taken_for_it(monkeypatc
     monkeypatch.setitem(forms.LAYERS, ReLU, forms.mapped_layer)
     assert found(Filters(nn.Sequential(ReLU(), nn.MaxPool1d(11)))) == []
     assert found(Filters(lambda y: torch.stack(y.max(2), 0)[0])) == []
-    assert found(Filters(lambda y: y.max(2)[1] * y.mean((1, 2)).unsqueeze(1))) == []
+
+
+def test_places_and_several_maxima_are_no_maximum():
+    assert found(Filters(lambda y: y.max(2)[1] * 1.0)) == []
+    # each of twelve windows holds the whole text
+    assert found(Filters(lambda y: functional.max_pool1d(y, 24, 1, 12)[:, :, 0])) == []
 
 
 @pytest.mark.parametrize("change", [torch.relu_, lambda y: y.add_(1), lambda y: functional.elu(y, inplace=True)])
@@ -77,6 +83,27 @@ def test_what_follows_may_change_the_maxima_in_place(change, cut: bool):
     module = Filters(lambda y: change((y.relu() if cut else y).max(2)[0]), filters=3)
     assert found(module) == ["conv"]
     assert why_not_stackable(module.double(), TEXTS) is None
+
+
+@pytest.mark.parametrize(("filters", "patches"), [(8, 0), (9, 1)])
+def test_many_filters_of_short_vectors_go_back_patch_by_patch(filters: int, patches: int, monkeypatch):
+    """What is there is added to or replaced, the same both ways."""
+    generator = torch.Generator().manual_seed(6)
+    at = Peaks(clients=2, rows=3, length=5, width=2, filters=filters, device=torch.device("cpu"))
+    where = torch.randint(0, 4, (2, 3, filters), generator=generator)
+    gradient = torch.randn(2, 3, filters, generator=generator, dtype=torch.float64)
+    weight = torch.randn(2, filters, 2 * 4, generator=generator, dtype=torch.float64)
+    calls, by_patch = [], Peaks._by_patch
+    monkeypatch.setattr(Peaks, "_by_patch", lambda *given: calls.append(given) or by_patch(*given))
+    expected = torch.zeros(2, 3, 5, 4, dtype=torch.float64)
+    for client, row, one in np.ndindex(2, 3, filters):
+        place = int(where[client, row, one])
+        expected[client, row, place : place + 2] += gradient[client, row, one] * weight[client, one].view(2, 4)
+    for add in (False, True):
+        into = torch.ones_like(expected)
+        at.of_words(where, gradient, weight, into, gradient.new_empty, add)
+        assert torch.allclose(into, expected + add, rtol=1e-12)
+    assert len(calls) == 2 * patches
 
 
 @pytest.mark.parametrize("most", [0, 2, 99], ids=["by-patch", "as-it-is", "spread"])

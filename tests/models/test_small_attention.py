@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import autograd
+from torch import Tensor, autograd, nn
 from torch.nn import functional
 
+from fedmpi.data.schema import DataDescription
+from fedmpi.models.stacked.graph import GraphLayer
+from fedmpi.models.stacked.net import translate
 from fedmpi.models.stacked.small_attention import attend
 
 
@@ -56,3 +59,28 @@ def test_short_texts_are_those_of_so_many_scores_and_heads(queries: int, keys: i
     found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (told, expected))
     for one, other in zip((told, *found), (expected, *wanted), strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_values_that_many_texts_share_are_left_to_torch():
+    q, v = torch.randn(2, 2, 40, 6, 4, generator=torch.Generator().manual_seed(4)).unbind(0)
+    expected = functional.scaled_dot_product_attention(q, q, v[:1])
+    assert torch.allclose(attend(q, q, v[:1]), expected, atol=1e-6)
+    assert torch.allclose(attend(q, v[:1], v[:1]), functional.scaled_dot_product_attention(q, v[:1], v[:1]), atol=1e-6)
+
+
+class Dots(nn.Module):
+    """Rows of an image that ask one another."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        return functional.scaled_dot_product_attention(x, x, x).mean((1, 2))
+
+
+def test_a_graph_takes_them():
+    [layer] = translate(Dots(), DataDescription((2, 4, 6), "float32", 3, "image", 0, (), ())).layers
+    assert isinstance(layer, GraphLayer)
+    assert attend in layer.run.__globals__.values()

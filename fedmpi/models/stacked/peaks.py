@@ -159,9 +159,7 @@ class Highest(torch.autograd.Function):
             dimension = ctx.value.shape[2] // at.width
             before = gradient.new_empty(at.clients, at.rows, at.length, dimension)
             at.of_words(where, gradient, ctx.value, before, gradient.new_empty)
-        of_weight = None
-        if ctx.weight.trained:
-            of_weight = ctx.weight.plain(at.of_filters(patches.flatten(0, 1), where, gradient))
+        of_weight = ctx.weight.plain(at.of_filters(patches.flatten(0, 1), where, gradient))
         of_bias = None if ctx.bias_weight is None else ctx.bias_weight.plain(gradient.sum(1))
         return before, of_weight, of_bias, None, None, None
 

@@ -54,7 +54,7 @@ def attend(
 ) -> Tensor:
     """functional.scaled_dot_product_attention: (…, L, E), (…, S, E), (…, S, D) to (…, L, D)."""
     plain = attn_mask is None and not dropout_p and not is_causal and not enable_gqa and query.device.type == "cpu"
-    alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and query.dim() > 2
+    alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
     small = query.shape[-2] * key.shape[-2] <= MOST_SCORES and math.prod(query.shape[:-2]) >= FEWEST_HEADS
     empty = 0 in (query.numel(), key.numel(), value.numel())
     if not (plain and alike and small) or empty:
