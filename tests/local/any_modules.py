@@ -246,7 +246,8 @@ class Masked(nn.Module):
         later = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)
         empty = (tokens < 20) & (torch.arange(12) > 0)
         x, chances = self.first(x, x, x, key_padding_mask=empty, attn_mask=later)
-        told, _ = self.second(x[:, -1:].transpose(0, 1), x.transpose(0, 1), x.transpose(0, 1), need_weights=False)
+        query, keys = x[:, -1:].transpose(0, 1), x.transpose(0, 1)
+        told, _ = self.second(query, keys, keys, key_padding_mask=empty, need_weights=False)
         return self.fc(told[0] + chances.square().sum((1, 2)).unsqueeze(1))
 
 
