@@ -15,6 +15,7 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
+from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
 from fedmpi.models.stacked.image import Convolution, MaxPool
 from fedmpi.models.stacked.net import stacked
 from fedmpi.models.stacked.pooled import BLOCK, LeftThenRight, PooledConvolution, to_the_larger
@@ -109,6 +110,32 @@ def test_many_filters_lie_as_they_are_left_columns_before_right_ones():
         net = stacked(network(nn.Conv2d(2, filters, 3), nn.MaxPool2d(2)), IMAGES)
         assert net is not None
         assert next(one for one in net.layers if isinstance(one, PooledConvolution)).pairs.patch == patch
+
+
+class Stack:
+    """Values of two clients."""
+
+    step = Step(1, 0)
+
+    def __init__(self, size: int):
+        self.values = torch.zeros(2, size)
+
+    def value(self, slot: Slot, *shape: int) -> torch.Tensor:
+        return slot.of_stack(self.values, shape)
+
+    target = value
+
+
+@pytest.mark.parametrize("filters", [63, 64])
+def test_a_row_takes_the_memory_that_is_said(filters: int):
+    net = stacked(network(nn.Conv2d(2, 8, 1), nn.Conv2d(8, filters, 3), nn.MaxPool2d(2)), IMAGES)
+    assert net is not None
+    layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
+    workspace, rows = Workspace(torch.float32, torch.device("cpu")), 100
+    x = workspace.take("x", 2, layer.geometry.units, rows, guard=rows)
+    layer.bind(Place(2, rows, workspace, Stack(net.stack_size)), x)
+    taken = sum(held.numel() for held in workspace._storage.values()) / (2 * rows)
+    assert 0.8 * layer.values < taken < 1.05 * layer.values  # the filters themselves are no part of it
 
 
 @pytest.mark.parametrize(
