@@ -22,7 +22,7 @@ from fedmpi.models.stacked import convolution, forms, recurrent
 from fedmpi.models.stacked import sequence as sequences
 from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.net import translate
-from fedmpi.models.stacked.peaks import find_peaks
+from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.trace import trace
 from tests.local.any_modules import MODULES
 from tests.local.stacks import (

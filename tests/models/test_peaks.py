@@ -12,7 +12,8 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked import forms, peaks
 from fedmpi.models.stacked.base import Step
 from fedmpi.models.stacked.net import why_not_stackable
-from fedmpi.models.stacked.peaks import Peaks, find_peaks, highest
+from fedmpi.models.stacked.peaks import Peaks, highest
+from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.trace import trace
 from fedmpi.models.stacked.weights import Weight
 

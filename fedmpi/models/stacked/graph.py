@@ -1,35 +1,26 @@
 """A traced model for many clients side by side: their samples are one batch (k · b, …) for all that has no parameters.
 
-What has parameters sees (k, b, …), see `forms`. The graph becomes one Python function, which autograd differentiates.
+What has parameters sees (k, b, …), see `forms`. The graph becomes one Python function (`writer`), which autograd
+differentiates.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.node import map_aggregate
-from torch.nn import functional
 
-from fedmpi.models.stacked.base import NotStackable, Op, Place, Slot
+from fedmpi.models.stacked.base import Op, Place, Slot
 from fedmpi.models.stacked.dense import Dropout, DropoutOp
-from fedmpi.models.stacked.forms import ELEMENT_BY_ELEMENT, FUNCTIONS, LAYERS, Form, mapped, mapped_layer
-from fedmpi.models.stacked.peaks import find_peaks, highest
-from fedmpi.models.stacked.small_attention import attend
-from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, in_place, named
+from fedmpi.models.stacked.trace import Along
 from fedmpi.models.stacked.weights import Weight, finish
 
 SAMPLES, CLIENT, SHARED, NUMBER = "samples", "client", "shared", "number"
 """What a value is: one batch of all clients; one value (k, …) a client; the same for all; a number made of b."""
-
-
-OWN: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: attend}
-"""Functions of samples alone that are done in another way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +186,7 @@ class Call:
         return from_clients(self.function(bound, *args, **kwargs), self.along)
 
 
-class _Broadcast:
+class Broadcast:
     """An operation on every element: the operands' axes are aligned from the last, as torch does."""
 
     def __init__(self, function: Callable[..., Any], rank: int):
@@ -207,269 +198,3 @@ class _Broadcast:
             for one in operands
         ]
         return self.function(*aligned, **named)
-
-
-@dataclass
-class Writer:
-    """Turns a traced graph into a `GraphLayer`.
-
-    Parameters
-    ----------
-    traced : Traced
-    slots : dict
-        Parameter (by id) -> where it lies.
-    words : fx.Node or None
-        The look-up that the layer before does.
-    """
-
-    traced: Traced
-    slots: dict[int, Slot]
-    words: fx.Node | None
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, Any] = field(default_factory=dict)
-    kinds: dict[fx.Node, Any] = field(default_factory=dict)
-    dropouts: list[tuple[int, float]] = field(default_factory=list)
-    uses: Counter[int] = field(default_factory=Counter)
-    peaks: dict[fx.Node, tuple[list[fx.Node], bool]] = field(default_factory=dict)
-    passed: set[fx.Node] = field(default_factory=set)
-
-    def layer(self, outputs: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
-        """The graph as a layer.
-
-        Raises
-        ------
-        NotStackable
-            Naming the node that has no stacked form, and its line.
-        """
-        self._count_uses()
-        self.peaks = find_peaks(self.traced)
-        self.passed = {node for nodes, _ in self.peaks.values() for node in nodes}
-        for node in self.traced.graph.nodes:
-            self._write(node)
-        source = "def run(bound, samples, words):\n" + "".join(f"    {line}\n" for line in self.lines)
-        exec(compile(source, "<stacked graph>", "exec"), self.names)
-        placeholder = next(node for node in self.traced.graph.nodes if node.op == "placeholder")
-        return GraphLayer(
-            run=self.names["run"],
-            slots=self.slots,
-            alone=frozenset(key for key, count in self.uses.items() if count == 1),
-            dropouts=tuple(self.dropouts),
-            values=self._values(),
-            outputs=outputs,
-            token_dtype=torch.int32 if text else None,
-            feature_shape=feature_shape,
-            words=self.words is not None,
-            reads_tokens=self.words is not None and any(user is not self.words for user in placeholder.users),
-        )
-
-    def _count_uses(self) -> None:
-        for node in self.traced.graph.nodes:
-            if node.op == "call_module":
-                self.uses.update(id(one) for one in self._part(node).parameters())
-            elif node.op == "get_attr":
-                self.uses.update([id(self.traced.examples[node][0])] * 2)
-
-    def _values(self) -> int:
-        values = 0
-        for node in self.traced.graph.nodes:
-            if node.op == "output":
-                break
-            one, along = self.traced.tensor(node), self.traced.along(node)
-            if one is not None and isinstance(along, Along) and along.axis >= 0:
-                values += 2 * one.numel() * along.times // one.shape[along.axis]
-        return values
-
-    def _part(self, node: fx.Node) -> nn.Module:
-        return self.traced.module.get_submodule(str(node.target))
-
-    def refuse(self, node: fx.Node, why: str) -> NotStackable:
-        name = named(node.op, node.target, self.traced.module)
-        return NotStackable(f"{name} ({node.meta.get('line', '?')}) {why}")
-
-    def _write(self, node: fx.Node) -> None:
-        if node is self.words:
-            self._note(node, "words")
-        elif node.op == "placeholder":
-            self._note(node, "samples")
-        elif node in self.passed:
-            self._pass(node)
-        elif node.op == "get_attr":
-            self._get(node)
-        elif node.op == "output":
-            self._return(node)
-        elif node.op == "call_module" and isinstance(self._part(node), DROPOUTS):
-            self._drop(node)
-        elif node.op == "call_module":
-            self._module(node)
-        else:
-            self._function(node)
-
-    def _note(self, node: fx.Node, expression: str, kind: Any = None) -> None:
-        self.lines.append(f"{self._name(node)} = {expression}")
-        self.kinds[node] = self.traced.along(node) if kind is None else kind
-
-    def _pass(self, node: fx.Node) -> None:
-        """What the convolution before it has already made, in the shape that it gives it."""
-        example, name = self.traced.examples[node][0], self._name(node.all_input_nodes[0])
-        shape = tuple(example.shape[1:]) if isinstance(example, Tensor) else None
-        last = any(nodes[-1] is node for nodes, _ in self.peaks.values())
-        self._note(node, f"{name}.view(-1, *{shape})" if last else name)
-
-    def _name(self, node: fx.Node) -> str:
-        return "v_" + node.name
-
-    def _held(self, value: Any) -> str:
-        name = f"c{len(self.names)}"
-        self.names[name] = value
-        return name
-
-    def _get(self, node: fx.Node) -> None:
-        value = self.traced.examples[node][0]
-        if isinstance(value, nn.Parameter) and value.requires_grad:
-            if id(value) not in self.slots:
-                raise self.refuse(node, "is read beside the look-up of words")
-            self._note(node, f"bound.weights[{id(value)}].natural.value", CLIENT)
-        else:
-            self._note(node, self._held(value.detach() if isinstance(value, Tensor) else value))
-
-    def _return(self, node: fx.Node) -> None:
-        (returned,) = node.args
-        if not isinstance(returned, fx.Node) or self.kinds[returned] != Along(0, 1):
-            raise NotStackable("the forward pass does not return one row of outputs a sample")
-        self.lines.append(f"return {self._name(returned)}")
-
-    def _written(self, entry: Any) -> str:
-        """An argument as source."""
-        if isinstance(entry, fx.Node):
-            return self._name(entry)
-        if isinstance(entry, list | tuple):
-            inner = "".join(f"{self._written(one)}, " for one in entry)
-            return f"[{inner}]" if isinstance(entry, list) else f"({inner})"
-        if isinstance(entry, slice):
-            return f"slice({self._written(entry.start)}, {self._written(entry.stop)}, {self._written(entry.step)})"
-        return repr(entry) if entry is None or type(entry) in (bool, int, str) else self._held(entry)
-
-    def _arguments(self, node: fx.Node, skip: int = 0) -> str:
-        given = dict(node.kwargs)
-        if given.get("inplace") and self._last_reader(node):
-            given["inplace"] = False  # as `_aside`
-        named_ones = [f"{name}={self._written(value)}" for name, value in given.items()]
-        return ", ".join([*(self._written(value) for value in node.args[skip:]), *named_ones])
-
-    def _plain(self, node: fx.Node, function: str, skip: int = 0) -> None:
-        self._note(node, f"{function}({self._arguments(node, skip)})")
-        self._single(node)
-
-    def _single(self, node: fx.Node) -> None:
-        """Of a number made of the number of samples: also what it is for one client alone."""
-        if isinstance(self.traced.examples[node][0], Tensor | tuple | list):
-            return
-        self.kinds[node] = NUMBER
-        if node.op == "call_method" and node.target in ("size", "numel"):
-            self.lines.append(f"o_{node.name} = {self._name(node)} // bound.clients")
-            return
-        if node.op != "call_function" or any(self.kinds[given] != NUMBER for given in node.all_input_nodes):
-            raise self.refuse(node, "makes a number of the samples' values")
-        line = self.lines[-1]
-        for given in [node, *node.all_input_nodes]:
-            line = line.replace(self._name(given), f"o_{given.name}")
-        self.lines.append(line)
-
-    def _drop(self, node: fx.Node) -> None:
-        part: Any = self._part(node)
-        (given,) = node.all_input_nodes
-        along, example = self.kinds[given], self.traced.tensor(given)
-        name = self._name(given)
-        if part.p in (0, 1):
-            self._note(node, name if part.p == 0 else f"{name} * 0")
-            return
-        channels = getattr(part, "channels", not isinstance(part, nn.Dropout))
-        if not isinstance(along, Along) or along.axis != 0 or (channels and along.times > 1) or example is None:
-            raise self.refuse(node, "on values whose first axis is not the samples")
-        count = example.numel() * along.times // len(example)
-        units = example.shape[1] if channels else count
-        shape = f"{name}.shape[:2] + (1,) * {example.dim() - 2}" if channels else f"{name}.shape"
-        self._note(node, f"{name} * bound.dropouts[{len(self.dropouts)}].mask.view({shape})")
-        self.dropouts.append((units, part.p))
-
-    def _module(self, node: fx.Node) -> None:
-        part = self._part(node)
-        parameters = dict(part.named_parameters())
-        if not any(one.requires_grad for one in parameters.values()) and not self._reads_parameters(node):
-            self._plain(node, self._held(_aside(part) if self._last_reader(node) else part))
-            return
-        keys = {name: id(one) for name, one in parameters.items()}
-        if any(one.requires_grad and id(one) not in self.slots for one in parameters.values()):
-            raise self.refuse(node, "reads the vectors of the words again")
-        form: Form = LAYERS.get(type(part), mapped_layer)
-        if node in self.peaks:
-            _, cut = self.peaks[node]
-            form = lambda part, weights, x: highest(weights, x, cut)  # noqa: E731
-        constant = {name: one for name, one in parameters.items() if not one.requires_grad}
-
-        def function(bound: GraphOp, *args: Any, **kwargs: Any) -> Any:
-            weights = {name: bound.weights[key] for name, key in keys.items() if name not in constant}
-            weights |= {name: Weight.constant(one, bound.clients) for name, one in constant.items()}
-            return form(part, weights, *args, **kwargs)
-
-        self._call(node, function)
-
-    def _last_reader(self, node: fx.Node) -> bool:
-        """Whether its result is read and what it reads is not, by others: that may be left as it is, not changed."""
-        return bool(node.users) and all(list(given.users) == [node] for given in node.all_input_nodes)
-
-    def _reads_parameters(self, node: fx.Node) -> bool:
-        return any(self.kinds[given] == CLIENT for given in node.all_input_nodes)
-
-    def _function(self, node: fx.Node) -> None:
-        if not self._reads_parameters(node):
-            method = node.op == "call_method"
-            # images may lie pixel by pixel (`convolution`), which some shapes are no view of
-            shapes = node.target == "view" and not any(isinstance(one, torch.dtype) for one in node.args)
-            name = "reshape" if shapes and not node.kwargs else node.target
-            plain = OWN.get(node.target, node.target)
-            function = f"{self._written(node.args[0])}.{name}" if method else self._held(plain)
-            self._plain(node, function, skip=int(method))
-            return
-        if self.kinds.get(node.all_input_nodes[0]) == CLIENT and (in_place(node) or "data" in node.args[1:]):
-            raise self.refuse(node, "may change what parameters are made of")
-        own = FUNCTIONS.get(node.target)
-        simple = ELEMENT_BY_ELEMENT.get(node.target)
-        example = self.traced.tensor(node)
-        if own is not None:
-            self._call(node, lambda bound, *args, **kwargs: own(*args, **kwargs))
-        elif simple is not None and example is not None:
-            self._call(node, _Broadcast(simple, example.dim()))
-        else:
-            name = node.target
-            target = (lambda x, *rest, **more: getattr(x, name)(*rest, **more)) if isinstance(name, str) else name
-            self._call(node, lambda bound, *args, **kwargs: mapped(target, *args, **kwargs))
-
-    def _call(self, node: fx.Node, function: Callable[..., Any]) -> None:
-        along = self.traced.along(node)
-        inputs: dict[fx.Node, Any] = {}
-        for given in node.all_input_nodes:
-            kind = self.kinds[given]
-            if isinstance(kind, tuple) or _unclear(kind):
-                raise self.refuse(node, "reads values whose axis of samples is not clear")
-            inputs[given] = SHARED if kind is None else kind
-        if _unclear(along):
-            raise self.refuse(node, "gives values whose axis of samples is not clear")
-        names = [f"o_{one.name}" if kind == NUMBER else self._name(one) for one, kind in inputs.items()]
-        call = self._held(Call(function, node, inputs, along))
-        self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if along is None else None)
-
-
-def _aside(part: nn.Module) -> nn.Module:
-    """A layer that changes its input, as one that does not: autograd lets no result of our own functions be changed."""
-    if not getattr(part, "inplace", False):
-        return part
-    aside: Any = copy.copy(part)
-    aside.inplace = False
-    return aside  # type: ignore[no-any-return]
-
-
-def _unclear(along: Any) -> bool:
-    if isinstance(along, tuple):
-        return any(map(_unclear, along))
-    return isinstance(along, Along) and along.axis < 0
