@@ -65,17 +65,26 @@ def measured(folder: str) -> tuple[Matrix, NDArray[np.int64], Matrix]:
     part, local, network = run.config.participation, run.config.local, run.model
     if part.strata != part.count or part.draw != "importance":
         raise SystemExit(f"{folder} has not one client a stratum, drawn by norm")
+    if (
+        run.config.data.normalise
+        or local.optimizer != "sgd"
+        or local.steps is None
+        or not isinstance(local.batch_size, int)
+    ):
+        raise SystemExit(f"{folder} does not take a number of plain SGD steps on batches of images in [0, 1]")
     store, start = open_store(run.config.data.shards), parameters_to_vector(network.parameters()).detach().clone()
     generator = np.random.default_rng(run.config.seed)
     gradients, updates = [], []
     for client in range(store.clients):
         rows, labels = store.client(client)
+        if len(labels) < local.steps * local.batch_size:
+            raise SystemExit(f"{folder}: client {client} has only {len(labels)} samples for its steps")
         x, y = torch.as_tensor(np.asarray(rows, np.float32) / 255), torch.as_tensor(np.asarray(labels, np.int64))
         vector_to_parameters(start.clone(), network.parameters())
         slope = torch.autograd.grad(cross_entropy(network(x), y), list(network.parameters()))
         gradients.append(torch.cat([one.flatten() for one in slope]).numpy())
         order = generator.permutation(len(y))
-        for step in range(local.steps or 0):
+        for step in range(local.steps):
             batch = order[step * local.batch_size : (step + 1) * local.batch_size]
             slope = torch.autograd.grad(cross_entropy(network(x[batch]), y[batch]), list(network.parameters()))
             with torch.no_grad():
@@ -83,7 +92,12 @@ def measured(folder: str) -> tuple[Matrix, NDArray[np.int64], Matrix]:
                     value.sub_(local.lr * gradient)
         updates.append((parameters_to_vector(network.parameters()).detach() - start).double().numpy())
     codes = compress(np.stack(gradients), part.levels)
-    return np.stack(updates), kmeans(restore(codes), part.strata, generator), norms(codes)
+    strata = kmeans(restore(codes), part.strata, generator)
+    if strata.max() + 1 != part.count:
+        raise SystemExit(
+            f"{folder}: {strata.max() + 1} strata at the last model, not {part.count}: several clients of one"
+        )
+    return np.stack(updates), strata, norms(codes)
 
 
 def main() -> None:
