@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from pathlib import Path
 
@@ -127,6 +128,21 @@ def test_clients_of_fedstas_hold_draws_from_their_own_mixes(data_folder: Path) -
     )
     assert (train > 0).sum(axis=1).mean() < 2.5, "α = 0.01: one or two classes each"
     assert (train.argmax(axis=1) == test.argmax(axis=1)).mean() > 0.9, "the test part follows the same mixes"
+    owned = [set(data["y"][data["user"] == user].tolist()) for user in range(30)]
+    assert owned == [set(np.flatnonzero(row).tolist()) for row in train], "the users' columns name the same clients"
+    for image, label, whole in (("x", "y", "train"), ("x_test", "y_test", "t10k")):
+        pixels = gzip.decompress((data_folder / f"mnist/{whole}-images-idx3-ubyte.gz").read_bytes())[16:]
+        names = gzip.decompress((data_folder / f"mnist/{whole}-labels-idx1-ubyte.gz").read_bytes())[8:]
+        known = {(pixels[i * 784 : (i + 1) * 784], name) for i, name in enumerate(names)}
+        assert all((x.tobytes(), y) in known for x, y in zip(data[image], data[label], strict=True))
+
+
+def test_clients_of_fedstas_follow_their_seed_alpha_and_source(data_folder: Path) -> None:
+    one, other = (mixes(data_folder / "mnist", users=5, each=20, draw=draw)["y"] for draw in (3, 4))
+    assert (one != other).any()
+    even = mixes(data_folder / "cifar100", source="cifar100", users=2, each=2000, alpha=1e6)
+    assert even["x"].shape == (4000, 3, 32, 32) or even["x"].shape == (4000, 32, 32, 3)
+    assert np.bincount(even["y"], minlength=100).min() > 15 and even["y"].max() == 99
 
 
 def test_the_official_test_images_can_stand_beside_the_same_clients(data_folder: Path) -> None:
