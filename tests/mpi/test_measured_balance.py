@@ -24,7 +24,7 @@ RUNS = [
 ]
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7)]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

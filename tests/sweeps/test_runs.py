@@ -200,6 +200,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
     assert "choose another --out" in outcomes[1].why
 
 
+@pytest.mark.slow
 def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     """The shards of the second of three are not there at first."""
     shards = {"a": "digits", "b": f"{tmp_path}/no", "c": "digits:clients=6"}
