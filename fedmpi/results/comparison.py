@@ -127,9 +127,8 @@ def compare_runs(
     blocks = blocks_of([run for run in finished if run not in without], by)
     goal = _usual_target(finished) if target is None and chosen.endswith("accuracy") else target
     pairs = [_references(block.groups, reference) for block in blocks]
-    if reference is not None and not any(other for pair in pairs for other in pair):
-        labels = [group.label for block in blocks for group in block.groups]
-        raise UserError(f"--reference {reference}: no group has this name; there are {'; '.join(labels)}")
+    if reference is not None:
+        _check_reference(reference, [(block.groups, pair) for block, pair in zip(blocks, pairs, strict=True)])
     tables = [
         (block, [_row(group, other, chosen, goal, last) for group, other in zip(block.groups, pair, strict=True)])
         for block, pair in zip(blocks, pairs, strict=True)
@@ -163,6 +162,20 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
         ]
         found.append(alike[0] if alike else None)
     return found
+
+
+def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], Sequence[SeedGroup | None]]]) -> None:
+    """Refuse a name that no group has, and a part of a name that leaves all others without anything to compare with."""
+    pairs = [one for groups, others in compared for one in zip(groups, others, strict=True)]
+    labels = "; ".join(group.label for group, _ in pairs)
+    if not any(other for _, other in pairs):
+        raise UserError(f"--reference {wanted}: no group has this name; there are {labels}")
+    whole = any(group.label.lower() == wanted.lower() for group, _ in pairs)
+    if not whole and len(pairs) > 1 and not any(other and other is not group for group, other in pairs):
+        raise UserError(
+            f"--reference {wanted}: every other group differs in more than this part of its name, so nothing would be "
+            f"compared; give a whole name: there are {labels}"
+        )
 
 
 def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: float | None, last: int) -> Row:

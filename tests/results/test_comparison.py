@@ -405,6 +405,20 @@ def test_of_names_that_differ_in_case_the_one_that_was_written_is_the_reference(
     assert {row.reference.label for row in rows if row.reference is not None} == {"adam"}
 
 
+def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_refused(tmp_path: Path) -> None:
+    for name, hidden, level in (("plain", "50", 0.25), ("wide", "200", 0.5)):
+        write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name, "hidden": hidden})
+    with pytest.raises(
+        UserError, match=r"--reference plain: every other group differs in more .* there are plain, 50;"
+    ):
+        compared(tmp_path, reference="plain")
+    [(_, rows)] = compared(tmp_path, reference="plain, 50").blocks
+    assert [row.reference.label for row in rows if row.reference is not None] == ["plain, 50"]
+    write_run(tmp_path / "narrow", [0.5], {"local.lr": 0.75}, labels={"run": "wide", "hidden": "50"})
+    [(_, rows)] = compared(tmp_path, reference="plain").blocks
+    assert sum(row.reference is not None for row in rows) == 1
+
+
 @pytest.mark.parametrize("option", ["--csv", "--latex"])
 def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", [0.1])
