@@ -163,7 +163,7 @@ def test_gamma_is_what_clients_gain_on_their_own_data():
 
 
 def test_the_distance_from_a_reference_model_ends_where_the_reference_is_the_run_itself(tmp_path: Path):
-    settings = ("preset=fedavg", *SMALL, "participation.count=4", "rounds=3")
+    settings = ("preset=fedavg", *SMALL, "participation.count=4", "rounds=3", "local.engine=batched")
     assert run_into(tmp_path / "reference", *settings) == 0
     model = tmp_path / "reference" / "model.safetensors"
     distances = [record["weight_divergence"] for record in run(*settings, f"logging.reference={model}").records]
