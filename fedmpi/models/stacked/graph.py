@@ -19,8 +19,9 @@ from fedmpi.models.stacked.dense import Dropout, DropoutOp
 from fedmpi.models.stacked.trace import Along
 from fedmpi.models.stacked.weights import Weight, finish
 
-SAMPLES, CLIENT, SHARED, NUMBER = "samples", "client", "shared", "number"
-"""What a value is: one batch of all clients; one value (k, …) a client; the same for all; a number made of b."""
+CLIENT, SHARED, NUMBER = "client", "shared", "number"
+"""What a value is that is no batch of all clients' samples (`Along`): one (k, …) a client; the same for all; a number
+made of b."""
 
 
 @dataclass(frozen=True, eq=False)
