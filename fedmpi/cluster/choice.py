@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators, maximum
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.device import DeviceSum, agree_on_device
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Measured with MPICH: shared memory wins from 70,000 float32 on where every rank has a core; with more ranks than cores
-# the barriers can cost more than Allreduce, which pays from about a million bytes on.
+# and no board the barriers can cost more than Allreduce, which pays from about a million bytes on.
 WINDOW_FROM_BYTES = 128 << 10
 WINDOW_FROM_BYTES_CROWDED = 1 << 20
 SHARED_MEMORY = "/dev/shm"
 SPARE_SHARED_MEMORY = 8 << 20
 
 
-def choose_reduction(wanted: Reduction, nbytes: int, ranks_on_node: int, cores: int) -> tuple[Reduction, str]:
+def choose_reduction(
+    wanted: Reduction, nbytes: int, ranks_on_node: int, cores: int, board: bool = False
+) -> tuple[Reduction, str]:
     """Decide between the window and Allreduce.
 
     Parameters
@@ -40,6 +43,8 @@ def choose_reduction(wanted: Reduction, nbytes: int, ranks_on_node: int, cores: 
         The largest number of ranks that share a node.
     cores : int
         The smallest number of cores that the ranks of a node have.
+    board : bool
+        Whether ranks of a node meet at a board: a barrier costs little then, and the cores say nothing.
 
     Returns
     -------
@@ -52,6 +57,8 @@ def choose_reduction(wanted: Reduction, nbytes: int, ranks_on_node: int, cores: 
     if ranks_on_node == 1:
         return "allreduce", "no two ranks share a node"
     least = WINDOW_FROM_BYTES_CROWDED if ranks_on_node > cores else WINDOW_FROM_BYTES
+    if board:
+        return "window", "the ranks of a node share memory in which they meet"
     where = f"{ranks_on_node} ranks on the {cores} cores of a node"
     if nbytes < least:
         return "allreduce", f"with {where} shared memory pays from {least >> 10} KiB on"
@@ -66,6 +73,8 @@ def build_sum(
     moved: BytesMoved,
     device: torch.device | None = None,
     library: str = "MPI",
+    board: Board | None = None,
+    server_away: bool = False,
 ) -> Sum:
     """A buffer that is summed over the ranks; all ranks build it together and the choice is logged.
 
@@ -83,6 +92,10 @@ def build_sum(
         Where the values are made; the processor by default.
     library : str
         The MPI, named in reasons.
+    board : Board or None
+        Of this node.
+    server_away : bool
+        Whether rank 0 has better things to do than summing: it only serves. Where every rank has a core it sums.
 
     Raises
     ------
@@ -95,7 +108,10 @@ def build_sum(
         _check_alike(comms, count, dtype)
     if agree_on_device(comms, wanted, device, library):
         return DeviceSum(None if comms is None else comms.world, count, dtype, device, moved)
-    return LocalSum(count, dtype) if comms is None else _on_host(comms, wanted, count, dtype, moved)
+    if comms is None:
+        return LocalSum(count, dtype)
+    crowded = server_away and comms.largest_node > comms.fewest_cores
+    return _on_host(comms, wanted, count, dtype, moved, board, crowded)
 
 
 def _check_alike(comms: Communicators, count: int, dtype: np.dtype) -> None:
@@ -104,10 +120,19 @@ def _check_alike(comms: Communicators, count: int, dtype: np.dtype) -> None:
             raise RuntimeError(f"the ranks ask for different sum buffers (here {count} values of {dtype})")
 
 
-def _on_host(comms: Communicators, wanted: Reduction, count: int, dtype: np.dtype, moved: BytesMoved) -> Sum:
+def _on_host(
+    comms: Communicators,
+    wanted: Reduction,
+    count: int,
+    dtype: np.dtype,
+    moved: BytesMoved,
+    board: Board | None,
+    server_away: bool,
+) -> Sum:
     nbytes = count * dtype.itemsize
-    way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores)
-    shared = _share_memory(comms, count, dtype, moved) if way == "window" else None
+    way, reason = choose_reduction(wanted, nbytes, comms.largest_node, comms.fewest_cores, board is not None)
+    away = bool(maximum(comms.node, int(server_away and comms.world.rank == 0)))
+    shared = _share_memory(comms, count, dtype, moved, board, away) if way == "window" else None
     if isinstance(shared, str):
         way, reason = "allreduce", f"instead of shared memory: {shared}"
     if comms.world.rank == 0:
@@ -125,7 +150,9 @@ def shared_memory_lacks(nbytes: int) -> bool:
     return room.f_bavail * room.f_frsize < nbytes + SPARE_SHARED_MEMORY
 
 
-def _share_memory(comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved) -> WindowSum | str:
+def _share_memory(
+    comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved, board: Board | None, away: bool
+) -> WindowSum | str:
     """The window, or why some node has none; the same kind of answer on every rank."""
     from mpi4py import MPI
 
@@ -133,7 +160,7 @@ def _share_memory(comms: Communicators, count: int, dtype: np.dtype, moved: Byte
     if maximum(comms.world, int(shared_memory_lacks(need))):
         return f"a node has less than {(need + SPARE_SHARED_MEMORY) / 1e6:.0f} MB free in {SHARED_MEMORY}"
     try:
-        shared = WindowSum(comms, count, dtype, moved)
+        shared = WindowSum(comms, count, dtype, moved, board, away)
     except MPI.Exception as error:
         maximum(comms.world, 1)
         return f"MPI cannot share memory ({error})"

@@ -2,10 +2,10 @@
 
 A blocking MPI call spins. Here a tiny non-blocking operation is polled: first eagerly (a short wait costs
 microseconds), for a millisecond giving way to whoever wants the core, then with sleeps of a tenth of the time waited so
-far, at most 2 ms. A poll tests several times: a barrier takes several steps, each within a test, and with one step a
-sleep it would hold up the ranks that arrived last. Only when everybody has arrived is the blocking collective called.
-Large non-blocking collectives are never polled with sleeps: they only progress inside the test, so sleeps would starve
-them. Python's signal handlers run between polls.
+far, at most 2 ms; ranks of one node sleep until they are woken instead (`board.py`). A poll tests several times: a
+barrier takes several steps, each within a test, and with one step a sleep it would hold up the ranks that arrived last.
+Only when everybody has arrived is the blocking collective called. Large non-blocking collectives are never polled with
+sleeps: they only progress inside the test, so sleeps would starve them. Python's signal handlers run between polls.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fedmpi.common.activity import activity
@@ -28,7 +29,12 @@ SHORTEST_SLEEP = 50e-6
 LONGEST_SLEEP = 2e-3
 
 
-def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_sleep: float = LONGEST_SLEEP) -> bool:
+def wait_until(
+    arrived: Callable[[], bool],
+    limit: float | None = None,
+    longest_sleep: float = LONGEST_SLEEP,
+    pause: Callable[[float], None] | None = None,
+) -> bool:
     """Poll `arrived` until it is true.
 
     Parameters
@@ -39,6 +45,8 @@ def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_
         Give up after this many seconds; None waits for ever.
     longest_sleep : float
         The longest sleep between two polls, in seconds.
+    pause : callable, optional
+        pause(seconds waited so far): what is done between two polls instead of such a sleep.
 
     Returns
     -------
@@ -50,12 +58,12 @@ def wait_until(arrived: Callable[[], bool], limit: float | None = None, longest_
             return True
     activity.wait(True)
     try:
-        return _poll(arrived, limit, longest_sleep)
+        return _poll(arrived, limit, pause or partial(_sleep, longest_sleep))
     finally:
         activity.wait(False)
 
 
-def _poll(arrived: Callable[[], bool], limit: float | None, longest_sleep: float) -> bool:
+def _poll(arrived: Callable[[], bool], limit: float | None, pause: Callable[[float], None]) -> bool:
     started = time.monotonic()
     while not any(arrived() for _ in range(TESTS_PER_POLL)):
         waited = time.monotonic() - started
@@ -64,8 +72,12 @@ def _poll(arrived: Callable[[], bool], limit: float | None, longest_sleep: float
         if waited < YIELDING_SECONDS:
             os.sched_yield()
         else:
-            time.sleep(min(max(waited * SLEEP_SHARE, SHORTEST_SLEEP), longest_sleep))
+            pause(waited)
     return True
+
+
+def _sleep(longest: float, waited: float) -> None:
+    time.sleep(min(max(waited * SLEEP_SHARE, SHORTEST_SLEEP), longest))
 
 
 def meet(comm: MPI.Intracomm) -> None:

@@ -1,6 +1,6 @@
 """The sum of the ranks of a node in memory that they share, then among one leader a node.
 
-Every rank writes its slot. `reduce` then runs, on each node:
+Every rank writes its slot. `reduce` then runs, on each node, its barriers at the node's board where there is one:
 
 1. barrier A: all slots of the node are filled, and all ranks have finished reading the previous sum;
 2. every rank sums its slice over all slots, in rank order, into the result, block by block within the cache;
@@ -8,7 +8,8 @@ Every rank writes its slot. `reduce` then runs, on each node:
 4. with several nodes: the leaders sum their results in place by Allreduce; barrier C tells the others of their node.
 
 Nobody writes the result before barrier A of the next call, so it may be read until the reader itself calls `reduce`
-again.
+again. A server that only serves, on a node with fewer cores than ranks, does not sum: it tells the board at once that
+it has come to both barriers, and sleeps until the result is whole, for it would take a core from those it waits for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import cast
 
 import numpy as np
 
+from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.sums import allreduce_in_place
@@ -44,12 +46,33 @@ def slice_of(rank: int, ranks: int, count: int) -> slice:
 
 
 class WindowSum:
-    """See the module's text for the protocol; all ranks of a node build it together and then call `clear`."""
+    """See the module's text for the protocol; all ranks of a node build it together and then call `clear`.
 
-    def __init__(self, comms: Communicators, count: int, dtype: np.dtype, moved: BytesMoved):
+    Parameters
+    ----------
+    comms : Communicators
+    count, dtype
+        Length and type.
+    moved : BytesMoved
+    board : Board or None
+        Of the node, where its ranks meet.
+    away : bool
+        Whether the node's first rank leaves summing to the others, if there is a board.
+    """
+
+    def __init__(
+        self,
+        comms: Communicators,
+        count: int,
+        dtype: np.dtype,
+        moved: BytesMoved,
+        board: Board | None = None,
+        away: bool = False,
+    ):
         from mpi4py import MPI
 
         self._node, self._leaders, self._nodes, self._moved = comms.node, comms.leaders, comms.nodes, moved
+        self._board = board
         region = padded(count * dtype.itemsize)
         mine = region * (2 if self._node.rank == 0 else 1)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # a rank's slot lies in memory near to it
@@ -59,7 +82,9 @@ class WindowSum:
         self._slots = [self._region(rank, 0, count, dtype) for rank in range(self._node.size)]
         self.slot = self._slots[self._node.rank]
         self.result = self._region(0, region, count, dtype)
-        self._slice = slice_of(self._node.rank, self._node.size, count)
+        first = int(away and board is not None and self._node.size > 1)
+        self._spared = self._node.rank < first
+        self._slice = slice_of(self._node.rank - first, self._node.size - first, 0 if self._spared else count)
 
     def clear(self) -> None:
         """Zero everything, which also takes the memory now and not in the middle of a run; collective on the node."""
@@ -68,9 +93,13 @@ class WindowSum:
         self._synchronise()
 
     def reduce(self) -> None:
-        self._synchronise()
-        self._sum_slice()
-        self._synchronise()
+        if self._spared and self._board is not None:
+            self._board.come(2)
+            self._board.wait()
+        else:
+            self._synchronise()
+            self._sum_slice()
+            self._synchronise()
         if self._nodes > 1:
             self._sum_over_nodes()
             self._synchronise()
@@ -87,7 +116,10 @@ class WindowSum:
 
     def _synchronise(self) -> None:
         self._window.Sync()
-        meet(self._node)
+        if self._board is None:
+            meet(self._node)
+        else:
+            self._board.meet()
         self._window.Sync()
 
     def _sum_slice(self) -> None:

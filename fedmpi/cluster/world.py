@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike
 
+from fedmpi.cluster.board import LINE, board_of
 from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arrays
-from fedmpi.cluster.choice import build_sum
+from fedmpi.cluster.choice import build_sum, shared_memory_lacks
 from fedmpi.cluster.communicators import Communicators, count_nodes, maximum, total
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.courier import calls_from_threads
@@ -28,6 +29,7 @@ from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, sweep
 from fedmpi.cluster.living import everyone, stopped
 from fedmpi.cluster.memory import free_memory
+from fedmpi.cluster.pages import PAGE, PAGES, Pages
 from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
@@ -62,6 +64,9 @@ class Cluster:
         The most ranks on a node, and the fewest cores that the ranks of a node have together; the same on all ranks.
     mpi : str
         The MPI library and its version, or "none".
+    server_trains : bool
+        Whether rank 0 of several ranks trains: if not, sums leave it alone where ranks share cores. Set before sums are
+        built, alike on all ranks.
     """
 
     def __init__(self, comms: Communicators | None, mpi: str, reduction: Reduction = "auto"):
@@ -73,6 +78,13 @@ class Cluster:
         self._current: Sum | None = None
         self._dealt: DealtRows | None = None
         self._groups = Groups(None if comms is None else comms.world, self._moved)
+        self._board, self._told, self._foretold, self._broadcasts = None, None, None, 0
+        if comms is not None:
+            lacking = shared_memory_lacks(LINE * comms.node.size + 2 * PAGES * PAGE)
+            self._board = board_of(comms.node, comms.world, lacking)
+        if comms is not None and self._board is not None and comms.nodes == 1:
+            self._told, self._foretold = Pages(comms.node), Pages(comms.node)
+        self.server_trains = True
         self.mpi = mpi
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
         self.node_rank, self.node_size = (0, 1) if comms is None else (comms.node.rank, comms.node.size)
@@ -121,7 +133,9 @@ class Cluster:
 
     def barrier(self) -> None:
         """Wait politely until all ranks have come here."""
-        if self._comms is not None:
+        if self._board is not None and self.nodes == 1:
+            self._board.meet()
+        elif self._comms is not None:
             meet(self._comms.world)
 
     def broadcast(self, arrays: Sequence[np.ndarray] | None) -> list[np.ndarray]:
@@ -141,9 +155,35 @@ class Cluster:
             raise ValueError("rank 0 broadcasts: it has to give arrays")
         if self._comms is None:
             return list(arrays or ())
+        received = None
+        if self._told is not None:
+            self._broadcasts += 1
+            if self.is_server and arrays is not None:
+                self._told.write(self._broadcasts, arrays)
         self.barrier()
-        received = broadcast_arrays(self._comms.world, arrays if self.is_server else None)
+        if self._told is not None:
+            received = self._told.read(self._broadcasts)
+        if received is None:
+            received = broadcast_arrays(self._comms.world, arrays if self.is_server else None)
         self._moved.broadcast += sum(array.nbytes for array in received)
+        return list(arrays) if self.is_server and arrays is not None else received
+
+    def foretell(self, number: int, arrays: Sequence[np.ndarray]) -> None:
+        """Lay rank 0's arrays where the others of its node find them, ahead of the time when they need them.
+
+        Called by rank 0 before a `reduce`, with numbers that grow by one from sum to sum; the others ask for the number
+        behind that sum. Nothing happens where there is no such place.
+        """
+        if self._foretold is not None:
+            self._foretold.write(number, arrays)
+
+    def foretold(self, number: int) -> list[np.ndarray] | None:
+        """What rank 0 has foretold under this number, on all ranks; None, on all of them, where it has not."""
+        if self._foretold is None or not self._foretold.has(number):
+            return None
+        received = self._foretold.read(number)
+        if received is not None:
+            self._moved.broadcast += sum(array.nbytes for array in received)
         return received
 
     def gather(self, array: np.ndarray) -> list[np.ndarray] | None:
@@ -319,8 +359,12 @@ class Cluster:
             for summed in self._sums.values():
                 summed.close()
             if self._comms is not None:
+                for shared in (self._foretold, self._told, self._board):
+                    if shared is not None:
+                        shared.close()
                 self._comms.free()
         self._sums, self._current, self._comms = {}, None, None
+        self._board = self._told = self._foretold = None
         release()
 
     def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:
@@ -330,7 +374,17 @@ class Cluster:
             raise TypeError(f"sums are over float32, float64 or int64, not {dtype}")
         key = (count, dtype, str(device or "cpu"))
         if key not in self._sums:
-            self._sums[key] = build_sum(self._comms, self._reduction, count, dtype, self._moved, device, self.mpi)
+            self._sums[key] = build_sum(
+                self._comms,
+                self._reduction,
+                count,
+                dtype,
+                self._moved,
+                device,
+                self.mpi,
+                self._board,
+                server_away=not self.server_trains,
+            )
         self._current = self._sums[key]
         return self._current
 

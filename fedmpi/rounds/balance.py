@@ -77,6 +77,11 @@ class BalanceLearner:
         self._slowness = np.ones(workers)
         self._step_rows = STEP_ROWS
 
+    @property
+    def learns(self) -> bool:
+        """Whether a plan depends on the seconds of the rounds before it."""
+        return len(self._sums) > 0
+
     def observe(self, rows: Floats, steps: Floats, seconds: Floats) -> None:
         """Learn from a round.
 

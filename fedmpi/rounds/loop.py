@@ -142,11 +142,14 @@ class Simulation:
         return ending
 
     def _plan(self, t: int) -> Plan:
-        """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them."""
+        """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them.
+
+        A plan that was told ahead lies where the workers see it: they go on while rank 0 still enters it in its books.
+        """
         with self._phase("plan"):
             self.experiment.observe(t, self.model)
             plan = self.experiment.plan(t) if self.cluster.is_server else None
-            arrays = self.cluster.broadcast(plan.arrays() if plan else None)
+            arrays = self.cluster.foretold(t) or self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
     def _work(self, plan: Plan) -> None:

@@ -131,9 +131,15 @@ class Planner:
         draft = self._drafts.pop(t, None) or self._draft(t, strata)
         self.seconds = draft.turnout.seconds
         self._drafts = {later: kept for later, kept in self._drafts.items() if later > t}
-        following = self._drafts.get(t + 1) if self.tells_coming else None
-        coming = following.plan.clients if following else draft.plan.coming
-        return replace(draft.plan, coming=coming, facts=self._facts(draft) | draft.plan.facts)
+        return replace(self._with_coming(draft.plan), facts=self._facts(draft) | draft.plan.facts)
+
+    def foreseen(self, t: int) -> Plan | None:
+        """The plan of a round that is prepared, without its facts, which nobody is sent; None where it is not."""
+        return self._with_coming(self._drafts[t].plan) if t in self._drafts else None
+
+    def _with_coming(self, plan: Plan) -> Plan:
+        following = self._drafts.get(plan.round + 1) if self.tells_coming else None
+        return replace(plan, coming=following.plan.clients) if following else plan
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:
         local, clips = self.config.local, self.config.privacy.clip_norm is not None

@@ -119,6 +119,7 @@ def agree_on_work(
         shared = shares_data(config, cluster, sizes, description)
         decided = [np.array([shared, server_trains(config, cluster, shared, places)])]
     shared, with_server = cluster.broadcast(decided)[0].tolist()
+    cluster.server_trains = with_server
     return shared, with_server
 
 

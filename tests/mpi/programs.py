@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from fedmpi.cluster import Cluster, buffers, groups, relay, sums, waiting, window
+from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
 from fedmpi.common.errors import ClientFailure, UserError
@@ -442,6 +443,13 @@ def wait_politely(folder: str) -> None:
     """Rank 0 comes to every exchange only when all the others, waiting for it there, have slept often enough."""
     cluster, sleeps = Cluster.connect(), Sleeps()
     waiting.time = sleeps  # type: ignore[assignment]
+    rest = Board._rest
+
+    def counted(self: Board, waited: float) -> None:
+        rest(self, waited)
+        sleeps.slept()
+
+    Board._rest = counted  # type: ignore[method-assign]
     group = joined(cluster, range(cluster.size))
     cluster.sum_buffer(1_000, "float32")
     for name, exchange in {
@@ -463,9 +471,9 @@ def wait_politely(folder: str) -> None:
 
 
 class Sleeps:
-    """Stands for the module `time` where ranks wait, and makes a file when enough sleeps were asked for."""
+    """Stands for the module `time` where ranks wait, and makes a file when enough sleeps, or rests, were taken."""
 
-    ENOUGH = 30
+    ENOUGH = 10
 
     def __init__(self) -> None:
         self.monotonic, self.file, self.count = time.monotonic, Path(os.devnull), 0
@@ -475,6 +483,9 @@ class Sleeps:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+        self.slept()
+
+    def slept(self) -> None:
         self.count += 1
         if self.count == self.ENOUGH:
             self.file.touch()
@@ -532,6 +543,7 @@ REPLACED = (
     (groups, "MOST_COMMUNICATORS"),
     (groups.Groups, "_create"),
     (waiting, "time"),
+    (Board, "_rest"),
 )
 """What programs put other values into; the next program of the job finds the package's own."""
 
