@@ -34,7 +34,10 @@ class Accumulator(Protocol):
         """Make the buffer given at construction hold the sum."""
 
     def to_update(self, reduced: Values) -> torch.Tensor:
-        """The buffers summed over the ranks as a new float32 vector (d,) on the accumulator's device."""
+        """The buffers summed over the ranks as a float32 vector (d,) on the accumulator's device.
+
+        It may lie in `reduced`, which other ranks read as well: it is valid as long, and not to be written to.
+        """
 
 
 class FloatSum:
@@ -124,7 +127,7 @@ class FloatSum:
 
     def to_update(self, reduced: Values) -> torch.Tensor:
         values = _as_tensor(reduced)
-        return values.clone() if self._staging is None else self._staging.to_device(values)
+        return values if self._staging is None else self._staging.to_device(values)
 
 
 class FixedPointSum:

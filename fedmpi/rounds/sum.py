@@ -58,7 +58,7 @@ class RoundTotals:
     Attributes
     ----------
     update : Tensor float32 (d,)
-        Σ c_k Δ_k.
+        Σ c_k Δ_k. Valid until the next sum, and not to be written to: other ranks may read the same memory.
     sums : dict
         The metric sums by name (`SUMS`, `ATTENDED`, `OBSERVED`); the update and "weight" are the true ones times
         2**power.
@@ -210,7 +210,7 @@ class RoundSum:
         update, *others = torch.split(total[: self.head], self.values)
         further: dict[str, Any] = dict(zip(self.numbers, metrics[after:].tolist(), strict=True))
         for (name, vectors), summed in zip(self.further.items(), others, strict=True):
-            further[name] = vectors.to_update(summed)
+            further[name] = vectors.to_update(summed).clone()  # an algorithm may keep it
         sums = dict(zip(names, metrics.tolist(), strict=False))
         return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, rows, steps, further)
 
