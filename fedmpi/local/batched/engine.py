@@ -19,6 +19,7 @@ from fedmpi.common.errors import ClientFailure, Divergence, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.apart import spares_passes
 from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
@@ -183,7 +184,9 @@ class BatchedEngine:
         optimizer = stack_optimizer(rule)
         clients = self._open(tasks, labels)
         corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
-        feed = Feed(timetable, stack.open(features, start, optimizer, corrections), labels)
+        apart = corrections is not None and spares_passes(self.net, rule, timetable.steps)
+        read = stack.open(features, start, optimizer, corrections, apart)
+        feed = Feed(timetable, read, labels, None if stack.apart is None else stack.apart.products)
         drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
         masks = MaskFeed(drawn, timetable)
         weights = Weights(timetable, stack.dtype, stack.device)
@@ -192,6 +195,8 @@ class BatchedEngine:
             net = stack.bound(timetable.active(step), timetable.rows(step))
             feed.fill(net, step)
             masks.fill(net, step)
+            if stack.apart is not None:
+                stack.apart.begin_step(step)
             try:
                 net.step(*weights.of(step, net.clients, net.rows))
             except PartFailure:
@@ -200,6 +205,9 @@ class BatchedEngine:
             for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
             activity.go_on()
+        steps = np.count_nonzero(timetable.counts, axis=0).tolist()
+        if stack.apart is not None:
+            stack.apart.settle(steps)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
         try:
             with named_client(tasks[0].client, self.rank):  # of several, those to blame are found one by one
@@ -209,7 +217,7 @@ class BatchedEngine:
         except ClientFailure as failure:
             return self._one_by_one(failure, stack, tasks, start, rule, round, total)
         self._summing = True
-        self._collect(stack, tasks, rule, total, clients, np.count_nonzero(timetable.counts, axis=0).tolist())
+        self._collect(stack, tasks, rule, total, clients, steps)
         return WorkReport(
             steps=int(np.count_nonzero(timetable.counts)),
             samples=sum(map(len, labels)),

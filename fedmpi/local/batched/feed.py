@@ -88,12 +88,21 @@ class Feed:
     features : list of Tensor (n_j, …)
         What the steps read of every client.
     labels : list of int64 Tensor (n_j,)
+    products : Tensor (Σ n_j, outputs), optional
+        What the first layer is to have of every sample beforehand (`KeptApart`).
     joined : bool, optional
         One gather a step from the samples of all clients, or one a client; by default where it pays.
     """
 
-    def __init__(self, timetable: Timetable, features: list[Tensor], labels: list[Tensor], joined: bool | None = None):
-        self.timetable = timetable
+    def __init__(
+        self,
+        timetable: Timetable,
+        features: list[Tensor],
+        labels: list[Tensor],
+        products: Tensor | None = None,
+        joined: bool | None = None,
+    ):
+        self.timetable, self._products = timetable, products
         if joined is None:
             sample = features[0][0]
             joined = sample.device.type != "cpu" or sample.numel() * sample.element_size() < JOIN_BELOW
@@ -117,6 +126,8 @@ class Feed:
         """The samples and labels of a step."""
         positions = self._positions[step, : net.clients, : net.rows].reshape(-1)
         torch.index_select(self._all_labels, 0, positions, out=net.flat_labels)
+        if self._products is not None and net.first_output is not None:
+            torch.index_select(self._products, 0, positions, out=net.first_output)
         if self._joined is not None:
             torch.index_select(self._joined, 0, positions, out=net.flat_x)
         elif self._local is not None:

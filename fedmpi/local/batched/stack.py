@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedmpi.local.batched.update import Block, StackOptimizer
+from fedmpi.local.batched.apart import KeptApart
+from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
 from fedmpi.local.failures import check_update
-from fedmpi.models.stacked.base import Op, Place, Slot, Step, Workspace
+from fedmpi.models.stacked.base import Drift, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
@@ -40,6 +41,8 @@ class Stack:
     ----------
     losses : Tensor
         Its sum is that of the losses of all rows seen since `open`.
+    apart : KeptApart or None
+        The first layer's weights where they lie apart from what their corrections move them by.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class Stack:
         self.start = torch.zeros(1, net.stack_size, dtype=dtype, device=device)
         self.losses = torch.zeros(capacity * rows, dtype=dtype, device=device)
         self.workspace = Workspace(dtype, device)
-        self.step = Step(1, 0)
+        self.step, self.drift = Step(1, 0), Drift()
         self.clients = 0
         self.tables: Tables | None = None
+        self.apart: KeptApart | None = None
         self._block = Block.of(self.values, self.gradients, self.start, memory=not fused)
         self._table_block: Block | None = None
+        self._corrected = self._block
         self._corrections: Tensor | None = None
         self._blocks: dict[int, list[Block]] = {}
         self._parts = [(slot, slot.size, self._of_row(self.start[0], slot)) for slot in net.slots]
@@ -80,6 +85,7 @@ class Stack:
         start: Tensor,
         optimizer: StackOptimizer,
         corrections: Iterable[Tensor | None] | None = None,
+        apart: bool = False,
     ) -> list[Tensor]:
         """Begin the work of some clients at the server's values.
 
@@ -91,6 +97,8 @@ class Stack:
         optimizer : StackOptimizer
         corrections : iterable of Tensor (d,) or None, optional
             What is added to each client's gradients; None = nothing. Each is read before the next one is asked for.
+        apart : bool
+            Whether the first layer's weights are kept apart from what the corrections move them by.
 
         Returns
         -------
@@ -103,14 +111,20 @@ class Stack:
         self.step.keep, self.step.rate = optimizer.step.keep, optimizer.step.rate
         if not self.fused:
             self._block.reset()
-        if corrections is not None and self.net.embedding is not None:
-            corrections = list(corrections)  # the words' parts are read after all others
-        self._correct(corrections, optimizer)
+        self.drift.on, self.apart, self._corrected = False, None, self._block
         self._blocks.clear()
         embedding = self.net.embedding
         if embedding is None or embedding.weight is None:
             dtype = torch.int64 if self.net.reads_words else self.dtype
-            return [x.reshape(len(x), -1).to(dtype) for x in features]
+            samples = [x.reshape(len(x), -1).to(dtype) for x in features]
+            if corrections is not None:
+                if apart and self.net.head is not None and isinstance(optimizer, StackSGD):
+                    self.apart = KeptApart(self.net.head, optimizer, self.drift, samples, self.workspace)
+                self._correct(corrections, optimizer)
+            return samples
+        if corrections is not None:
+            corrections = list(corrections)  # the words' parts are read after all others
+            self._correct(corrections, optimizer)
         self.tables = Tables(features, embedding.weight.from_flat(start))
         gradient = self.tables.values if self.fused else self.tables.gradient
         corrected = self._of_words(corrections)
@@ -119,21 +133,21 @@ class Stack:
             optimizer.prepare(corrected, self.tables.start, corrected)
         return self.tables.ids
 
-    def _correct(self, corrections: Iterable[Tensor | None] | None, optimizer: StackOptimizer) -> None:
+    def _correct(self, corrections: Iterable[Tensor | None], optimizer: StackOptimizer) -> None:
         """Write the corrections of the open clients in the order of the values, as the optimizer needs them."""
-        self._block = replace(self._block, correction=None)
-        if corrections is None:
-            return
         if self._corrections is None:
             self._corrections = torch.zeros_like(self.values)
         for number, correction in enumerate(corrections):
-            row = self._corrections[number]
-            if correction is None:
-                optimizer.prepare(row.zero_(), self.start[0], row)
-                continue
-            for own, start, given in self._beside(row, correction):
-                optimizer.prepare(given, start, own)
-        self._block = replace(self._block, correction=self._corrections)
+            given = self.values.new_zeros(self.net.size) if correction is None else correction
+            parts = self._beside(self._corrections[number], given)
+            if self.apart is not None:
+                moves, start, part = next(parts)
+                self.apart.add(self._of_row(self.values[number], self.net.slots[0]), part, start, moves)
+            for own, start, part in parts:
+                optimizer.prepare(part, start, own)
+        self._corrected = replace(self._block, correction=self._corrections)
+        if self.apart is not None:
+            self._corrected = self._corrected.behind(self.net.slots[0].size)
 
     def _of_words(self, corrections: Iterable[Tensor | None] | None) -> Tensor | None:
         """The corrections of the word vectors that the open clients' texts use, one client's words after another's."""
@@ -160,7 +174,7 @@ class Stack:
     def blocks(self, clients: int) -> list[Block]:
         """What the optimizer changes for the first `clients` clients."""
         if clients not in self._blocks:
-            self._blocks[clients] = blocks = [self._block.prefix(clients)]
+            self._blocks[clients] = blocks = [self._corrected.prefix(clients)]
             if self.tables is not None and self._table_block is not None:
                 blocks.append(self._table_block.prefix(self.tables.bounds[clients]))
         return self._blocks[clients]
@@ -240,7 +254,7 @@ class _Parameters:
     """The first k clients of a stack, seen by a layer."""
 
     def __init__(self, stack: Stack, clients: int):
-        self.step = stack.step
+        self.step, self.drift = stack.step, stack.drift
         self._values, self._targets = stack.values[:clients], stack.gradients[:clients]
 
     def value(self, slot: Slot, *shape: int) -> Tensor:
@@ -284,6 +298,7 @@ class BoundNet:
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self.clients_x = list(self.x.unbind(0))
         self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.flatten(0, 1)
+        self.first_output = None if net.head is None else self.ops[0].output.flatten(0, 1)
         self._backward = list(reversed(self.ops[net.first_trained :]))
 
     def attach(self, tables: Tables | None, fused: bool) -> None:

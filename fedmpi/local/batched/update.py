@@ -56,6 +56,13 @@ class Block:
         correction = None if self.correction is None else self.correction[:count]
         return Block(values, gradient, start, first, second, scratch, correction)
 
+    def behind(self, first: int) -> Block:
+        """The columns from `first` on."""
+        parts = (self.values, self.gradient, self.start, self.first, self.second, self.scratch)
+        values, gradient, start, moment, square, scratch = (part[:, first:] for part in parts)
+        correction = None if self.correction is None else self.correction[:, first:]
+        return Block(values, gradient, start, moment, square, scratch, correction)
+
     def reset(self) -> None:
         """Forget the moments."""
         self.first.zero_()
@@ -94,38 +101,47 @@ class StackOptimizer(Protocol):
 class StackSGD:
     """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c, two terms of which the layers do with their products.
 
-    With corrections c the other two are one vector, made before the first step. Below ημ = 1/2 the layers take
-    w − η/(1 − ημ) ∇ℓ(w) and the rest is one step of ημ towards w_start − c/μ, which spares a pass over the values; a
-    pull that moves no value by a digit is left to the other way, since c/μ may be more than a float holds.
+    With corrections c the other two are one vector v, made before the first step. Below ημ = 1/2 the layers take
+    w − η/(1 − ημ) ∇ℓ(w), and what remains is (1 − ημ) w + v, or without corrections a step of ημ towards w_start, which
+    spares a pass over the values; a pull that moves no value by a digit is left to the other way.
+
+    Attributes
+    ----------
+    keep, rate : float
+        1 − ημ and −η.
     """
 
     fused = True
 
     def __init__(self, rule: LocalRule):
-        self._lr, self._mu = rule.lr, rule.proximal_mu
         self._pull = pull = rule.lr * rule.proximal_mu
+        self.keep, self.rate = 1 - pull, -rule.lr
         self._towards, self.finishes = LEAST_PULL < pull < 0.5, pull > 0
         self.step = Step(keep=1, rate=-rule.lr / (1 - pull)) if self._towards else Step(keep=1 - pull, rate=-rule.lr)
 
     def prepare(self, corrections: Tensor, start: Tensor, into: Tensor) -> None:
-        if self._towards:
-            torch.add(start, corrections, alpha=-1 / self._mu, out=into)
-            return
-        torch.mul(corrections, -self._lr, out=into)
+        """v = ημ w_start − η c."""
+        torch.mul(corrections, self.rate, out=into)
         if self._pull:
             into.add_(start, alpha=self._pull)
 
     def finish(self, block: Block, number: int) -> None:
-        if self._towards:
-            block.values.lerp_(block.start if block.correction is None else block.correction, self._pull)
+        if block.correction is not None and self._towards:
+            torch.add(block.correction, block.values, alpha=self.keep, out=block.values)
         elif block.correction is not None:
             block.values.add_(block.correction)
+        elif self._towards:
+            block.values.lerp_(block.start, self._pull)
         elif self._pull:
             block.values.add_(block.start, alpha=self._pull)
 
     def drift(self, steps: int) -> float:
         """What a correction of 1 moves a value by whose gradients are zero, in so many steps: −η Σ (1 − ημ)^j."""
-        return -self._lr * shrinking_sum(steps, self._pull)
+        return self.rate * self.summed(steps)
+
+    def summed(self, steps: int) -> float:
+        """What so many steps make of 1 that each of them adds: Σ (1 − ημ)^j."""
+        return shrinking_sum(steps, self._pull)
 
 
 class StackAdam:

@@ -89,6 +89,26 @@ class Step:
         target.add_(gradient, alpha=self.rate)
 
 
+class Drift:
+    """A weight of the first layer kept apart from what one vector v, added in every step, has moved it by.
+
+    The weight is scale · value + shift · v, and its update value += rate · gradient. What the layer makes of the
+    samples is then scale · (x · value) + shift · (x · v), and the products with v, the same in every step, can be made
+    for all samples before the first one: no step passes over weight and v.
+
+    Attributes
+    ----------
+    on : bool
+        Off, the weight is the value.
+    scale, shift, rate : float
+        Of the step at hand.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self.scale, self.shift, self.rate = 1.0, 0.0, 0.0
+
+
 class Workspace:
     """Named buffers, allocated once and grown when a larger shape is asked for. New memory is zero."""
 
@@ -112,6 +132,7 @@ class Parameters(Protocol):
     """The stack, seen by a layer."""
 
     step: Step
+    drift: Drift
 
     def value(self, slot: Slot, *shape: int) -> Tensor:
         """The parameter of the bound clients, (k, \\*shape)."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmpi.models.stacked.base import Op, Place, Slot
+from fedmpi.models.stacked.base import Drift, Op, Place, Slot
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,24 @@ class _LinearOp:
             self.bias_gradient = place.take("bias", place.clients, 1, layer.outputs)
         self.output = place.take("output", place.clients, place.rows, layer.outputs)
         self.first = place.first
+        self.drift = parameters.drift if place.number == 0 else Drift()
         self.input_gradient = place.take("gradient", 0 if place.first else place.clients, place.rows, layer.inputs)
 
     def forward(self) -> None:
-        torch.bmm(self.x, self.transposed, out=self.output)
+        if self.drift.on:  # the output holds the samples' products with v
+            self.output.baddbmm_(self.x, self.transposed, beta=self.drift.shift, alpha=self.drift.scale)
+        else:
+            torch.bmm(self.x, self.transposed, out=self.output)
         if self.bias is not None:
             self.output.add_(self.bias)
 
     def backward(self, gradient: Tensor) -> Tensor:
         if not self.first:
             torch.bmm(gradient, self.weight, out=self.input_gradient)
-        self.step.product(self.target, gradient.transpose(1, 2), self.x)
+        if self.drift.on:
+            self.target.baddbmm_(gradient.transpose(1, 2), self.x, alpha=self.drift.rate)
+        else:
+            self.step.product(self.target, gradient.transpose(1, 2), self.x)
         if self.bias_target is not None:
             self.step.plain(self.bias_target, torch.sum(gradient, 1, keepdim=True, out=self.bias_gradient))
         return self.input_gradient

@@ -64,6 +64,11 @@ class StackedNet:
         return self.layers[0] if isinstance(self.layers[0], Embedding) else None
 
     @property
+    def head(self) -> Linear | None:
+        """The first layer, where it is a product with the samples themselves."""
+        return self.layers[0] if isinstance(self.layers[0], Linear) else None
+
+    @property
     def first_trained(self) -> int:
         """Index of the first layer with parameters: the gradient goes back as far as that."""
         return next(i for i, layer in enumerate(self.layers) if layer.trained)
