@@ -43,7 +43,7 @@ def measured(
     """Seconds of the rounds of the one and of the other, pass by pass."""
     prepare(workload, data)
     engine = {"local.engine": "batched"} if workload.name in ("W1", "W2") else {}
-    own = {**settings(workload, data), **engine}
+    own = {**settings(workload, data), **engine, **dict(word.split("=", 1) for word in asked.both)}
     other = {**own, **dict(word.split("=", 1) for word in asked.set)}
     pairs = []
     for number in range(asked.passes):
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="+", choices=[*WORKLOADS])
     parser.add_argument("--other", type=Path, help="another copy of the repository")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the other")
+    parser.add_argument("--both", action="append", default=[], metavar="KEY=VALUE", help="settings of both")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--passes", type=int, default=5)
     asked = parser.parse_args()

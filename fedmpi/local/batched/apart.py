@@ -51,7 +51,8 @@ class KeptApart:
     def __init__(
         self, layer: Linear, optimizer: StackSGD, drift: Drift, samples: Sequence[Tensor], workspace: Workspace
     ):
-        self.optimizer, self.drift, self.samples = optimizer, drift, samples
+        self.optimizer, self.drift = optimizer, drift
+        self.samples: Sequence[Tensor] = samples
         self.shape = layer.outputs, layer.inputs
         self.firsts = list(accumulate(map(len, samples), initial=0))
         self.products = workspace.take("products", self.firsts[-1], layer.outputs)
@@ -88,7 +89,7 @@ class KeptApart:
             if self.drift.scale != 1:
                 weight.mul_(self.drift.scale)
             weight.add_(moves, alpha=self.drift.shift)
-        self.drift.on = False
+        self.drift.on, self.samples = False, ()
 
     def _place(self, steps: int) -> None:
         self.drift.scale, self.drift.shift = self.optimizer.keep**steps, self.optimizer.summed(steps)
