@@ -192,8 +192,8 @@ def spread(matrix: NDArray[np.floating], labels: Ints, kind: Spread = "std") -> 
         Strata 0 … H − 1, −1 for dropped clients.
     kind : str
         "std": S_h = sqrt(1/N_h Σ_k ‖Z_k − mean_h Z‖²), the standard deviation of the vectors within the stratum
-        (FedSTaS, Algorithm 2); "pairwise": the mean Euclidean distance of two different clients (near the authors' code,
-        which divides the sum over all pairs by N_h²).
+        (FedSTaS, Algorithm 2); "pairwise": the mean Euclidean distance of two different clients (near the authors'
+        code, which divides the sum over all pairs by N_h²).
 
     Returns
     -------
