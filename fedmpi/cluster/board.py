@@ -59,6 +59,7 @@ class Board:
     def come(self, places: int = 1) -> None:
         """Tell that this rank has come to the next place, or has nothing to do there and in those up to `places`."""
         self._place += places
+        self._window.Sync()  # what this rank has written is seen by whoever sees that it has come
         self._come[self._rank] = self._place
         self._window.Sync()
         everybody = int(self._come.min())

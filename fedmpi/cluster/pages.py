@@ -35,6 +35,7 @@ class Pages:
         memory, _ = self._window.Shared_query(0)
         self._pages: np.ndarray = np.ndarray((PAGES, PAGE), np.uint8, cast(bytes, memory))
         if node.rank == 0:
+            self._pages[:] = 0  # takes the memory now: where none is left in the middle of a run, writing is deadly
             self._pages.view(np.int64)[:, NUMBER] = NOTHING
         self._window.Sync()
         node.Barrier()

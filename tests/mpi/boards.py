@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.cluster import Cluster, board, choice, pages, waiting, world
+from fedmpi.common.plan import Plan
 from fedmpi.process.guard import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -183,12 +184,22 @@ def rounds(*settings: str) -> None:
     simulation = Simulation(experiment, None)
     broadcasts, told, ahead = counted(cluster, "broadcast"), [0], cluster.foretold
 
+    own: list[Plan] = []
+    make = experiment.plan
+
+    def made(number: int) -> Plan:
+        own.append(make(number))
+        return own[-1]
+
     def noted(number: int) -> list[np.ndarray] | None:
         found = ahead(number)
         told[0] += found is not None
+        if found is not None and cluster.is_server:
+            assert own[-1].round == number and len(found) == len(own[-1].arrays())
+            assert all(np.array_equal(*pair) for pair in zip(found, own[-1].arrays(), strict=True))
         return found
 
-    cluster.foretold = noted  # type: ignore[method-assign]
+    experiment.plan, cluster.foretold = made, noted  # type: ignore[method-assign]
     assert simulation.run() == "finished"
     print(f"rank {cluster.rank}: {told[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
     experiment.close()
