@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.cluster import Cluster, board, choice, pages, waiting, world
+from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
 from fedmpi.process.guard import run_guarded
 from fedmpi.rounds.assemble import Experiment
@@ -146,6 +147,14 @@ def foretold() -> None:
         assert (seen is not None) == (t % 3 == 1), t
         if seen is not None:
             assert np.array_equal(seen[0], np.arange(t))
+    fits = pages.PAGE - 8 * (pages.TITLE + HEADER)
+    for t, count in ((40, fits), (41, fits + 1)):
+        if cluster.is_server:
+            cluster.foretell(t, [np.full(count, 7, np.uint8)])
+        cluster.reduce()
+        seen = cluster.foretold(t)
+        assert (seen is None) == (count > fits), count
+        assert seen is None or np.array_equal(seen[0], np.full(fits, 7))
     cluster.close()
 
 
