@@ -3,7 +3,8 @@
     python -m benchmarks.mediator_balance shards/mnist-ltrf2-0 shards/mnist-ltrf2-1 --online 50 --most 10
 
 Every folder of shards is one seed, 0, 1, …: in each of 100 rounds the run's own uniform cohort of that seed is grouped
-three times. Nothing is trained. Divergences from equal classes are in nats.
+three times, and Algorithm 3's mediators are told apart by the order in which they are made. Nothing is trained.
+Divergences from equal classes are in nats.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ def balance(counts: np.ndarray, kind: str, seed: int, rounds: int, online: int, 
     return np.mean(found, axis=0)
 
 
+def in_order(counts: np.ndarray, seed: int, rounds: int, online: int, most: int) -> tuple[np.ndarray, float]:
+    """Algorithm 3's mediators in the order of making: mean divergences, and how often the last has the largest."""
+    streams, generator, found = Streams(seed), np.random.default_rng(seed), []
+    for t in range(rounds):
+        clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
+        mediators = schedule("greedy", counts[clients], most, generator)
+        found.append(kl_divergence(pooled_counts(counts[clients], mediators)))
+    divergences = np.array(found)
+    return divergences.mean(axis=0), float((divergences.argmax(axis=1) == divergences.shape[1] - 1).mean())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", help="folders of shards, one a seed; two or more for intervals")
@@ -54,6 +66,10 @@ def main() -> None:
             difference = paired(found[:, 0], reference)
             compared = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
         print(f"| {kind} | {' | '.join(f'{value:.3f}' for value in found.mean(axis=0))} | {compared} |")
+    made = [in_order(one, seed, asked.rounds, asked.online, asked.most) for seed, one in enumerate(counts)]
+    means = ", ".join(f"{value:.3f}" for value in np.mean([order for order, _ in made], axis=0))
+    last = 100 * float(np.mean([share for _, share in made]))
+    print(f"\ngreedy, in the order of making: {means}; the last has the largest in {last:.0f} % of the rounds")
 
 
 if __name__ == "__main__":

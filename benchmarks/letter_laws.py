@@ -1,0 +1,102 @@
+"""Astraea's LTRF2 from labels alone: the clients' divergence and the storage of the copies, by law, as Markdown.
+
+    python -m benchmarks.letter_laws               # 47 unnamed classes, the ranked curve
+    python -m benchmarks.letter_laws --named       # the letters and digits of EMNIST's split bymerge
+    python -m benchmarks.letter_laws --named --concentration 0.5 1 2 4 --sizes pareto even
+
+Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images; the classes' stock is taken as 20,000 each.
+Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100, γ = 20). Mean ± standard
+deviation over seeds. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from data_prep.partitions.astraea_laws import draw_astraea
+from data_prep.partitions.common import Request
+from data_prep.sizes import SIZE_LAWS
+from fedmpi.clients.cohort import uniform
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
+from fedmpi.data.copies.class_copies import rebalance
+from fedmpi.data.divergence import kl_divergence, pooled_counts
+from fedmpi.mediators.scheduling import schedule
+
+STOCK = 20_000
+BYMERGE = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
+FACTORS = (0.67, 0.83, 1.0)
+READINGS = ("ratio", "ratio-minus-one")
+
+
+def counts(seed: int, named: bool, total: int, clients: int, concentration: float, sizes: str) -> Ints:
+    """Samples of every client and class (N, C)."""
+    labels = np.repeat(np.arange(len(BYMERGE)), STOCK)
+    options = {
+        "variant": "LTRF2",
+        "size_law": sizes,
+        "shape": 1.5,
+        "alpha": concentration,
+        "total": total,
+        "test_total": 0,
+    }
+    generator = Streams(seed).generator(Purpose.PARTITION)
+    names = BYMERGE if named else ()
+    draw = draw_astraea(Request(labels, len(BYMERGE), clients, generator, None, options, names))
+    found = np.zeros((clients, len(BYMERGE)), np.int64)
+    holders = np.repeat(np.arange(clients), np.diff(draw.offsets))
+    np.add.at(found, (holders, labels[draw.rows]), 1)
+    return found
+
+
+def mediated(held: Ints, seed: int, rounds: int = 10, online: int = 100, most: int = 20) -> float:
+    """Mean divergence of mediators' pooled data under Algorithm 3, c = 100 and γ = 20."""
+    streams, generator, found = Streams(seed), np.random.default_rng(seed), []
+    for t in range(rounds):
+        clients = uniform(streams.generator(Purpose.COHORT, t), len(held), online).clients
+        mediators = schedule("greedy", held[clients], most, generator)
+        found.append(kl_divergence(pooled_counts(held[clients], mediators)).mean())
+    return float(np.mean(found))
+
+
+def row(seeds: int, named: bool, total: int, clients: int, concentration: float, sizes: str) -> list[str]:
+    """Divergence of all classes, of the clients, after augmentation, of mediators; overhead by reading and α."""
+    found = []
+    for seed in range(seeds):
+        held = counts(seed, named, total, clients, concentration, sizes)
+        made = {(kind, alpha): rebalance(held, alpha, kind, Streams(seed)) for kind in READINGS for alpha in FACTORS}
+        found.append(
+            [float(kl_divergence(held.sum(axis=0))), kl_divergence(held).mean()]
+            + [kl_divergence(made[kind, 0.83].class_counts).mean() for kind in READINGS]
+            + [mediated(made[kind, 0.83].class_counts, seed) for kind in READINGS]
+            + [100 * one.overhead for one in made.values()]
+        )
+    mean, spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
+    digits = [3] * 6 + [1] * (len(mean) - 6)
+    return [f"{m:.{d}f} ± {s:.{d}f}" for m, s, d in zip(mean, spread, digits, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--named", action="store_true", help="classes named after letters, with their own frequencies")
+    parser.add_argument("--concentration", type=float, nargs="+", default=[1.0], help="of the clients' class mixes")
+    parser.add_argument("--sizes", nargs="+", default=["pareto"], choices=SIZE_LAWS)
+    parser.add_argument("--total", type=int, default=230_752)
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=3)
+    asked = parser.parse_args()
+    heads = ["all classes", "clients"]
+    heads += [f"{what} α = 0.83, {kind}" for what in ("clients,", "mediators,") for kind in READINGS]
+    heads += [f"copies, %, {kind}, α = {alpha:g}" for kind in READINGS for alpha in FACTORS]
+    print(f"| n = {asked.seeds} | {' | '.join(heads)} |")
+    print("|---|" + "---:|" * len(heads))
+    for sizes in asked.sizes:
+        for concentration in asked.concentration:
+            cells = row(asked.seeds, asked.named, asked.total, asked.clients, concentration, sizes)
+            print(f"| {sizes}, {concentration:g} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

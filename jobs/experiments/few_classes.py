@@ -1,0 +1,31 @@
+"""MNIST with its first classes only; a reader for [prepare] and `fedmpi prepare`. Start it in the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from data_prep.datasets.base import ReadOptions, Tally
+from data_prep.datasets.registry import DATASETS
+
+
+def mnist(raw: Path, *, classes: int = 5) -> dict[str, NDArray[Any]]:
+    """The digits below `classes`.
+
+    Parameters
+    ----------
+    raw : Path
+        The official files.
+    classes : int
+        How many digits.
+    """
+    images = DATASETS["mnist"].read(raw, ReadOptions(), Tally())
+    train, test = (labels < classes for labels in (images.labels, images.test_y))
+    return {
+        "x": images.read(train.nonzero()[0])[:, 0],
+        "y": images.labels[train],
+        "x_test": images.test_x[test][:, 0],
+        "y_test": images.test_y[test],
+    }
