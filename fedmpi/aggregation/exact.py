@@ -69,7 +69,7 @@ class FloatSum:
             self.tensor = torch.empty_like(self._buffer, device=device)
         self._long: torch.Tensor | None = None
         self._terms, self._carried = 0, False
-        self.reset()
+        self._empty()
 
     def add(self, vector: torch.Tensor, coefficient: float, client: int = -1) -> None:
         self.tensor.add_(vector, alpha=coefficient)
@@ -77,6 +77,7 @@ class FloatSum:
 
     def added(self) -> None:
         """Count a term that was added to `tensor`, which starts again from zero after every 64."""
+        self._zeros = False
         self._terms += 1
         if self._terms == SHORT:
             if self._long is None:
@@ -92,8 +93,9 @@ class FloatSum:
 
     def put_back(self, copied: tuple[torch.Tensor, torch.Tensor | None, int]) -> None:
         """Forget what was added since `copied`."""
-        self.reset()
+        self._empty()
         self.tensor.copy_(copied[0])
+        self._zeros = False
         self._terms, self._carried = copied[2], copied[1] is not None
         if copied[1] is not None and self._long is not None:
             self._long.copy_(copied[1])
@@ -106,10 +108,14 @@ class FloatSum:
         return squared
 
     def reset(self) -> None:
+        if not self._zeros:  # a server that trains nobody has nothing to pass over
+            self._empty()
+
+    def _empty(self) -> None:
         self.tensor.zero_()
         if self._long is not None:
             self._long.zero_()
-        self._terms, self._carried = 0, False
+        self._terms, self._carried, self._zeros = 0, False, True
 
     def scale(self, factor: float) -> None:
         """Multiply the sum so far; a power of two rounds nothing."""

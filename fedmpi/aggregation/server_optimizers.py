@@ -32,6 +32,8 @@ else:
 
 TRACED = 4096
 """About how many values of the model are looked at to see whether a step has changed it."""
+BLOCK = 1 << 16
+"""Values of a step that looks at each value by itself which are taken at a time: their mean stays in the cache."""
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -180,6 +182,7 @@ class ServerOptimizer:
         with calling(part):
             self._chosen = part.make(options)
         self._step = getattr(self._chosen, "step", self._chosen)
+        self._by_blocks = part.object is sgd
         plain = self._step is self._chosen and callable(self._chosen)
         takes(part, self._step, "w", "update", method="" if plain else "step")
         self.names = state_names(self._chosen)
@@ -187,7 +190,7 @@ class ServerOptimizer:
         self._started = False
         self._rounds = 0
 
-    def step(self, w: Tensor, update: Tensor) -> None:
+    def step(self, w: Tensor, update: Tensor, divisor: float = 1.0) -> None:
         """Move `w` by one step.
 
         Parameters
@@ -195,7 +198,8 @@ class ServerOptimizer:
         w : Tensor float32 (d,)
             The global model, changed in place.
         update : Tensor float32 (d,)
-            Δ, the weighted mean of w_k − w; left as it is.
+            Δ times `divisor`, where Δ is the weighted mean of w_k − w; left as it is.
+        divisor : float
 
         Raises
         ------
@@ -203,8 +207,15 @@ class ServerOptimizer:
             The optimizer raised an exception, or returned anything but a finite vector (d,) or None.
         """
         if self.trainable is not None and self.trainable < w.numel():
-            w[self.trainable :].add_(update[self.trainable :])
+            w[self.trainable :].add_(update[self.trainable :] / divisor)
             w, update = w[: self.trainable], update[: self.trainable]
+        if self._by_blocks and w.device.type == "cpu":
+            for own, part in zip(torch.split(w, BLOCK), torch.split(update, BLOCK), strict=True):
+                self._step(own, part / divisor)
+            self._rounds += 1
+            return
+        if divisor != 1:
+            update = update / divisor
         with calling(self.part, self._rounds):
             self._start(w)
             before = _trace(w) if self.part.foreign else None

@@ -57,19 +57,19 @@ class ServerStep:
 
     def take(self, plan: Plan, totals: RoundTotals, model: Tensor) -> None:
         """Change the model (d,) in place (Reddi et al. 2020, Algorithm 2)."""
-        self.optimizer.step(model, self.update(plan, totals, model))
+        surplus, noise, divisor = self._surplus(plan, totals), self._adds_noise, self.divisor(plan, totals)
+        if surplus or noise or self.hooks is not None:
+            self.optimizer.step(model, self._update(plan, totals, model, surplus, divisor))
+        else:
+            self.optimizer.step(model, totals.update, divisor)
 
-    def update(self, plan: Plan, totals: RoundTotals, model: Tensor) -> Tensor:
-        """The round's mean update Δ of the model from the sums of all ranks, with the server's noise if there is to be
-        any."""
-        privacy, divisor = self.config.privacy, self.divisor(plan, totals)
+    def _update(self, plan: Plan, totals: RoundTotals, model: Tensor, surplus: float, divisor: float) -> Tensor:
+        """The round's mean update Δ of the model from the sums of all ranks, and what is made of it."""
+        privacy = self.config.privacy
         update = totals.update / divisor
-        returned = plan.coefficients
-        if totals.sums["diverged"] and returned.size:  # of some nothing came back
-            returned = np.array([totals.sums["weight"]])
-        if not plan.one_step and (more := self.weighing.surplus(returned)):
-            update.add_(model, alpha=more)
-        if privacy.clip_norm is not None and adds_noise(self.config):
+        if surplus:
+            update.add_(model, alpha=surplus)
+        if self._adds_noise and privacy.clip_norm is not None:
             share = 1 / planned_participants(self.config, self.clients)
             add_noise(update, self.streams, plan.round, privacy.noise_multiplier, privacy.clip_norm, share)
         if self.hooks is None:
@@ -78,6 +78,17 @@ class ServerStep:
         true_divisor, participants = weight if self._divides(plan, totals) else 1.0, round(totals.sums["clients"])
         facts = Totals(self.clients, participants, weight, true_divisor, plan.round, plan.lr)
         return self.hooks.server_step(update, totals.further, facts)
+
+    @property
+    def _adds_noise(self) -> bool:
+        return self.config.privacy.clip_norm is not None and adds_noise(self.config)
+
+    def _surplus(self, plan: Plan, totals: RoundTotals) -> float:
+        """What `Weighing.surplus` leaves over of the coefficients that came back."""
+        returned = plan.coefficients
+        if totals.sums["diverged"] and returned.size:  # of some nothing came back
+            returned = np.array([totals.sums["weight"]])
+        return 0.0 if plan.one_step else self.weighing.surplus(returned)
 
     @property
     def combines(self) -> bool:

@@ -173,3 +173,20 @@ def test_an_exact_sum_has_its_whole_range_again_after_a_reset():
     accumulator.add(nearly_all, 1.0)
     with pytest.raises(OverflowError):
         accumulator.add(nearly_all, 1.0)
+
+
+def test_a_float_sum_that_nobody_added_to_is_not_passed_over_again():
+    buffer = np.empty(3, np.float32)
+    accumulator = FloatSum(buffer)
+    buffer[:] = 5  # nobody does this: it shows whether it is overwritten
+    accumulator.reset()
+    assert buffer.tolist() == [5, 5, 5]
+    accumulator.add(torch.ones(3), 1.0)
+    accumulator.reset()
+    assert buffer.tolist() == [0, 0, 0]
+    accumulator.add(torch.ones(3), 1.0)
+    kept = accumulator.copied()
+    accumulator.reset()
+    accumulator.put_back(kept)
+    accumulator.reset()
+    assert buffer.tolist() == [0, 0, 0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.aggregation.server_optimizers import ServerOptimizer
+from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
 from fedmpi.common.decorators import server_optimizer
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import parts, resolve
@@ -173,3 +173,23 @@ def test_an_optimizer_of_ones_own_cannot_change_the_update():
     update = torch.tensor(UPDATES[1])
     ServerOptimizer(resolve("server optimizer", greedy), {}).step(torch.zeros(4), update)
     assert update.tolist() == torch.tensor(UPDATES[1]).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_divides_the_sum_as_it_goes_with_the_same_bits(kind: str):
+    values = BLOCK + 100
+    w, update = torch.randn(values), torch.randn(values)
+    whole, parted, kept = w.clone(), w.clone(), update.clone()
+    made(kind, lr=0.3).step(whole, update / 7)
+    made(kind, trainable=values - 10, lr=0.3).step(parted, update, divisor=7)
+    assert torch.equal(whole[:-10], parted[:-10])
+    assert torch.equal(parted[-10:], (w + update / 7)[-10:])
+    assert torch.equal(update, kept)
+
+
+def test_a_plain_step_makes_no_vector_as_long_as_the_model():
+    w, update, optimizer = torch.zeros(20 * BLOCK), torch.ones(20 * BLOCK), made("sgd")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        optimizer.step(w, update, divisor=2)
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert 0 < largest <= 4 * BLOCK

@@ -198,10 +198,7 @@ class Stack:
             slot.from_flat(total).add_(slot.of_stack(change.unsqueeze(0), slot.arranged)[0])
         length = change.dot(change)
         if self.tables is not None:
-            repeats = torch.tensor(self.tables.bounds, device=self.device).diff()
-            scaled = (self.tables.values - self.tables.start) * coefficients.repeat_interleave(repeats).unsqueeze(1)
-            self._table(total).index_add_(0, self.tables.rows, scaled)
-            length = length + scaled.square().sum()
+            length = length + self.tables.add_changes(coefficients, self._table(total))
         return length
 
     def check_changes(self, lr: float) -> None:

@@ -17,6 +17,9 @@ from fedmpi.models.stacked.base import Op, Place, Slot
 from fedmpi.models.stacked.dense import cut_negative
 from fedmpi.models.stacked.peaks import Peaks
 
+BLOCK = 256
+"""Words whose changes are summed at a time."""
+
 
 class Tables:
     """The word vectors of the clients of one chunk, one client's words after another's.
@@ -27,8 +30,10 @@ class Tables:
         The word of every row.
     bounds : list of int (K + 1)
         Client j holds the rows bounds[j] … bounds[j + 1] − 1.
-    start, values, gradient : Tensor (R, E)
-        As sent by the server, as trained, and the sum of the gradients of a step.
+    start, values : Tensor (R, E)
+        As sent by the server, and as trained.
+    gradient : Tensor (R, E)
+        The sum of the gradients of a step.
     """
 
     def __init__(self, texts: Sequence[Tensor], table: Tensor):
@@ -41,7 +46,39 @@ class Tables:
         self.rows = torch.cat(words).long()
         self.start = table.index_select(0, self.rows)
         self.values = self.start.clone()
-        self.gradient = torch.zeros_like(self.start)
+        self._gradient: Tensor | None = None
+
+    @property
+    def gradient(self) -> Tensor:
+        """Zeros when it is first asked for: plain SGD never asks."""
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.start)
+        return self._gradient
+
+    def add_changes(self, coefficients: Tensor, total: Tensor) -> Tensor:
+        """total += Σ coefficient · (value − start), some words after others so that their changes stay in the cache.
+
+        Parameters
+        ----------
+        coefficients : Tensor (K,)
+        total : Tensor (V, E)
+
+        Returns
+        -------
+        Tensor ()
+            The squared length of what was added.
+        """
+        length = total.new_zeros(())
+        block = BLOCK if total.device.type == "cpu" else len(self.rows)
+        scratch = total.new_empty(min(block, len(self.rows)), total.shape[1])
+        for client, coefficient in enumerate(coefficients):
+            own = slice(self.bounds[client], self.bounds[client + 1])
+            parts = (torch.split(whole[own], block) for whole in (self.rows, self.values, self.start))
+            for rows, values, start in zip(*parts, strict=True):
+                change = torch.sub(values, start, out=scratch[: len(rows)]).mul_(coefficient)
+                total.index_add_(0, rows, change)
+                length += change.flatten().dot(change.flatten())
+        return length
 
 
 @dataclass(frozen=True)
