@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedmpi
 from fedmpi.common.errors import UserError
@@ -99,6 +100,26 @@ def test_the_values_of_a_preset_that_lose_their_meaning_are_dropped():
     config = from_settings("preset=fedsampling", "samples.rule=all")
     assert config.samples.wanted is None
     assert "wanted" not in config_toml(config)
+
+
+def slow_server(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.125, tau: float = 2.0) -> None:
+    """A server optimizer of one's own with options that those of presets have too."""
+    w.add_(update, alpha=lr)
+
+
+def test_a_part_of_ones_own_keeps_its_defaults_where_it_replaces_that_of_a_preset():
+    own = "aggregation.optimizer=tests.test_config:slow_server"
+    for preset in ("fedavg", "fedadam"):
+        config = from_settings(f"preset={preset}", own)
+        assert (config.aggregation.lr, config.aggregation.tau) == (0.125, 2.0)
+        assert build_config([("config.toml", tomllib.loads(config_toml(config)))]).aggregation.lr == 0.125
+        assert (
+            given_config(fedmpi.Config(preset=preset), {"aggregation.optimizer": slow_server}).aggregation.lr == 0.125
+        )
+        assert from_settings(f"preset={preset}", own, "aggregation.lr=0.5").aggregation.lr == 0.5
+    chosen = fedmpi.Config(preset="fedadam", aggregation={"optimizer": slow_server, "lr": 0.25})
+    assert given_config(chosen, {"aggregation.optimizer": slow_server, "rounds": 2}).aggregation.lr == 0.25
+    assert from_settings("preset=fedadam", "aggregation.optimizer=yogi").aggregation.lr == 0.01
 
 
 @pytest.mark.parametrize(

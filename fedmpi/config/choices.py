@@ -121,14 +121,18 @@ def option_values(config: ConfigTables) -> Values:
 
 
 def without_foreign_options(
-    values: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
+    values: Values, older: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
 ) -> Values:
     """The values without options of a preset's part that another choice has replaced.
+
+    A part of one's own keeps its own defaults, also of options that the preset sets for the part in whose place it is.
 
     Parameters
     ----------
     values : dict
         {"table.key": value} of preset, file and settings together.
+    older : dict
+        Those of the preset alone.
     origins : mapping
         Where the user set a key.
     tables : mapping
@@ -139,8 +143,11 @@ def without_foreign_options(
     UserError
         When the user set a key that neither the table nor the chosen part knows.
     """
+    meant_for_another = _options_of_the_replaced(values, older, origins, tables)
     kept = {}
     for dotted, value in values.items():
+        if dotted in meant_for_another:
+            continue
         name, _, key = dotted.partition(".")
         if key and open_kinds(name) and key not in tables[name].model_fields:
             selected = list(_chosen_of(values, name, tables[name]))
@@ -150,6 +157,24 @@ def without_foreign_options(
                 continue
         kept[dotted] = value
     return kept
+
+
+def _options_of_the_replaced(
+    values: Values, older: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
+) -> set[str]:
+    """Keys that the preset alone sets, for a built-in part in whose place the user has put one with a like option."""
+    found: set[str] = set()
+    for name in {dotted.partition(".")[0] for dotted in older if "." in dotted}:
+        before, now = (list(_chosen_of(given, name, tables[name])) for given in (older, values))
+        replaced = {(part.kind, part.name) for part in before}
+        for part in (part for part in now if part.foreign and (part.kind, part.name) not in replaced):
+            others = [other for other in now if other is not part]
+            found |= {
+                f"{name}.{option.name}"
+                for option in part.options
+                if owners(name, option.name) and not any(other.option(option.name) for other in others)
+            }
+    return found & (older.keys() - origins.keys())
 
 
 @cache

@@ -154,7 +154,7 @@ def filled(values: Mapping[str, Any]) -> Values:
     own = flatten({key: _plain(value) for key, value in values.items()}, "Config")
     table = preset_values(str(values["preset"]), own)
     drop_alternatives(table, own)
-    together = without_foreign_options({**table, **own}, dict.fromkeys(own, "Config"), tables_by_name())
+    together = without_foreign_options({**table, **own}, table, dict.fromkeys(own, "Config"), tables_by_name())
     return nested(together, "Config")
 
 

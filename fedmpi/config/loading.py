@@ -155,8 +155,9 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
     elif user.get("preset") is not None:
         values = preset_values(str(user["preset"]), user)
     drop_alternatives(values, user)
+    older = dict(values)
     put_over(values, user)
-    values = without_foreign_options(values, origins, tables_by_name())
+    values = without_foreign_options(values, older, origins, tables_by_name())
     config = _validate(values, origins)
     _refuse_meaningless(config, origins)
     kept = {key: value for key, value in values.items() if why_meaningless(config, key) is None}
