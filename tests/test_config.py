@@ -12,9 +12,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import KINDS, parts
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
+from fedmpi.config.choices import options
 from fedmpi.config.layers import words_about_digits
 from fedmpi.config.loading import given_config
-from fedmpi.config.writing import flat_table
+from fedmpi.config.writing import differences, flat_table
 
 
 def from_settings(*settings: str):
@@ -120,6 +121,28 @@ def test_a_part_of_ones_own_keeps_its_defaults_where_it_replaces_that_of_a_prese
     chosen = fedmpi.Config(preset="fedadam", aggregation={"optimizer": slow_server, "lr": 0.25})
     assert given_config(chosen, {"aggregation.optimizer": slow_server, "rounds": 2}).aggregation.lr == 0.25
     assert from_settings("preset=fedadam", "aggregation.optimizer=yogi").aggregation.lr == 0.01
+
+
+def test_the_defaults_of_a_part_of_ones_own_are_written_where_python_made_the_configuration():
+    config = fedmpi.Config(participation={"count": 3}, aggregation={"optimizer": slow_server})
+    assert options(config, "server optimizer") == {}, "its own are in force"
+    for again in (
+        build_config([("config.toml", tomllib.loads(config_toml(config)))]),
+        given_config(config, {"seed": 1}),
+    ):
+        assert options(again, "server optimizer") == {"lr": 0.125, "tau": 2.0}
+
+
+def test_a_run_of_a_configuration_made_in_python_is_resumed_from_its_folder(tmp_path: Path):
+    config, asked = fedmpi.Config(rounds=2, participation={"count": 3, "clients": "oort"}), iter(range(9))
+    assert fedmpi.run(config, out=tmp_path, stop=lambda: next(asked) >= 0).ending == "stopped"
+    path = tmp_path / "config.toml"
+    assert fedmpi.run(path, out=tmp_path, resume=True).ending == "finished"
+    shorter = path.read_text().replace("explore = 0.9\n", "")
+    assert differences(tomllib.loads(shorter), config) == [], "as earlier versions wrote it"
+    assert [
+        key for key, *_ in differences(tomllib.loads(shorter), given_config(config, {"participation.explore": 1}))
+    ] == ["participation.explore"]
 
 
 @pytest.mark.parametrize(

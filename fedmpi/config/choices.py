@@ -11,8 +11,9 @@ from pydantic import BaseModel
 
 from fedmpi.common.data_choices import makes_data
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import positional
+from fedmpi.common.options import REQUIRED, positional
 from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, parts, resolve
+from fedmpi.config.base import written
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -118,6 +119,15 @@ def option_values(config: ConfigTables) -> Values:
                 if (own or key not in type(table).model_fields) and _storable(value):
                     values[f"{name}.{key}"] = value
     return values
+
+
+def defaults_of_parts(config: ConfigTables) -> Values:
+    """{"table.key": default} of the chosen parts' options, as a file holds them."""
+    tables = [(name, table) for name, table in config if isinstance(table, BaseModel)]
+    options = [(name, option) for name, _ in tables for part in _chosen_in(config, name) for option in part.options]
+    return {
+        f"{name}.{option.name}": written(option.default) for name, option in options if option.default is not REQUIRED
+    }
 
 
 def without_foreign_options(

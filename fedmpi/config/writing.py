@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from fedmpi.config.base import written
+from fedmpi.config.choices import defaults_of_parts, option_values
 from fedmpi.config.layers import dotted
 from fedmpi.config.relevance import why_meaningless
 from fedmpi.config.tables import ConfigTables
@@ -30,10 +31,12 @@ def config_table(config: ConfigTables) -> Values:
 def chosen_table(config: ConfigTables) -> Values:
     """As `config_table`, with objects as they were given."""
     table: Values = {}
+    used = option_values(config)
     for name, value in config:
         if isinstance(value, BaseModel):
             kept = {k: v for k, v in value.model_dump().items() if v is not None}
-            table[name] = {k: v for k, v in kept.items() if why_meaningless(config, f"{name}.{k}") is None}
+            meant = {k: v for k, v in kept.items() if why_meaningless(config, f"{name}.{k}") is None}
+            table[name] = meant | {k.partition(".")[2]: v for k, v in used.items() if k.partition(".")[0] == name}
         elif value is not None:
             table[name] = value
     return table
@@ -56,7 +59,10 @@ def differences(table: Values, config: ConfigTables) -> list[tuple[str, str, str
     to write one folder of shards do not differ.
     """
     there, here = dotted(table), dotted(tomllib.loads(config_toml(config)))
-    here = {key: value for key, value in here.items() if key in there or not is_default(config, key)}
+    parts = defaults_of_parts(config)
+    here = {
+        k: v for k, v in here.items() if k in there or not (is_default(config, k) or (k in parts and parts[k] == v))
+    }
     keys = [*here, *(key for key in there if key not in here)]
     shown = [(key, _value(there, key), _value(here, key)) for key in keys]
     same = {DATA} if _same_folder(there.get(DATA), here.get(DATA)) else set()
