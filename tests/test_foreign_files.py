@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,24 @@ def test_a_model_of_another_size_on_another_rank_is_refused_in_one_sentence(tmp_
     done = run_mpi(3, ["-m", "fedmpi", "train", "--out", tmp_path / "run", *chosen], cwd=tmp_path)
     said = " ".join(done.stderr.split())
     assert done.returncode == 2 and "different sizes (235 on rank 0, 310 on rank 2 values): model.name must" in said
+
+
+@weights(per_sample=True, normalised=False)
+def share_of_all(cohort: Cohort, sizes: Any, *, part: float = 1.0) -> Any:
+    return np.full(len(cohort.clients), part / sizes[cohort.clients].sum())
+
+
+def test_what_a_partial_binds_stays_what_its_author_made_of_it(tmp_path: Path) -> None:
+    fixed = SAME | {"local.engine": "sequential"}
+    whole = fedmpi.run("fedavg", {**fixed, "aggregation.weights": share_of_all, "aggregation.part": 0.3})
+    bound = fedmpi.run(
+        "fedavg", {**fixed, "aggregation.weights": partial(share_of_all, part=0.3)}, out=tmp_path / "run"
+    )
+    assert facts(bound) == facts(whole), "its marks count"
+    assert list((tmp_path / "run" / "plugins").rglob("*.py")), "its source is kept"
+    assert "part = 0.3" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_what_no_module_holds_is_refused_with_a_sentence() -> None:
+    with pytest.raises((fedmpi.UserError, fedmpi.PartFailure), match="participation.clients|method-wrapper"):
+        fedmpi.run("fedavg", SAME | {"participation.clients": print.__call__})

@@ -173,7 +173,7 @@ class Part:
         if self.source is not None:
             return self.source.read_text(encoding="utf-8", errors="replace")
         try:
-            return inspect.getsource(self.object) if self.foreign else ""
+            return inspect.getsource(as_written(self.object)) if self.foreign else ""
         except (OSError, TypeError):
             return ""
 
@@ -299,7 +299,7 @@ def describe(choice: Any) -> Part:
             raise UserError(f"there is no part {choice!r}: {hint}")
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
     found = load(choice, "parts") if isinstance(choice, str) else choice
-    kind = getattr(found, MARKS, {}).get("kind") or _kind_of_call(found)
+    kind = getattr(as_written(found), MARKS, {}).get("kind") or _kind_of_call(found)
     if kind is None:
         raise UserError(
             f"{choice!r} does not say what kind of part it is: decorate it, e.g. with @fedmpi.client_sampler, or name "
@@ -441,9 +441,14 @@ def built_in_name(chosen: Any) -> str | None:
 
 def object_name(chosen: Any) -> str:
     """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
-    chosen = chosen.func if isinstance(chosen, partial) else chosen
-    named = chosen if hasattr(chosen, "__qualname__") else type(chosen)
+    chosen = as_written(chosen)
+    named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def as_written(chosen: Any) -> Any:
+    """What its author wrote, and perhaps decorated: of a partial what it binds."""
+    return chosen.func if isinstance(chosen, partial) else chosen
 
 
 def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
@@ -461,7 +466,7 @@ def _own_part(kind: str, name: str, found: Any) -> Part:
 
 
 def _part(kind: str, name: str, found: Any) -> Part:
-    marks = dict(getattr(found, MARKS, {}))
+    marks = dict(getattr(as_written(found), MARKS, {}))
     own = marks.pop("kind", kind)
     marks.pop("name", None)
     if own != kind:
@@ -472,8 +477,7 @@ def _part(kind: str, name: str, found: Any) -> Part:
 
 
 def _source(found: Any) -> Path | None:
-    found = found.func if isinstance(found, partial) else found
-    module = sys.modules.get(found.__module__ if hasattr(found, "__qualname__") else type(found).__module__)
+    module = sys.modules.get(object_name(found).partition(":")[0])
     path = getattr(module, "__file__", None)
     return Path(path).resolve() if path and Path(path).suffix == ".py" and Path(path).is_file() else None
 

@@ -16,7 +16,7 @@ from typing import Any
 from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, partial_name, write_whole
-from fedmpi.common.registry import KINDS, Part, load, resolve
+from fedmpi.common.registry import KINDS, Part, as_written, load, resolve
 from fedmpi.config import Config
 
 log = logging.getLogger("fedmpi")
@@ -142,7 +142,8 @@ def _digest(content: bytes) -> str:
 
 def _reached(part: Part) -> dict[str, Path]:
     """Module name → file of the part's module and of the user's modules whose names it uses, and theirs."""
-    chosen = inspect.unwrap(part.object) if callable(part.object) else part.object
+    written = as_written(part.object)
+    chosen = inspect.unwrap(written) if callable(written) else written
     waiting, found = [getattr(chosen, "__module__", type(chosen).__module__)], {}
     while waiting:
         name = waiting.pop()
