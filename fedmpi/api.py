@@ -362,6 +362,12 @@ def _rebuilt(folder: Path, summary: Record) -> nn.Module:
         description = DataDescription.of(summary["data"])
     except (TypeError, ValueError) as error:
         raise UserError(f"{folder / 'summary.json'} does not say what the data look like ({error})") from None
-    module = build(config.model.name, config.model.options, description, config.seed)
+    try:
+        module = build(config.model.name, config.model.options, description, config.seed)
+    except UserError as error:
+        raise UserError(
+            f"{error}. If the run was given a network itself, no folder can build it again: load the values of "
+            f"{folder / 'model.safetensors'} into it"
+        ) from error
     load_model(module, folder / "model.safetensors")
     return module.eval()

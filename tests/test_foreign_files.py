@@ -374,3 +374,10 @@ def test_what_a_partial_binds_stays_what_its_author_made_of_it(tmp_path: Path) -
 def test_what_no_module_holds_is_refused_with_a_sentence() -> None:
     with pytest.raises((fedmpi.UserError, fedmpi.PartFailure), match="participation.clients|method-wrapper"):
         fedmpi.run("fedavg", SAME | {"participation.clients": print.__call__})
+
+
+def test_a_network_that_no_folder_can_build_again_is_said_to_be_one(tmp_path: Path) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    fedmpi.run("fedavg", SAME | {"rounds": 1}, model=network, out=tmp_path)
+    with pytest.raises(fedmpi.UserError, match="given a network itself.*model.safetensors"):
+        _ = fedmpi.load_run(tmp_path).model

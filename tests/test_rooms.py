@@ -43,6 +43,12 @@ SHARED = {"fedmpi.data", "fedmpi.data.divergence", "fedmpi.data.schema"}
 """What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
 description."""
 
+LOOKED_UP_FOR_OTHERS = {"fedmpi.common.registry"}
+"""Where parts live, each under its kind."""
+
+BY_NAME = {"fedmpi.data.arrays": "data_prep.arrays_saved"}
+"""`ClientArrays.save` hands its samples to the writer of shards."""
+
 PART_OF_THE_ENGINES = {"fedmpi.local.optimizers"}
 """SGD and Adam are fused into the engines' own arithmetic."""
 
@@ -91,6 +97,26 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     while free := {name for name, used in left.items() if not used & left.keys()}:
         left = {name: used for name, used in left.items() if name not in free}
     assert not left, "\n".join(f"{name} imports {', '.join(used & left.keys())}" for name, used in left.items())
+
+
+def test_modules_that_are_named_in_texts_lie_below_too() -> None:
+    """What is imported by its name when it is needed is an arrow like any other."""
+    floor = {name: level for level, names in enumerate(FLOORS) for name in names}
+    for name, path in sources().items():
+        if name in LOOKED_UP_FOR_OTHERS or not name.startswith("fedmpi."):
+            continue
+        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        named = (texts & sources().keys()) - {"fedmpi", "data_prep", BY_NAME.get(name)}
+        upward = {found for found in named if floor.get(room(found), len(FLOORS)) > floor[room(name)]}
+        assert not upward, f"{name} names {upward}"
+
+
+def test_arrays_of_whole_numbers_have_one_name() -> None:
+    alias = re.compile(r"^(\w+)(?:: TypeAlias)? = (?:npt\.)?NDArray\[np\.int64\]$", re.MULTILINE)
+    found = {
+        (name, *alias.findall(path.read_text())) for name, path in sources().items() if alias.search(path.read_text())
+    }
+    assert found == {("fedmpi.common.types", "Ints")}
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

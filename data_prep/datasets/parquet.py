@@ -16,11 +16,12 @@ from data_prep.datasets.files import Names, Scratch, compact, hold_out
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.normalisation import measured
-from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Rows, Texts, Tokens
+from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Texts, Tokens
 from data_prep.datasets.parquet_targets import Targets
 from data_prep.datasets.texts import text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import Modality
 
 HINT = "a .parquet or .arrow file, or a folder of them (train and test by their names), as Hugging Face's datasets"
@@ -259,7 +260,7 @@ def _add_file(path: Path, roles: _Roles, features: Features, table: _Table, tall
 
 def _labels(
     raw: Path, files: ColumnFiles, roles: _Roles, table: _Table, options: ReadOptions, tally: Tally
-) -> tuple[Rows, tuple[str, ...]]:
+) -> tuple[Ints, tuple[str, ...]]:
     """Labels of all rows, -1 where there is none, and the names of the classes."""
     label, values = roles.labels[0], table.labels
     where, names = f"{raw}, column {label}", files.class_names.get(label)
@@ -281,7 +282,7 @@ def _labels(
     return np.where(labels >= 0, given[labels], -1), names
 
 
-def _users(table: _Table, train: Rows, tally: Tally) -> tuple[Rows | None, tuple[str, ...] | None]:
+def _users(table: _Table, train: Ints, tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
     users = np.array(table.users, np.int64)[train]
     if (users < 0).all():
         return None, None
@@ -291,7 +292,7 @@ def _users(table: _Table, train: Rows, tally: Tally) -> tuple[Rows | None, tuple
     return compact(users, table.names.names)
 
 
-def _stored(x: Any, rows: Rows, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def _stored(x: Any, rows: Ints, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     scratch = Scratch(shape, dtype)
     for start in range(0, len(rows), 256):
         scratch.append(x(rows[start : start + 256]))

@@ -20,11 +20,11 @@ from data_prep.datasets.files import Names, Scratch
 from data_prep.datasets.folders import Found, ImageForm, decode, image_facts
 from data_prep.datasets.texts import LabelledTexts
 from fedmpi.common.errors import UserError, raised, shown
+from fedmpi.common.types import Ints
 
 LARGEST = float(np.finfo(np.float32).max)
 BLOCK_ROWS = 1024
 Kind = Literal["image", "text", "tokens", "vector"]
-Rows = NDArray[np.int64]
 
 
 def flat(values: list[Any]) -> list[Any]:
@@ -80,7 +80,7 @@ class Ragged:
             self._flush()
 
     @property
-    def lengths(self) -> Rows:
+    def lengths(self) -> Ints:
         """Values of each row, (n,)."""
         ends = np.array(self._ends, np.int64)
         return ends[1:] - ends[:-1]
@@ -268,7 +268,7 @@ class Images:
     def reader(self, form: ImageForm, where: Callable[[int], str]) -> Any:
         """A function from rows to their images of a form, uint8 (r, C, H, W); `where` says where a row is."""
 
-        def read(rows: Rows) -> NDArray[np.uint8]:
+        def read(rows: Ints) -> NDArray[np.uint8]:
             out = np.empty((len(rows), *form.shape), np.uint8)
             for place, row in enumerate(rows.tolist()):
                 content = self._content.row(row).tobytes()
