@@ -165,6 +165,24 @@ class OneByOne(torch.autograd.Function):
         )
 
 
+def _of_one(
+    x: Tensor, value: Tensor, bias: Tensor | None, arguments: list[Any], apart: tuple[int, int] | None
+) -> Tensor:
+    """As `OneByOne` of a single client: with nothing to stack torch's own gradients spare calls and copies."""
+    one, own = x.squeeze(0), value.squeeze(0)
+    pixels = x.dim() == 5 and _pixel_by_pixel(x, value, arguments)
+    if pixels:
+        one = one.permute(0, 2, 3, 1)
+    if apart is not None:
+        one = one[:, :: apart[0], :: apart[1]] if pixels else one[..., :: apart[0], :: apart[1]]
+    one = one.contiguous()
+    if pixels:
+        one = one.permute(0, 3, 1, 2)
+    own = own.contiguous(memory_format=torch.channels_last if pixels else torch.contiguous_format)
+    y: Tensor = torch.ops.aten.convolution(one, own, None if bias is None else bias.squeeze(0), *arguments)
+    return y.unsqueeze(0)
+
+
 def _pixel_by_pixel(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
     """Whether images and filters are to lie pixel by pixel: what oneDNN gains by, and no rare case, since the weights'
     gradient of 1 × 1 filters of stride 2 on 8 channels makes it write beyond its memory (torch 2.13)."""
@@ -201,5 +219,7 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: 
         apart, stride = ((stride[0], stride[1]) if max(stride) > 1 else None), [1, 1]
     arguments = [stride, padding, list(layer.dilation), False, [0] * len(around), layer.groups]
     natural = weight.natural
+    if len(x) == 1:
+        return _of_one(x, natural.value, bias_value, arguments, apart)
     y = _one_by_one(x, natural.value, bias_value, natural, bias, arguments, apart)
     return y

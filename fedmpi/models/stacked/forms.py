@@ -123,10 +123,11 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _each(function: Callable[..., Tensor], weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    """function(x, weight, bias) of one client after another."""
-    weight, bias = (
-        weights[name].value.unbind(0) if name in weights else [None] * len(x) for name in ("weight", "bias")
-    )
+    """function(x, weight, bias) of one client after another; of a single one by views, whose gradients need no copy."""
+    values = [weights[name].value if name in weights else None for name in ("weight", "bias")]
+    if len(x) == 1:
+        return function(x.squeeze(0), *(None if value is None else value.squeeze(0) for value in values)).unsqueeze(0)
+    weight, bias = ([None] * len(x) if value is None else value.unbind(0) for value in values)
     return stacked([function(one, w, b) for one, w, b in zip(x.unbind(0), weight, bias, strict=True)])
 
 
