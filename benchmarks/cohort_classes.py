@@ -1,0 +1,54 @@
+"""How many classes a cohort of FedAvg and of FedSSO holds, and how far its class shares are from the whole's:
+
+    python -m benchmarks.cohort_classes runs/fedsso-fig3-small/shards/mnist-two,seed=*
+
+Clients of equally many samples; strata are the clients with the same set of classes, which is what FedSSO's clusters
+come to (docs/results.md). The distance is half the sum of absolute differences of class shares. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from fedmpi.clients.allocation import proportional
+from fedmpi.common.types import Ints
+from fedmpi.data.opening import open_store
+
+
+def strata_of(held: Ints) -> Ints:
+    """The stratum of every client, int64 (N,), from its class counts (N, C)."""
+    _, strata = np.unique(held > 0, axis=0, return_inverse=True)
+    return strata.reshape(-1)
+
+
+def cohorts(held: Ints, count: int, rounds: int, generator: np.random.Generator) -> np.ndarray:
+    """Mean number of classes and mean distance, of uniform and of stratified cohorts, float64 (2, 2)."""
+    strata = strata_of(held)
+    sizes, total, found = np.bincount(strata), held.sum(axis=0) / held.sum(), []
+    for _ in range(rounds):
+        uniform = generator.choice(len(held), count, replace=False)
+        draws = proportional(sizes, count, generator, sizes).draws
+        stratified = [generator.choice(np.flatnonzero(strata == h), m, replace=False) for h, m in enumerate(draws)]
+        pooled = [held[clients].sum(axis=0) for clients in (uniform, np.concatenate(stratified))]
+        found.append([((one > 0).sum(), np.abs(one / one.sum() - total).sum() / 2) for one in pooled])
+    return np.mean(found, axis=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="+")
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2000)
+    asked = parser.parse_args()
+    print("| shards | strata | classes: uniform | stratified | distance: uniform | stratified |\n|---|" + "---:|" * 5)
+    for seed, folder in enumerate(asked.shards):
+        held = open_store(folder).class_counts()
+        found = cohorts(held, asked.count, asked.rounds, np.random.default_rng(seed))
+        cells = [f"{value:.2f}" for value in found[:, 0]] + [f"{value:.3f}" for value in found[:, 1]]
+        print(f"| {folder} | {strata_of(held).max() + 1} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
