@@ -1,8 +1,13 @@
 """Word vectors of clients side by side: what leaves them for the round's sum."""
 
+import pytest
 import torch
 
+from fedmpi.common.streams import Streams
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.text import BLOCK, Tables
+from tests.local.stacks import TEXTS, Source, flat_model, ragged_sizes, tasks_for, train
 
 WORDS, DIMENSION = 2 * BLOCK + 77, 3
 
@@ -38,3 +43,15 @@ def test_changes_are_made_some_words_at_a_time():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         tables.add_changes(torch.ones(3), total)
     assert max(event.self_cpu_memory_usage for event in profile.events()) <= 4 * BLOCK * DIMENSION
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_plain_sgd_makes_no_gradients_of_tables(monkeypatch: pytest.MonkeyPatch, optimizer: str):
+    """They would be as large as the tables: zeros that nobody reads."""
+    sizes, asked = ragged_sizes(3, 9), []
+    gradient = Tables.gradient.fget
+    monkeypatch.setattr(Tables, "gradient", property(lambda tables: asked.append(True) or gradient(tables)))
+    model = flat_model("text-cnn", TEXTS, torch.float32)
+    engine = BatchedEngine(model, Source(TEXTS, sizes, torch.float32), Streams(1))
+    train(engine, tasks_for(sizes), model.initial, LocalRule(lr=0.05, epochs=1, batch_size=4, optimizer=optimizer))
+    assert bool(asked) == (optimizer == "adam")
