@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.divergence import kl_divergence, pooled_counts
 from fedmpi.data.opening import open_store
 from fedmpi.mediators.scheduling import schedule
@@ -23,26 +25,14 @@ from fedmpi.results.intervals import paired
 KINDS = ("greedy", "exchange", "random")
 
 
-def balance(counts: np.ndarray, kind: str, seed: int, rounds: int, online: int, most: int) -> np.ndarray:
-    """Mean over the rounds of the mediators' mean, standard deviation and largest divergence, float64 (3,)."""
+def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, most: int) -> list[NDArray[np.float64]]:
+    """Of every round the divergence of each mediator's pooled data, in the order in which they are made."""
     streams, generator, found = Streams(seed), np.random.default_rng(seed), []
     for t in range(rounds):
         clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
         mediators = schedule(kind, counts[clients], most, generator)
-        divergence = kl_divergence(pooled_counts(counts[clients], mediators))
-        found.append((divergence.mean(), divergence.std(), divergence.max()))
-    return np.mean(found, axis=0)
-
-
-def in_order(counts: np.ndarray, seed: int, rounds: int, online: int, most: int) -> tuple[np.ndarray, float]:
-    """Algorithm 3's mediators in the order of making: mean divergences, and how often the last has the largest."""
-    streams, generator, found = Streams(seed), np.random.default_rng(seed), []
-    for t in range(rounds):
-        clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
-        mediators = schedule("greedy", counts[clients], most, generator)
         found.append(kl_divergence(pooled_counts(counts[clients], mediators)))
-    divergences = np.array(found)
-    return divergences.mean(axis=0), float((divergences.argmax(axis=1) == divergences.shape[1] - 1).mean())
+    return found
 
 
 def main() -> None:
@@ -55,21 +45,21 @@ def main() -> None:
     counts = [open_store(folder).class_counts() for folder in asked.shards]
     print(f"| {len(counts)} seeds | mean | standard deviation | largest | mean, difference to greedy [95 %] |")
     print("|---|---:|---:|---:|---:|")
-    reference = np.empty(0)
+    reference, greedy = np.empty(0), np.empty((0, 0, 0))
     for kind in KINDS:
-        found = np.array(
-            [balance(one, kind, seed, asked.rounds, asked.online, asked.most) for seed, one in enumerate(counts)]
-        )
-        reference = found[:, 0] if kind == "greedy" else reference
+        made = [divergences(one, kind, seed, asked.rounds, asked.online, asked.most) for seed, one in enumerate(counts)]
+        means = [[(each.mean(), each.std(), each.max()) for each in rounds] for rounds in made]
+        found = np.mean(means, axis=1)
         compared = ""
-        if kind != "greedy" and len(counts) > 1:
+        if kind == "greedy":
+            reference, greedy = found[:, 0], np.array(made)
+        elif len(counts) > 1:
             difference = paired(found[:, 0], reference)
             compared = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
         print(f"| {kind} | {' | '.join(f'{value:.3f}' for value in found.mean(axis=0))} | {compared} |")
-    made = [in_order(one, seed, asked.rounds, asked.online, asked.most) for seed, one in enumerate(counts)]
-    means = ", ".join(f"{value:.3f}" for value in np.mean([order for order, _ in made], axis=0))
-    last = 100 * float(np.mean([share for _, share in made]))
-    print(f"\ngreedy, in the order of making: {means}; the last has the largest in {last:.0f} % of the rounds")
+    in_order = ", ".join(f"{value:.3f}" for value in greedy.mean(axis=(0, 1)))
+    last = 100 * float((greedy.argmax(axis=2) == greedy.shape[2] - 1).mean())
+    print(f"\ngreedy, in the order of making: {in_order}; the last has the largest in {last:.0f} % of the rounds")
 
 
 if __name__ == "__main__":
