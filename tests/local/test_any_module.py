@@ -110,8 +110,8 @@ def test_images_lie_pixel_by_pixel_between_the_convolutions_of_a_graph(monkeypat
     monkeypatch.setattr(convolution, "_one_by_one", lambda x, *more: seen.append(x) or apply(x, *more))
     sizes = ragged_sizes(3, 8)
     train(BatchedEngine(model, Source(description, sizes), STREAMS), tasks_for(sizes), model.initial, EPOCHS)
-    later = [x for x in seen if x.shape[2] > 3]
-    assert later and all(x[0].is_contiguous(memory_format=torch.channels_last) for x in later)
+    later = [x for x in seen if x.shape[1] > 3]
+    assert later and all(x.is_contiguous(memory_format=torch.channels_last) for x in later)
 
 
 @pytest.mark.parametrize("name", ["residual", "gru", "scaled", "text-cnn"])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.models.stacked.base import NotStackable
-from fedmpi.models.stacked.forms import ARRANGED, built_in, stacked
+from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stacked
 from fedmpi.models.stacked.weights import Weight
 
 
@@ -110,7 +110,7 @@ class Unfolded(torch.autograd.Function):
 
 
 class OneByOne(torch.autograd.Function):
-    """Images (k, b, c, …) under filters (k, f, c, …), torch's own convolution client by client; of `apart` rows and
+    """Images (k · b, c, …) under filters (k, f, c, …), torch's own convolution client by client; of `apart` rows and
     columns it reads one."""
 
     @staticmethod
@@ -127,31 +127,36 @@ class OneByOne(torch.autograd.Function):
         ctx.whole, ctx.apart = x.shape, apart
         x = x if apart is None else x[..., :: apart[0], :: apart[1]]
         values = value.detach().unbind(0)
-        if x.dim() == 5:
+        if x.dim() == 4:
             order = torch.channels_last if _pixel_by_pixel(x, value, arguments) else torch.contiguous_format
-            x = torch.unflatten(x.flatten(0, 1).contiguous(memory_format=order), 0, x.shape[:2])
+            x = x.contiguous(memory_format=order)
             values = tuple(own.contiguous(memory_format=order) for own in values)
         ctx.save_for_backward(x)
         ctx.values, ctx.weight, ctx.bias_weight, ctx.arguments = values, weight, bias_weight, arguments
-        biases = [None] * len(x) if bias is None else bias
-        return stacked(
-            [torch.ops.aten.convolution(one, own, c, *arguments) for one, own, c in zip(x, values, biases, strict=True)]
+        biases = [None] * len(values) if bias is None else bias
+        images = x.chunk(len(values))
+        return torch.cat(
+            [
+                torch.ops.aten.convolution(one, own, c, *arguments)
+                for one, own, c in zip(images, values, biases, strict=True)
+            ]
         )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        filters = None if ctx.bias_weight is None else [gradient.shape[2]]
+        clients = len(ctx.values)
+        filters = None if ctx.bias_weight is None else [gradient.shape[1]]
         wanted = [ctx.needs_input_grad[0], ctx.weight.trained, filters is not None]
         found = [
             torch.ops.aten.convolution_backward(g, one, own, filters, *ctx.arguments, wanted)
-            for g, one, own in zip(gradient, x, ctx.values, strict=True)
+            for g, one, own in zip(gradient.chunk(clients), x.chunk(clients), ctx.values, strict=True)
         ]
         before, of_weight, of_bias = zip(*found, strict=True)
-        of_input = stacked(before) if wanted[0] else None
+        of_input = torch.cat(before) if wanted[0] else None
         if of_input is not None and ctx.apart is not None:
-            k, b, c, height, width = ctx.whole
-            spread = of_input.new_zeros(k, b, height, width, c).permute(0, 1, 4, 2, 3)
+            rows, channels, height, width = ctx.whole
+            spread = of_input.new_zeros(rows, height, width, channels).permute(0, 3, 1, 2)
             spread[..., :: ctx.apart[0], :: ctx.apart[1]] = of_input
             of_input = spread
         return (
@@ -168,19 +173,19 @@ class OneByOne(torch.autograd.Function):
 def _of_one(
     x: Tensor, value: Tensor, bias: Tensor | None, arguments: list[Any], apart: tuple[int, int] | None
 ) -> Tensor:
-    """As `OneByOne` of a single client: with nothing to stack torch's own gradients spare calls and copies."""
-    one, own = x.squeeze(0), value.squeeze(0)
-    pixels = x.dim() == 5 and _pixel_by_pixel(x, value, arguments)
+    """As `OneByOne` of a single client: with nothing to join torch's own gradients spare calls and copies."""
+    own = value.squeeze(0)
+    pixels = x.dim() == 4 and _pixel_by_pixel(x, value, arguments)
     if pixels:
-        one = one.permute(0, 2, 3, 1)
+        x = x.permute(0, 2, 3, 1)
     if apart is not None:
-        one = one[:, :: apart[0], :: apart[1]] if pixels else one[..., :: apart[0], :: apart[1]]
-    one = one.contiguous()
+        x = x[:, :: apart[0], :: apart[1]] if pixels else x[..., :: apart[0], :: apart[1]]
+    x = x.contiguous()
     if pixels:
-        one = one.permute(0, 3, 1, 2)
+        x = x.permute(0, 3, 1, 2)
     own = own.contiguous(memory_format=torch.channels_last if pixels else torch.contiguous_format)
-    y: Tensor = torch.ops.aten.convolution(one, own, None if bias is None else bias.squeeze(0), *arguments)
-    return y.unsqueeze(0)
+    y: Tensor = torch.ops.aten.convolution(x, own, None if bias is None else bias.squeeze(0), *arguments)
+    return y
 
 
 def _pixel_by_pixel(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
@@ -197,19 +202,26 @@ ARRANGED[nn.Conv1d] = {"weight": (0, 2, 1)}
 ARRANGED[nn.Conv2d] = {"weight": (0, 2, 3, 1)}
 
 
-@built_in(nn.Conv1d, nn.Conv2d)
-def convolution(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    if layer.padding_mode != "zeros":
-        raise NotStackable(f"{type(layer).__name__} with padding_mode {layer.padding_mode!r}")
+@built_in(nn.Conv1d)
+def of_texts(layer: nn.Conv1d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    if layer.groups > 1:
+        grouped: Tensor = separately(of_images)(layer, weights, x)
+        return grouped
+    _check(layer)
     weight, bias = weights["weight"], weights.get("bias")
+    at = TextWindow(layer.kernel_size[0], layer.stride[0], layer.dilation[0], *zeros_around(layer)[0])
+    filters = weight.seen_as(lambda tensor: tensor.flatten(2))
+    bias_value = None if bias is None else bias.value
+    y: Tensor = _unfolded(x.transpose(2, 3), filters.value, bias_value, filters, bias, at).transpose(2, 3)
+    return y
+
+
+@built_in(nn.Conv2d, joined=True)
+def of_images(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+    _check(layer)
+    weight, bias = weights["weight"].natural, weights.get("bias")
     bias_value = None if bias is None else bias.value
     around = zeros_around(layer)
-    y: Tensor
-    if isinstance(layer, nn.Conv1d) and layer.groups == 1:
-        at = TextWindow(layer.kernel_size[0], layer.stride[0], layer.dilation[0], *around[0])
-        filters = weight.seen_as(lambda tensor: tensor.flatten(2))
-        y = _unfolded(x.transpose(2, 3), filters.value, bias_value, filters, bias, at).transpose(2, 3)
-        return y
     even = all(before == after for before, after in around)
     if not even:
         x = functional.pad(x, [side for sides in reversed(around) for side in sides])
@@ -218,8 +230,12 @@ def convolution(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: 
     if isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(padding) == 0 and even:
         apart, stride = ((stride[0], stride[1]) if max(stride) > 1 else None), [1, 1]
     arguments = [stride, padding, list(layer.dilation), False, [0] * len(around), layer.groups]
-    natural = weight.natural
-    if len(x) == 1:
-        return _of_one(x, natural.value, bias_value, arguments, apart)
-    y = _one_by_one(x, natural.value, bias_value, natural, bias, arguments, apart)
+    if len(weight.value) == 1:
+        return _of_one(x, weight.value, bias_value, arguments, apart)
+    y: Tensor = _one_by_one(x, weight.value, bias_value, weight, bias, arguments, apart)
     return y
+
+
+def _check(layer: nn.Conv1d | nn.Conv2d) -> None:
+    if layer.padding_mode != "zeros":
+        raise NotStackable(f"{type(layer).__name__} with padding_mode {layer.padding_mode!r}")

@@ -1,8 +1,9 @@
 """Layers and functions with parameters, for many clients side by side: the client is the first axis of everything.
 
 A form is called as form(layer, weights, *inputs): `weights` maps the layer's parameters to `Weight`s (k, …), inputs and
-outputs are (k, …) with what one client alone would see behind. Autograd differentiates it. What has no form of its own
-goes through `torch.vmap`.
+outputs are (k, …) with what one client alone would see behind. Those that are `JOINED` take and give the samples of all
+clients as one batch, (k · b, …), so that their results are no views. Autograd differentiates it. What has no form of
+its own goes through `torch.vmap`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from fedmpi.models.stacked.weights import Weight
 Form = Callable[..., Any]
 LAYERS: dict[type[nn.Module], Form] = {}
 """Kind of layer -> form."""
+JOINED: set[Form] = set()
+"""Forms of one input and one result that take and give (k · b, …); what they give, no gradient of theirs needs."""
 ARRANGED: dict[type[nn.Module], dict[str, tuple[int, ...]]] = {}
 """Kind of layer -> the order in which the axes of its parameters lie in the stack, where it is not their own."""
 
@@ -52,11 +55,12 @@ def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Call
     return decorate
 
 
-def built_in(*kinds: type[nn.Module]) -> Callable[[Form], Form]:
+def built_in(*kinds: type[nn.Module], joined: bool = False) -> Callable[[Form], Form]:
     """A decorator: the form below it is that of these kinds of layers."""
 
     def decorate(form: Form) -> Form:
         LAYERS.update(dict.fromkeys(kinds, form))
+        JOINED.update([form] * joined)
         return form
 
     return decorate
@@ -122,21 +126,41 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(parts))
 
 
-def _each(function: Callable[..., Tensor], weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """One client's samples after another's; of a single one, its own tensor."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def separately(form: Form) -> Form:
+    """A joined form as one that takes and gives (k, b, …)."""
+
+    def separate(layer: nn.Module, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
+        return torch.unflatten(form(layer, weights, x.flatten(0, 1)), 0, (len(x), -1))
+
+    return separate
+
+
+def _each(function: Callable[..., Tensor], weights: Mapping[str, Weight], parts: Sequence[Tensor]) -> list[Tensor]:
     """function(x, weight, bias) of one client after another; of a single one by views, whose gradients need no copy."""
     values = [weights[name].value if name in weights else None for name in ("weight", "bias")]
-    if len(x) == 1:
-        return function(x.squeeze(0), *(None if value is None else value.squeeze(0) for value in values)).unsqueeze(0)
-    weight, bias = ([None] * len(x) if value is None else value.unbind(0) for value in values)
-    return stacked([function(one, w, b) for one, w, b in zip(x.unbind(0), weight, bias, strict=True)])
+    if len(parts) == 1:
+        return [function(parts[0], *(None if value is None else value.squeeze(0) for value in values))]
+    weight, bias = ([None] * len(parts) if value is None else value.unbind(0) for value in values)
+    return [function(one, w, b) for one, w, b in zip(parts, weight, bias, strict=True)]
 
 
-@built_in(nn.GroupNorm)
+@built_in(nn.GroupNorm, joined=True)
 def group_norm(layer: nn.GroupNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    if weights and x[0].numel() > LARGE:
-        return _each(lambda one, w, b: functional.group_norm(one, layer.num_groups, w, b, layer.eps), weights, x)
-    normed = functional.group_norm(x.flatten(0, 1), layer.num_groups, None, None, layer.eps)
-    return _scaled(torch.unflatten(normed, 0, x.shape[:2]), weights, _by_channel(x))
+    def normed(one: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return functional.group_norm(one, layer.num_groups, weight, bias, layer.eps)
+
+    if not weights:
+        return normed(x)
+    clients = len(next(iter(weights.values())).value)
+    if x.numel() > LARGE * clients:
+        return joined(_each(normed, weights, [x] if clients == 1 else x.chunk(clients)))
+    y = torch.unflatten(normed(x), 0, (clients, -1))
+    return _scaled(y, weights, _by_channel(y)).flatten(0, 1)
 
 
 @built_in(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -153,8 +177,8 @@ def _of_last(layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> tuple[int, ...]:
 @built_in(nn.LayerNorm)
 def layer_norm(layer: nn.LayerNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
     if weights and x[0].numel() > LARGE:
-        shape = list(layer.normalized_shape)
-        return _each(lambda one, w, b: functional.layer_norm(one, shape, w, b, layer.eps), weights, x)
+        shape, parts = list(layer.normalized_shape), [x.squeeze(0)] if len(x) == 1 else x.unbind(0)
+        return stacked(_each(lambda one, w, b: functional.layer_norm(one, shape, w, b, layer.eps), weights, parts))
     normed = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
     return _scaled(normed, weights, _of_last(layer, x))
 

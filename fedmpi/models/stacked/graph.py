@@ -6,7 +6,7 @@ differentiates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -160,15 +160,21 @@ class Call:
         Of the nodes among them: an `Along`, CLIENT, SHARED or NUMBER.
     along
         Where the samples lie in the result.
+    joined : bool
+        Whether the function takes and gives (k · b, …).
     """
 
-    def __init__(self, function: Callable[..., Any], node: fx.Node, inputs: dict[fx.Node, Any], along: Any):
-        self.function, self.along = function, along
+    def __init__(
+        self, function: Callable[..., Any], node: fx.Node, inputs: dict[fx.Node, Any], along: Any, joined: bool = False
+    ):
+        self.function, self.along, self.joined = function, along, joined
         self.order, self.kinds = list(inputs), list(inputs.values())
         self.args, self.kwargs = node.args, node.kwargs
         self._direct = not node.kwargs and list(node.args) == self.order
 
     def __call__(self, bound: GraphOp, *values: Any) -> Any:
+        if self.joined:
+            return self._filled(bound, values)
         given = []
         for value, kind in zip(values, self.kinds, strict=True):
             if isinstance(kind, Along):
@@ -176,15 +182,19 @@ class Call:
             elif kind == SHARED and isinstance(value, Tensor):
                 value = value.expand(bound.clients, *value.shape)
             given.append(value)
+        return from_clients(self._filled(bound, given), self.along)
+
+    def _filled(self, bound: GraphOp, given: Sequence[Any]) -> Any:
+        """What the function makes of the nodes' values."""
         if self._direct:
-            return from_clients(self.function(bound, *given), self.along)
+            return self.function(bound, *given)
         found = dict(zip(self.order, given, strict=True))
 
         def filled(entry: Any) -> Any:
             return found[entry] if isinstance(entry, fx.Node) else entry
 
         args, kwargs = map_aggregate(self.args, filled), map_aggregate(self.kwargs, filled)
-        return from_clients(self.function(bound, *args, **kwargs), self.along)
+        return self.function(bound, *args, **kwargs)
 
 
 class Broadcast:

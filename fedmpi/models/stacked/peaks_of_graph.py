@@ -41,7 +41,7 @@ def _to_maximum(traced: Traced, convolution: fx.Node) -> tuple[list[fx.Node], bo
         passed.append(node)
         if isinstance(value, tuple):
             return (passed, cut) if _takes_first(node) else None
-        if _is_relu(traced, node):
+        if is_relu(traced, node):
             cut = True
         elif not _is_maximum(traced, node):
             return None
@@ -62,7 +62,8 @@ def _is(traced: Traced, node: fx.Node, functions: tuple[Any, ...], *layers: type
     return node.target in functions
 
 
-def _is_relu(traced: Traced, node: fx.Node) -> bool:
+def is_relu(traced: Traced, node: fx.Node) -> bool:
+    """Whether a node is ReLU, in any of the ways to call it."""
     return _is(traced, node, RELUS, nn.ReLU)
 
 

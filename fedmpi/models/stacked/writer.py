@@ -13,8 +13,18 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fedmpi.models.stacked.base import NotStackable, Slot
-from fedmpi.models.stacked.forms import ELEMENT_BY_ELEMENT, FUNCTIONS, LAYERS, Form, mapped, mapped_layer
+from fedmpi.models.stacked.forms import (
+    ELEMENT_BY_ELEMENT,
+    FUNCTIONS,
+    JOINED,
+    LAYERS,
+    Form,
+    mapped,
+    mapped_layer,
+    separately,
+)
 from fedmpi.models.stacked.graph import CLIENT, NUMBER, SHARED, Broadcast, Call, GraphLayer, GraphOp
+from fedmpi.models.stacked.overwritten import gives_its_own, overwriting
 from fedmpi.models.stacked.peaks import highest
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.small_attention import attend
@@ -48,6 +58,7 @@ class Writer:
     uses: Counter[int] = field(default_factory=Counter)
     peaks: dict[fx.Node, tuple[list[fx.Node], bool]] = field(default_factory=dict)
     passed: set[fx.Node] = field(default_factory=set)
+    own: set[fx.Node] = field(default_factory=set)
 
     def layer(self, outputs: int, feature_shape: tuple[int, ...], text: bool) -> GraphLayer:
         """The graph as a layer.
@@ -111,6 +122,8 @@ class Writer:
             self._pass(node)
         elif node.op == "get_attr":
             self._get(node)
+        elif self._overwrites(node):
+            pass
         elif node.op == "output":
             self._return(node)
         elif node.op == "call_module" and isinstance(self._part(node), DROPOUTS):
@@ -130,6 +143,17 @@ class Writer:
         shape = tuple(example.shape[1:]) if isinstance(example, Tensor) else None
         last = any(nodes[-1] is node for nodes, _ in self.peaks.values())
         self._note(node, f"{name}.view(-1, *{shape})" if last else name)
+
+    def _overwrites(self, node: fx.Node) -> bool:
+        """Write a node in place of what it reads, where that may be."""
+        found = overwriting(self.traced, node, self.own)
+        if found is None or self._reads_parameters(node):
+            return False
+        function, operands = found
+        self._note(node, f"{self._held(function)}({', '.join(map(self._name, operands))})")
+        if len(operands) > 1:
+            self.own.add(node)
+        return True
 
     def _name(self, node: fx.Node) -> str:
         return "v_" + node.name
@@ -221,6 +245,11 @@ class Writer:
         if node in self.peaks:
             _, cut = self.peaks[node]
             form = lambda part, weights, x: highest(weights, x, cut)  # noqa: E731
+        joined = form in JOINED and all(self._first(one) for one in [node, *node.all_input_nodes])
+        if joined:
+            self.own.add(node)
+        elif form in JOINED:
+            form = separately(form)
         constant = {name: one for name, one in parameters.items() if not one.requires_grad}
 
         def function(bound: GraphOp, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +257,12 @@ class Writer:
             weights |= {name: Weight.constant(one, bound.clients) for name, one in constant.items()}
             return form(part, weights, *args, **kwargs)
 
-        self._call(node, function)
+        self._call(node, function, joined)
+
+    def _first(self, node: fx.Node) -> bool:
+        """Whether the samples are a value's first axis."""
+        along = self.traced.along(node)
+        return isinstance(along, Along) and along.axis == 0
 
     def _last_reader(self, node: fx.Node) -> bool:
         """Whether its result is read and what it reads is not, by others: that may be left as it is, not changed."""
@@ -246,6 +280,8 @@ class Writer:
             plain = OWN.get(node.target, node.target)
             function = f"{self._written(node.args[0])}.{name}" if method else self._held(plain)
             self._plain(node, function, skip=int(method))
+            if gives_its_own(self.traced, node):
+                self.own.add(node)
             return
         if self.kinds.get(node.all_input_nodes[0]) == CLIENT and (in_place(node) or "data" in node.args[1:]):
             raise self.refuse(node, "may change what parameters are made of")
@@ -261,7 +297,7 @@ class Writer:
             target = (lambda x, *rest, **more: getattr(x, name)(*rest, **more)) if isinstance(name, str) else name
             self._call(node, lambda bound, *args, **kwargs: mapped(target, *args, **kwargs))
 
-    def _call(self, node: fx.Node, function: Callable[..., Any]) -> None:
+    def _call(self, node: fx.Node, function: Callable[..., Any], joined: bool = False) -> None:
         along = self.traced.along(node)
         inputs: dict[fx.Node, Any] = {}
         for given in node.all_input_nodes:
@@ -272,7 +308,7 @@ class Writer:
         if _unclear(along):
             raise self.refuse(node, "gives values whose axis of samples is not clear")
         names = [f"o_{one.name}" if kind == NUMBER else self._name(one) for one, kind in inputs.items()]
-        call = self._held(Call(function, node, inputs, along))
+        call = self._held(Call(function, node, inputs, along, joined))
         self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if along is None else None)
 
 
