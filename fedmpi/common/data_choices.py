@@ -22,7 +22,7 @@ def in_memory(where: Any) -> bool:
     """Whether `data.shards` names data in memory: no text, or "package.module:function" and not a folder."""
     if not isinstance(where, str):
         return not isinstance(where, Path)
-    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.-]+", where)) and not Path(where).exists()
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[\w.<>-]+(\(\.\.\.\))?", where)) and not Path(where).exists()
 
 
 def makes_data(where: Any) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.frames import innermost
+from fedmpi.common.made_with import OBJECT, noting
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
 
 MARKS = "__fedmpi__"
@@ -373,6 +374,8 @@ def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chos
     def mark(chosen: Chosen) -> Chosen:
         if not callable(chosen):
             raise UserError(f"a {kind} is a function or a class, not {chosen!r}")
+        if inspect.isclass(chosen):
+            noting(chosen)
         setattr(chosen, MARKS, {"kind": kind, "name": name, **marks})
         if name is not None:
             _BUILT_IN[kind][name] = chosen
@@ -396,6 +399,11 @@ def load(path: str, key: str) -> Any:
         When the module cannot be imported or has no such object.
     """
     module_name, _, name = path.partition(":")
+    if name.endswith(OBJECT):
+        raise UserError(
+            f"{key} = {path!r} stands for an object that Python code gave, with values that no file holds: give it "
+            f"again in Python, or choose {path.removesuffix(OBJECT)!r} with its options as keys"
+        )
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     if not re.fullmatch(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*", module_name) or module_name.endswith(".py"):

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from fedmpi.common.made_with import OBJECT, holds_values
 from fedmpi.common.registry import built_in_name, object_name
 
 
@@ -128,13 +130,18 @@ Choices = Annotated[tuple[Choice, ...], BeforeValidator(_listed), AfterValidator
 
 
 def written(value: Any) -> Any:
-    """A value of the configuration as a file can hold it: an object is written as its name."""
+    """A value of the configuration as a file can hold it: an object is written as its name.
+
+    The name of one that holds values of its own ends with (...), and nothing is found by it.
+    """
     if value is None or isinstance(value, (str, bool, int, float, dict)):
         return value
     if isinstance(value, (list, tuple)):
         return [written(inner) for inner in value]
-    name: str = getattr(value, "config_name", None) or object_name(value)
-    return name
+    if isinstance(value, np.generic):
+        return written(value.item())
+    name: str | None = getattr(value, "config_name", None)
+    return name or object_name(value) + (OBJECT if holds_values(value) else "")
 
 
 class Table(BaseModel):

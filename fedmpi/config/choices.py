@@ -74,7 +74,7 @@ def options_of_part(config: ConfigTables, part: Part) -> dict[str, Any]:
     given = {name: value for name, value in declared.items() if value is not None}
     given |= {name: extra[name] for name in extra if part.option(name) is not None}
     if part.takes_any:
-        others = [p for p in _chosen_in(config, KINDS[part.kind].table) if (p.kind, p.name) != (part.kind, part.name)]
+        others = [p for p in chosen_in(config, KINDS[part.kind].table) if (p.kind, p.name) != (part.kind, part.name)]
         given |= {name: value for name, value in extra.items() if not any(p.option(name) for p in others)}
     return given
 
@@ -94,7 +94,7 @@ def check_options(config: ConfigTables) -> None:
     for name, table in config:
         if not isinstance(table, BaseModel) or not open_kinds(name):
             continue
-        selected = _chosen_in(config, name)
+        selected = chosen_in(config, name)
         for key in table.model_extra or {}:
             if not _known(key, selected):
                 raise UserError(_refusal(name, key, "the configuration", selected, type(table)))
@@ -110,13 +110,13 @@ def option_values(config: ConfigTables) -> Values:
     """
     values: Values = {}
     for name, table in config:
-        for part in _chosen_in(config, name) if isinstance(table, BaseModel) else []:
+        for part in chosen_in(config, name) if isinstance(table, BaseModel) else []:
             given = part.checked(options_of_part(config, part))
             unset = {} if part.kind == SOURCE and not part.foreign else {o.name: o.default for o in part.options}
             found = unset | given
             for key, value in found.items():
                 own = part.foreign and key not in table.model_fields_set
-                if (own or key not in type(table).model_fields) and _storable(value):
+                if (own or key not in type(table).model_fields) and storable(value):
                     values[f"{name}.{key}"] = value
     return values
 
@@ -124,7 +124,7 @@ def option_values(config: ConfigTables) -> Values:
 def defaults_of_parts(config: ConfigTables) -> Values:
     """{"table.key": default} of the chosen parts' options, as a file holds them."""
     tables = [(name, table) for name, table in config if isinstance(table, BaseModel)]
-    options = [(name, option) for name, _ in tables for part in _chosen_in(config, name) for option in part.options]
+    options = [(name, option) for name, _ in tables for part in chosen_in(config, name) for option in part.options]
     return {
         f"{name}.{option.name}": written(option.default) for name, option in options if option.default is not REQUIRED
     }
@@ -197,7 +197,7 @@ def means_something(config: ConfigTables, table: str, key: str) -> bool:
     """Whether a declared key is common to all choices of its table, or an option of one of the chosen parts."""
     if not owners(table, key):
         return True
-    return any(part.takes_any or _has(part, key) for part in _chosen_in(config, table))
+    return any(part.takes_any or _has(part, key) for part in chosen_in(config, table))
 
 
 def condition(table: str, key: str) -> str:
@@ -218,7 +218,8 @@ def _known(key: str, selected: list[Part]) -> bool:
     return any(part.takes_any or part.option(key) is not None for part in selected)
 
 
-def _chosen_in(config: ConfigTables, table: str) -> list[Part]:
+def chosen_in(config: ConfigTables, table: str) -> list[Part]:
+    """The parts that the keys of a table choose, those left out whose options are checked later."""
     return [part for kind in open_kinds(table) for part in all_chosen(config, kind.name)]
 
 
@@ -252,7 +253,8 @@ def _listed(part: Part) -> str:
     return f"the options {', '.join(names)}" if names else "no options"
 
 
-def _storable(value: Any) -> bool:
+def storable(value: Any) -> bool:
+    """Whether a file can hold an option's value as it is."""
     if isinstance(value, tuple | list):
-        return all(map(_storable, value))
+        return all(map(storable, value))
     return isinstance(value, str | int | float | bool)

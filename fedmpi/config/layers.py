@@ -15,6 +15,7 @@ from fedmpi.common.files import read_plain
 from fedmpi.config.base import written
 from fedmpi.config.choices import without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
+from fedmpi.config.objects import taken_apart
 from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
 
@@ -149,9 +150,9 @@ def drop_alternatives(older: Values, newer: Values) -> None:
 
 def filled(values: Mapping[str, Any]) -> Values:
     """Nested tables over those of the preset that they name, if they name one."""
+    own = taken_apart(flatten({key: _plain(value) for key, value in values.items()}, "Config"), tables_by_name())
     if values.get("preset") is None:
-        return dict(values)
-    own = flatten({key: _plain(value) for key, value in values.items()}, "Config")
+        return nested(own, "Config")
     table = preset_values(str(values["preset"]), own)
     drop_alternatives(table, own)
     together = without_foreign_options({**table, **own}, table, dict.fromkeys(own, "Config"), tables_by_name())

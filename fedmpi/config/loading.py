@@ -24,6 +24,7 @@ from fedmpi.config.layers import (
     read_toml,
     refuse_values_of_digits,
 )
+from fedmpi.config.objects import taken_apart
 from fedmpi.config.relevance import why_meaningless
 from fedmpi.config.tables import ConfigTables
 from fedmpi.config.writing import chosen_table
@@ -139,7 +140,7 @@ def build_config(layers: Sequence[tuple[str, Values]], base: Values | None = Non
     origins: dict[str, str] = {}
     user: Values = {}
     for origin, table in layers:
-        flat = flatten(table, origin)
+        flat = taken_apart(flatten(table, origin), tables_by_name())
         drop_alternatives(user, flat)
         put_over(user, flat)
         origins.update(dict.fromkeys(flat, origin))

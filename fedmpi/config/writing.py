@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from fedmpi.config.base import written
 from fedmpi.config.choices import defaults_of_parts, option_values
 from fedmpi.config.layers import dotted
+from fedmpi.config.objects import told_by_class
 from fedmpi.config.relevance import why_meaningless
 from fedmpi.config.tables import ConfigTables
 
@@ -22,6 +23,9 @@ DATA = "data.shards"
 def config_table(config: ConfigTables) -> Values:
     """The complete configuration as a file holds it: every key that means something under the chosen values."""
     table = chosen_table(config)
+    for key, value in told_by_class(config).items():
+        name, _, inner = key.partition(".")
+        table[name][inner] = value
     return {
         name: {key: written(inner) for key, inner in value.items()} if isinstance(value, dict) else written(value)
         for name, value in table.items()

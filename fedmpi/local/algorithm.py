@@ -17,6 +17,7 @@ import numpy as np
 
 from fedmpi.common.calling import is_complex
 from fedmpi.common.later import Later
+from fedmpi.common.made_with import noting
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +118,10 @@ class LocalAlgorithm:
     proximal_mu: float = 0.0
     objective: Callable[..., Tensor] | None = None
     counts_once: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        noting(cls)
 
     def refuses(self, config: Config) -> str | None:
         """Why the algorithm means nothing with the rest of this configuration, and what to do; None where it does."""

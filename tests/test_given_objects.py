@@ -1,0 +1,300 @@
+"""Objects given from Python: the run's folder says what they were made with, or that it cannot."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import tomllib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fedmpi
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
+from fedmpi.common.made_with import holds_values, made_with
+from fedmpi.common.registry import resolve
+
+FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
+
+
+@client_sampler
+class FirstOnes:
+    """The same few clients, kept under another name than the option's."""
+
+    def __init__(self, *, most: int = 3):
+        self.indices = np.arange(most)
+        self.drawn = 0
+
+    def draw(self, view: Any) -> Cohort:
+        self.drawn += 1
+        return Cohort(self.indices)
+
+
+class Damped(LocalAlgorithm):
+    """Gradients of the client's last drift are added."""
+
+    client_state = ("drift",)
+
+    def __init__(self, *, share: float = 0.1):
+        self.share = share
+
+    def correction(self, client: Any, server: Any) -> torch.Tensor:
+        return self.share * client.drift
+
+    def finish(self, client: Any, server: Any, work: Any) -> None:
+        client.drift = work.delta
+
+
+class Scaled:
+    """Cross-entropy, many times."""
+
+    def __init__(self, *, factor: float = 1.0):
+        self.factor = factor
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, targets, reduction="none") * self.factor
+
+
+class ScaledByPlace(Scaled):
+    def __init__(self, factor: float = 1.0):
+        super().__init__(factor=factor)
+
+
+class CountsOnce:
+    """How many samples there were; what it was asked is seen by those who gave it."""
+
+    def __init__(self, *, weight: float = 1.0):
+        self.weight = weight
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {f"seen_{self.weight:g}": torch.tensor(len(targets) * self.weight)}
+
+
+class AlsoCounts(CountsOnce):
+    pass
+
+
+@weights(per_sample=False, normalised=True)
+def powers(cohort: Cohort, sizes: Any, *, exponent: Any = 0.5) -> Any:
+    return sizes[cohort.clients].astype(float) ** np.asarray(exponent)
+
+
+def net(description: Any, width: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, description.classes))
+
+
+def scaled_within(factor: float) -> Callable[..., torch.Tensor]:
+    def scaled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, targets, reduction="none") * factor
+
+    return scaled
+
+
+HERE = __name__
+
+
+def values(run: fedmpi.Run) -> bytes:
+    return b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
+
+
+def told(run: fedmpi.Run, key: str) -> Any:
+    table, _, name = key.partition(".")
+    assert run.folder is not None
+    return tomllib.loads((run.folder / "config.toml").read_text())[table].get(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "name", "option"),
+    [
+        ("participation.clients", FirstOnes(most=5), "FirstOnes", {"most": 5}),
+        ("participation.clients", partial(FirstOnes, most=5), "FirstOnes", {"most": 5}),
+        ("local.algorithm", Damped(share=0.5), "Damped", {"share": 0.5}),
+        ("local.algorithm", partial(Damped, share=0.5), "Damped", {"share": 0.5}),
+        ("task.loss", Scaled(factor=3), "Scaled", {"factor": 3}),
+        ("aggregation.weights", partial(powers, exponent=2.0), "powers", {"exponent": 2.0}),
+        ("model.name", partial(net, width=5), "net", {"width": 5}),
+    ],
+    ids=["sampler", "bound sampler", "algorithm", "bound algorithm", "loss", "weights", "model"],
+)
+def test_a_runs_own_configuration_repeats_what_an_object_did(
+    key: str, given: Any, name: str, option: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = fedmpi.run("fedavg", {**FEW, key: given}, out=tmp_path / "run")
+    assert told(run, key) == f"{HERE}:{name}"
+    assert {inner: told(run, f"{key.partition('.')[0]}.{inner}") for inner in option} == option
+    again = fedmpi.run(tmp_path / "run" / "config.toml")
+    plain = fedmpi.run("fedavg", {**FEW, key: f"{HERE}:{name}"})
+    assert values(again) == values(run) != values(plain)
+    assert "repeat this run" not in caplog.text
+    more = fedmpi.run("fedavg", {**FEW, "rounds": 3, key: given}, out=tmp_path / "run", resume=True)
+    assert len(more.records) == 3
+
+
+def test_what_has_methods_is_made_anew_for_every_run() -> None:
+    mine = FirstOnes(most=5)
+    config = fedmpi.Config(preset="fedavg", rounds=1, participation={"clients": mine})
+    assert config.participation.clients is FirstOnes and config.participation.model_extra == {"most": 5}
+    fedmpi.run(config)
+    assert mine.drawn == 0
+
+
+def test_what_can_be_called_is_used_itself(tmp_path: Path) -> None:
+    asked = []
+
+    class Spy(Scaled):
+        def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            asked.append(self)
+            return super().__call__(outputs, targets)
+
+    mine = Spy(factor=2.0)
+    run = fedmpi.run("fedavg", {**FEW, "task.loss": mine}, out=tmp_path)
+    assert asked and all(one is mine for one in asked)
+    assert told(run, "task.factor") == 2.0
+
+
+def test_a_key_beside_an_object_is_stronger_than_what_the_object_holds() -> None:
+    config = fedmpi.Config(participation={"clients": FirstOnes(most=5), "most": 2, "count": 2})
+    assert config.participation.model_extra == {"most": 2}
+    later = fedmpi.Config(preset="fedavg", participation={"clients": partial(FirstOnes, most=5)})
+    assert fedmpi.run(later, {"rounds": 1, "participation.most": 2}).records[0]["participants"] == 2
+
+
+def changed() -> Scaled:
+    made = Scaled(factor=2.0)
+    made.extra = 1  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "name"),
+    [
+        ("task.loss", changed(), "Scaled(...)"),
+        ("task.loss", ScaledByPlace(2.0), "ScaledByPlace(...)"),
+        ("task.loss", partial(Scaled(factor=2.0)), "Scaled(...)"),
+        ("task.loss", Scaled(factor=2.0).__call__, "Scaled.__call__(...)"),
+        ("task.loss", scaled_within(2.0), "scaled_within.<locals>.scaled(...)"),
+        ("aggregation.weights", partial(powers, exponent=np.array(2.0)), "powers(...)"),
+    ],
+    ids=["changed", "by place", "bound", "method", "within", "array"],
+)
+def test_what_no_file_holds_is_told_and_no_folder_repeats_it_as_something_else(
+    key: str, given: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        run = fedmpi.run("fedavg", {**FEW, key: given}, out=tmp_path / "run")
+    sentence = f"{key} was given as an object with values of its own"
+    assert caplog.text.count(sentence) == 1 and sentence in (tmp_path / "run" / "run.log").read_text()
+    assert told(run, key) == f"{HERE}:{name}"
+    with pytest.raises(fedmpi.UserError, match=rf"{key} = .*\(\.\.\.\)' stands for an object that Python code gave"):
+        fedmpi.run(tmp_path / "run" / "config.toml")
+    assert len(fedmpi.run("fedavg", {**FEW, "rounds": 3, key: given}, out=tmp_path / "run", resume=True).records) == 3
+    assert len(fedmpi.load_run(tmp_path / "run").records) == 3
+
+
+def test_without_a_folder_there_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    fedmpi.run("fedavg", {**FEW, "task.loss": scaled_within(2.0)})
+    assert "values of its own" not in caplog.text
+
+
+def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tmp_path: Path) -> None:
+    def made_within(seed: int) -> Callable[[], fedmpi.ClientArrays]:
+        def blobs() -> fedmpi.ClientArrays:
+            x = np.random.default_rng(seed).standard_normal((40, 64)).astype(np.float32)
+            return fedmpi.ClientArrays(x, np.arange(40) % 2, np.arange(40) % 4, test=(x, np.arange(40) % 2))
+
+        return blobs
+
+    fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data=made_within(3), out=tmp_path)
+    with pytest.raises(fedmpi.UserError, match="data.shards = .*stands for an object that Python code gave"):
+        fedmpi.run(tmp_path / "config.toml")
+
+
+def test_an_object_whose_class_makes_another_is_refused_where_it_must_be_made() -> None:
+    mine = FirstOnes(most=5)
+    mine.indices = np.arange(2)
+    with pytest.raises(fedmpi.UserError, match=r"participation.clients = an object of .*:FirstOnes: .*give the class"):
+        fedmpi.Config(participation={"clients": mine})
+
+
+def test_options_that_a_file_cannot_hold_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = {"aggregation.weights": powers, "aggregation.exponent": np.array(2.0)}
+    run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "array")
+    assert "aggregation.exponent is 'numpy:ndarray(...)' in config.toml" in caplog.text
+    caplog.clear()
+    own["aggregation.exponent"] = np.int64(2)
+    run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "number")
+    assert told(run, "aggregation.exponent") == 2 and "repeat this run" not in caplog.text
+
+
+def test_of_several_objects_each_has_its_options_unless_another_would_hear_of_them(tmp_path: Path) -> None:
+    one, other = CountsOnce(weight=2.0), CountsOnce(weight=3.0)
+    run = fedmpi.run("fedavg", {**FEW, "task.metrics": [one, "top-k"]}, out=tmp_path / "one")
+    assert told(run, "task.metrics") == [f"{HERE}:CountsOnce", "top-k"] and told(run, "task.weight") == 2.0
+    two = fedmpi.run("fedavg", {**FEW, "task.metrics": [one, other]}, out=tmp_path / "two")
+    assert {"test_seen_2", "test_seen_3"} <= two.records[-1].keys()
+    assert told(two, "task.metrics") == [f"{HERE}:CountsOnce(...)"] * 2 and told(two, "task.weight") is None
+    both = fedmpi.run("fedavg", {**FEW, "task.metrics": [one, AlsoCounts(weight=3.0)]}, out=tmp_path / "both")
+    assert told(both, "task.metrics") == [f"{HERE}:CountsOnce(...)", f"{HERE}:AlsoCounts(...)"]
+
+
+def test_what_an_object_was_made_with_is_read_back_only_where_its_class_makes_it_again() -> None:
+    assert made_with(Scaled(factor=2.0), ["factor"]) == {"factor": 2.0}
+    assert made_with(FirstOnes(most=5), ["most"]) == {"most": 5}
+    assert made_with(FirstOnes(), ["most"]) == {}
+    assert made_with(ScaledByPlace(2.0), []) is None
+
+    @client_sampler
+    class Holds:
+        def __init__(self, *, rate: float = 1.0):
+            self.table = {"rate": [rate, (rate, torch.full((2,), rate))], "inner": Scaled(factor=rate)}
+
+        def draw(self, view: Any) -> Cohort:
+            return Cohort([0])
+
+    assert made_with(Holds(rate=2.0), ["rate"]) == {"rate": 2.0}
+    for place, value in (("rate", [2.0, (2.0, torch.full((2,), 1.0))]), ("inner", Scaled(factor=1.0)), ("more", 1)):
+        made = Holds(rate=2.0)
+        made.table[place] = value
+        assert made_with(made, ["rate"]) is None
+    made = Holds(rate=2.0)
+    made.table["rate"] = [2.0, (2.0, torch.full((2, 1), 2.0))]
+    assert made_with(made, ["rate"]) is None, "of another shape"
+
+
+def test_marked_classes_look_as_their_authors_wrote_them() -> None:
+    part = resolve("client sampler", FirstOnes)
+    assert [(option.name, option.type, option.default) for option in part.options] == [("most", "int", 3)]
+
+    class More(FirstOnes):
+        def __init__(self, *, most: int = 3, also: int = 0):
+            super().__init__(most=most)
+
+    assert made_with(More(most=5), ["most", "also"]) is None, "nothing marks it, and no attribute tells"
+    assert made_with(client_sampler(More)(also=1), ["most", "also"]) == {"also": 1}
+
+
+def test_names_bring_back_functions_and_classes_and_nothing_else() -> None:
+    assert not any(map(holds_values, (net, Scaled, torch.optim.AdamW, torch.relu, cross_entropy, np.add, len)))
+    assert not holds_values(lambda outputs, targets: outputs), "holds nothing, though no name finds it"
+    assert not holds_values(kept_by_its_name)
+    assert all(map(holds_values, (Scaled(), partial(net, width=2), scaled_within(1.0), Scaled().__call__)))
+
+
+def around(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        return function(*args)
+
+    return called
+
+
+@around
+def kept_by_its_name(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs
