@@ -22,7 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder, names_a_file, write_whole
 from fedmpi.common.terminal import console, paragraph
 from fedmpi.config import Config, config_toml, key_descriptions, load_config, presets
-from fedmpi.config.layers import assignments, words_about_digits
+from fedmpi.config.layers import assignments, remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.process.signals import STOPPED_AFTER_SAVING, Interrupt
 
@@ -347,7 +347,7 @@ def show(
                 print(paragraph(description, "    "))
         return
     loaded = _load(config, settings)
-    if told := words_about_digits(flat_table(loaded)):
+    for told in remarks(flat_table(loaded)):
         print(f"# {told}")
     print(config_toml(loaded), end="")
 

@@ -13,7 +13,7 @@ from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import KINDS, parts
 from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
 from fedmpi.config.choices import options
-from fedmpi.config.layers import words_about_digits
+from fedmpi.config.layers import remarks, words_about_digits
 from fedmpi.config.loading import given_config
 from fedmpi.config.writing import differences, flat_table
 
@@ -120,7 +120,32 @@ def test_a_part_of_ones_own_keeps_its_defaults_where_it_replaces_that_of_a_prese
         assert from_settings(f"preset={preset}", own, "aggregation.lr=0.5").aggregation.lr == 0.5
     chosen = fedmpi.Config(preset="fedadam", aggregation={"optimizer": slow_server, "lr": 0.25})
     assert given_config(chosen, {"aggregation.optimizer": slow_server, "rounds": 2}).aggregation.lr == 0.25
-    assert from_settings("preset=fedadam", "aggregation.optimizer=yogi").aggregation.lr == 0.01
+
+
+@pytest.mark.parametrize("other", ["sgd", "momentum", "yogi"])
+def test_another_part_in_the_place_of_a_presets_has_its_own_defaults(other: str):
+    config = from_settings("preset=fedadam", f"aggregation.optimizer={other}")
+    assert config.aggregation.lr == 1.0
+    assert given_config("fedadam", {"aggregation.optimizer": other}) == config
+    assert fedmpi.Config(preset="fedadam", aggregation={"optimizer": other}).aggregation.lr == 1.0
+    assert given_config(fedmpi.Config(preset="fedadam"), {"aggregation.optimizer": other}).aggregation.lr == 1.0
+    told = ["preset fedadam with other parts: aggregation.lr = 1.0 (0.01 was for adam)"]
+    assert remarks(flat_table(config)) == told
+    chosen = from_settings("preset=fedadam", f"aggregation.optimizer={other}", "aggregation.lr=0.01")
+    assert chosen.aggregation.lr == 0.01 and remarks(flat_table(chosen)) == []
+    assert from_settings("preset=fedadam", "aggregation.optimizer=adam").aggregation.lr == 0.01, "the same part"
+
+
+def test_an_option_goes_with_the_part_that_has_it_and_the_rest_of_a_preset_stays():
+    config = from_settings("preset=fedstas", "aggregation.weights=literal", "participation.clients=uniform")
+    assert config.aggregation.population == "samples"
+    assert config.aggregation.lr == from_settings("preset=fedstas").aggregation.lr
+
+
+def test_presets_themselves_have_nothing_to_remark_but_the_digits():
+    for preset in fedmpi.presets():
+        table = flat_table(from_settings(f"preset={preset.name}", "data.shards=shards/mine"))
+        assert remarks(table) == []
 
 
 def test_the_defaults_of_a_part_of_ones_own_are_written_where_python_made_the_configuration():

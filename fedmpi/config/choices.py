@@ -135,7 +135,7 @@ def without_foreign_options(
 ) -> Values:
     """The values without options of a preset's part that another choice has replaced.
 
-    A part of one's own keeps its own defaults, also of options that the preset sets for the part in whose place it is.
+    A part that was chosen in the place of the preset's keeps its own defaults, also of options of the same name.
 
     Parameters
     ----------
@@ -172,12 +172,12 @@ def without_foreign_options(
 def _options_of_the_replaced(
     values: Values, older: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
 ) -> set[str]:
-    """Keys that the preset alone sets, for a built-in part in whose place the user has put one with a like option."""
+    """Keys that the preset alone sets, for a part in whose place the user has put one with an option of that name."""
     found: set[str] = set()
     for name in {dotted.partition(".")[0] for dotted in older if "." in dotted}:
         before, now = (list(_chosen_of(given, name, tables[name])) for given in (older, values))
         replaced = {(part.kind, part.name) for part in before}
-        for part in (part for part in now if part.foreign and (part.kind, part.name) not in replaced):
+        for part in (part for part in now if (part.kind, part.name) not in replaced):
             others = [other for other in now if other is not part]
             found |= {
                 f"{name}.{option.name}"

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from fedmpi.common.data_choices import DIGITS, is_digits
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
+from fedmpi.common.registry import KINDS, resolve
 from fedmpi.config.base import written
-from fedmpi.config.choices import without_foreign_options
+from fedmpi.config.choices import owners, without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
 from fedmpi.config.objects import taken_apart
 from fedmpi.config.presets import preset_named
@@ -190,6 +191,32 @@ def words_about_digits(table: Values) -> str:
     found = values_for_digits(table)
     told = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
     return f"preset {table['preset']} on the embedded digits: {told}" if found else ""
+
+
+def words_about_replaced(table: Values) -> str:
+    """Which options of the preset's parts other parts have with their own values, as half a sentence; "" without any.
+
+    Parameters
+    ----------
+    table : dict
+        {"part.key": value} of a complete configuration.
+    """
+    if table.get("preset") is None:
+        return ""
+    own, told = preset_values(table["preset"], table), []
+    for key, value in own.items():
+        name, _, option = key.partition(".")
+        for kind in {part.kind for part in owners(name, option)} if table.get(key, value) != value else ():
+            chooser = KINDS[kind].key
+            before = own.get(chooser, tables_by_name()[name].model_fields[chooser.partition(".")[2]].default)
+            if before != table.get(chooser) and resolve(kind, before).option(option) is not None:
+                told.append(f"{key} = {table[key]} ({value} was for {before})")
+    return f"preset {table['preset']} with other parts: {', '.join(told)}" if told else ""
+
+
+def remarks(table: Values) -> list[str]:
+    """What a user may not expect of a preset under the other choices of a complete configuration."""
+    return [told for told in (words_about_digits(table), words_about_replaced(table)) if told]
 
 
 def refuse_values_of_digits(base: Values, user: Values) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 import fedmpi
 from fedmpi.common.plan import Plan
 from fedmpi.config.base import written
-from fedmpi.config.layers import words_about_digits
+from fedmpi.config.layers import remarks
 from fedmpi.config.writing import flat_table
 from fedmpi.local.diagnostics import client_drift, gradient_diversity, local_gain
 from fedmpi.records.history import Record
@@ -98,7 +98,7 @@ def announce(experiment: Experiment) -> None:
         experiment.model.size,
     )
     log.info("placement: %s", experiment.trainer.layout.description)
-    if told := words_about_digits(flat_table(experiment.config)):
+    for told in remarks(flat_table(experiment.config)):
         log.info("%s", told)
     log.info("engine: %s", experiment.trainer.engine.description)
     if experiment.trainer.hooks is not None:
@@ -112,8 +112,7 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
     what += [f"{len(sizes):,} clients, {int(sizes.sum()):,} samples of {written(config.data.shards)}"]
     what += [f"{written(config.model.name)} of {experiment.model.size:,} values", f"{config.rounds:,} rounds"]
     what += [f"into {folder}"] if folder is not None else []
-    told = words_about_digits(flat_table(config))
-    return ["; ".join(what), *([told] if told else [])]
+    return ["; ".join(what), *remarks(flat_table(config))]
 
 
 def summary_facts(experiment: Experiment) -> Record:
