@@ -20,6 +20,7 @@ import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.made_with import holds_values, made_with
 from fedmpi.common.registry import resolve
+from fedmpi.config.objects import untold
 
 FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
 
@@ -65,6 +66,31 @@ class Scaled:
 class ScaledByPlace(Scaled):
     def __init__(self, factor: float = 1.0):
         super().__init__(factor=factor)
+
+
+class ScaledTwice(Scaled):
+    """With an option of its calls, too."""
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, *, times: int = 2) -> torch.Tensor:
+        return times * super().__call__(outputs, targets)
+
+
+@client_sampler
+class ByPlace(FirstOnes):
+    def __init__(self, most: int = 3):
+        super().__init__(most=most)
+
+
+@client_sampler
+class Counted(FirstOnes):
+    """Its option has the name of a key that all samplers have."""
+
+    def __init__(self, *, count: int = 3):
+        super().__init__(most=count)
+
+
+def slow(parameters: Any, *, lr: float, momentum: float = 0.0) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=lr / 2, momentum=momentum)
 
 
 class CountsOnce:
@@ -120,8 +146,9 @@ def told(run: fedmpi.Run, key: str) -> Any:
         ("task.loss", Scaled(factor=3), "Scaled", {"factor": 3}),
         ("aggregation.weights", partial(powers, exponent=2.0), "powers", {"exponent": 2.0}),
         ("model.name", partial(net, width=5), "net", {"width": 5}),
+        ("local.optimizer", partial(slow, momentum=0.5), "slow", {"momentum": 0.5}),
     ],
-    ids=["sampler", "bound sampler", "algorithm", "bound algorithm", "loss", "weights", "model"],
+    ids=["sampler", "bound sampler", "algorithm", "bound algorithm", "loss", "weights", "model", "optimizer"],
 )
 def test_a_runs_own_configuration_repeats_what_an_object_did(
     key: str, given: Any, name: str, option: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -178,11 +205,13 @@ def changed() -> Scaled:
         ("task.loss", changed(), "Scaled(...)"),
         ("task.loss", ScaledByPlace(2.0), "ScaledByPlace(...)"),
         ("task.loss", partial(Scaled(factor=2.0)), "Scaled(...)"),
+        ("task.loss", ScaledTwice(factor=2.0), "ScaledTwice(...)"),
+        ("local.optimizer", partial(slow, lr=0.5), "slow(...)"),
         ("task.loss", Scaled(factor=2.0).__call__, "Scaled.__call__(...)"),
         ("task.loss", scaled_within(2.0), "scaled_within.<locals>.scaled(...)"),
         ("aggregation.weights", partial(powers, exponent=np.array(2.0)), "powers(...)"),
     ],
-    ids=["changed", "by place", "bound", "method", "within", "array"],
+    ids=["changed", "by place", "bound", "own option", "rate", "method", "within", "array"],
 )
 def test_what_no_file_holds_is_told_and_no_folder_repeats_it_as_something_else(
     key: str, given: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -203,6 +232,17 @@ def test_without_a_folder_there_is_nothing_to_warn_of(caplog: pytest.LogCaptureF
     assert "values of its own" not in caplog.text
 
 
+def test_data_in_memory_have_a_name_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    data = fedmpi.ClientArrays(x, np.arange(40) % 2, np.arange(40) % 4, test=(x, np.arange(40) % 2))
+    run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data=data, out=tmp_path)
+    assert told(run, "data.shards").startswith("ClientArrays:") and "values of its own" not in caplog.text
+
+
+def test_a_text_that_looks_like_such_a_name_is_none() -> None:
+    assert untold(fedmpi.Config(preset="fedavg", model={"name": net, "width": "(...)"})) == []
+
+
 def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tmp_path: Path) -> None:
     def made_within(seed: int) -> Callable[[], fedmpi.ClientArrays]:
         def blobs() -> fedmpi.ClientArrays:
@@ -216,11 +256,12 @@ def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tm
         fedmpi.run(tmp_path / "config.toml")
 
 
-def test_an_object_whose_class_makes_another_is_refused_where_it_must_be_made() -> None:
-    mine = FirstOnes(most=5)
-    mine.indices = np.arange(2)
-    with pytest.raises(fedmpi.UserError, match=r"participation.clients = an object of .*:FirstOnes: .*give the class"):
-        fedmpi.Config(participation={"clients": mine})
+@pytest.mark.parametrize("mine", [FirstOnes(most=5), ByPlace(most=5), partial(ByPlace, 5), Counted(count=5)])
+def test_an_object_of_which_no_keys_can_make_one_like_it_is_refused_where_it_must_be_made(mine: Any) -> None:
+    if type(mine) is FirstOnes:
+        mine.indices = np.arange(2)
+    with pytest.raises(fedmpi.UserError, match=r"participation.clients = an object of .*: what .*give the class"):
+        fedmpi.Config(participation={"clients": mine, "count": 4})
 
 
 def test_options_that_a_file_cannot_hold_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,6 +291,12 @@ def test_what_an_object_was_made_with_is_read_back_only_where_its_class_makes_it
     assert made_with(FirstOnes(), ["most"]) == {}
     assert made_with(ScaledByPlace(2.0), []) is None
 
+    class NeedsOne(Scaled):
+        def __init__(self, factor: float):
+            super().__init__(factor=factor)
+
+    assert made_with(NeedsOne(2.0), []) is None
+
     @client_sampler
     class Holds:
         def __init__(self, *, rate: float = 1.0):
@@ -259,7 +306,15 @@ def test_what_an_object_was_made_with_is_read_back_only_where_its_class_makes_it
             return Cohort([0])
 
     assert made_with(Holds(rate=2.0), ["rate"]) == {"rate": 2.0}
-    for place, value in (("rate", [2.0, (2.0, torch.full((2,), 1.0))]), ("inner", Scaled(factor=1.0)), ("more", 1)):
+    same = (2.0, torch.full((2,), 2.0))
+    others: list[tuple[str, Any]] = [
+        ("rate", (2.0, same)),
+        ("rate", [2.0, same, 3.0]),
+        ("rate", [2.0, (2.0, same[1] - 1)]),
+        ("inner", Scaled(factor=1.0)),
+        ("more", 1),
+    ]
+    for place, value in others:
         made = Holds(rate=2.0)
         made.table[place] = value
         assert made_with(made, ["rate"]) is None

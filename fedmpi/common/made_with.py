@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
@@ -28,7 +27,7 @@ def noting(made: Made) -> Made:
     @wraps(plain)
     def constructed(self: Any, *args: Any, **options: Any) -> None:
         plain(self, *args, **options)
-        if type(self) is made and not args and hasattr(self, "__dict__"):
+        if type(self) is made and hasattr(self, "__dict__"):
             vars(self)[NOTED] = options
 
     made.__init__ = constructed  # type: ignore[misc]
@@ -52,8 +51,6 @@ def made_with(made: Any, names: list[str]) -> dict[str, Any] | None:
     options = own.get(NOTED)
     if options is None:
         options = {name: own[name] for name in names if name in own}
-    if not options.keys() <= set(names):
-        return None
     try:
         again = type(made)(**options)
     except Exception:
@@ -63,10 +60,8 @@ def made_with(made: Any, names: list[str]) -> dict[str, Any] | None:
 
 def holds_values(chosen: Any) -> bool:
     """Whether a choice holds values that its name does not bring back: an object, a partial, a function within one."""
-    if isinstance(chosen, partial):
-        return bool(chosen.args or chosen.keywords) or holds_values(chosen.func)
-    if isinstance(chosen, MethodType):
-        return not inspect.isclass(chosen.__self__)
+    if isinstance(chosen, partial | MethodType):
+        return True
     name = getattr(chosen, "__qualname__", None)
     if name is None or not hasattr(chosen, "__module__"):
         return True

@@ -55,7 +55,7 @@ def taken_apart(given: Values, tables: Mapping[str, type[BaseModel]]) -> Values:
         if apart is not None:
             found[kind.key] = apart[0]
             found |= {key: value for key, value in apart[1].items() if key not in given}
-        elif not callable(choice):
+        elif of_class or not callable(choice):
             raise UserError(
                 f"{kind.key} = an object of {object_name(choice)}: what it was made with cannot be read back and set "
                 f"as options: give the class, and its options as keys, {kind.table}.OPTION = VALUE"
@@ -136,10 +136,8 @@ def _apart(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values
     options: dict[str, Any] | None = {}
     if isinstance(choice, partial):
         made, options = choice.func, None if choice.args else dict(choice.keywords)
-        if holds_values(made):
-            return None
     else:
-        if kind.name in CALLED_THEMSELVES or inspect.isroutine(choice) or options_of(choice)[0]:
+        if inspect.isroutine(choice) or options_of(choice)[0]:
             return None
         made = type(choice)
         options = made_with(choice, [option.name for option in options_of(made)[0]])
@@ -153,10 +151,10 @@ def _apart(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values
 
 
 def _heard_elsewhere(config: ConfigTables, kind: Kind, choice: Any, options: Values) -> bool:
-    """Whether another part, chosen in the same table, is of the same class, or has one of the options too."""
+    """Whether another part, chosen in the same table, has one of the options too."""
     keys = {key.partition(".")[2] for key in options}
     for other in (part.object for part in chosen_in(config, kind.table) if part.object is not choice):
         made = type(other) if _is_object(other) and not isinstance(other, partial) else other
-        if made is type(choice) or any(option.name in keys for option in options_of(made)[0]):
+        if any(option.name in keys for option in options_of(made)[0]):
             return True
     return False
