@@ -3,11 +3,13 @@
 import tomllib
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fedmpi
+from fedmpi import client_sampler, server_optimizer
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED
 from fedmpi.common.registry import KINDS, parts
@@ -136,9 +138,34 @@ def test_another_part_in_the_place_of_a_presets_has_its_own_defaults(other: str)
     assert from_settings("preset=fedadam", "aggregation.optimizer=adam").aggregation.lr == 0.01, "the same part"
 
 
+def test_what_a_preset_says_of_its_own_part_and_a_user_otherwise_is_no_remark():
+    assert remarks(flat_table(from_settings("preset=fedadam", "aggregation.lr=0.5"))) == []
+    other = from_settings("preset=fedsampling", "aggregation.optimizer=adam", "data.shards=shards/mine")
+    told = ["preset fedsampling with other parts: aggregation.lr = 1.0 (0.05 was for sgd)"]
+    assert other.aggregation.lr == 1.0 and remarks(flat_table(other)) == told
+
+
+@server_optimizer
+def of_a_population(w: Any, update: Any, *, population: str = "samples") -> None:
+    w.add_(update)
+
+
+@client_sampler
+def of_a_share(view: Any, *, fraction: float = 0.5) -> fedmpi.Cohort:
+    return fedmpi.Cohort(view.available[: max(1, round(fraction * len(view.available)))])
+
+
+def test_what_other_parts_or_all_of_a_table_read_too_stays_a_presets():
+    unbiased = {"aggregation.weights": "unbiased", "aggregation.optimizer": of_a_population}
+    assert given_config("fedstas", unbiased).aggregation.population == "clients", "of the weights, too"
+    alone = given_config("fedstas", {"aggregation.optimizer": of_a_population})
+    assert alone.aggregation.population == "samples", "meant for built-in weights"
+    assert given_config("fedavg", {"participation.clients": of_a_share}).participation.fraction == 0.1
+
+
 def test_an_option_goes_with_the_part_that_has_it_and_the_rest_of_a_preset_stays():
-    config = from_settings("preset=fedstas", "aggregation.weights=literal", "participation.clients=uniform")
-    assert config.aggregation.population == "samples"
+    config = from_settings("preset=fedstas", "aggregation.weights=unbiased")
+    assert config.aggregation.population == "clients", "what the preset sets for just these weights"
     assert config.aggregation.lr == from_settings("preset=fedstas").aggregation.lr
 
 

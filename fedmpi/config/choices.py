@@ -115,8 +115,7 @@ def option_values(config: ConfigTables) -> Values:
             unset = {} if part.kind == SOURCE and not part.foreign else {o.name: o.default for o in part.options}
             found = unset | given
             for key, value in found.items():
-                own = part.foreign and key not in table.model_fields_set
-                if (own or key not in type(table).model_fields) and storable(value):
+                if (part.foreign or key not in type(table).model_fields) and storable(value):
                     values[f"{name}.{key}"] = value
     return values
 
@@ -135,7 +134,7 @@ def without_foreign_options(
 ) -> Values:
     """The values without options of a preset's part that another choice has replaced.
 
-    A part that was chosen in the place of the preset's keeps its own defaults, also of options of the same name.
+    A part that was chosen in the place of the preset's has its own defaults, also of options of the same name.
 
     Parameters
     ----------
@@ -172,7 +171,10 @@ def without_foreign_options(
 def _options_of_the_replaced(
     values: Values, older: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
 ) -> set[str]:
-    """Keys that the preset alone sets, for a part in whose place the user has put one with an option of that name."""
+    """Keys that the preset alone sets, for a part in whose place the user has put one with an option of that name.
+
+    An option that the preset's part does not have was meant for another built-in part, and stays for that.
+    """
     found: set[str] = set()
     for name in {dotted.partition(".")[0] for dotted in older if "." in dotted}:
         before, now = (list(_chosen_of(given, name, tables[name])) for given in (older, values))
@@ -182,9 +184,14 @@ def _options_of_the_replaced(
             found |= {
                 f"{name}.{option.name}"
                 for option in part.options
-                if owners(name, option.name) and not any(other.option(option.name) for other in others)
+                if (_of_another(before, part.kind, option.name) or (part.foreign and owners(name, option.name)))
+                and not any(other.option(option.name) for other in others)
             }
-    return found & (older.keys() - origins.keys())
+    return found - origins.keys()
+
+
+def _of_another(before: list[Part], kind: str, option: str) -> bool:
+    return any(part.kind == kind and part.option(option) is not None for part in before)
 
 
 @cache
