@@ -141,7 +141,7 @@ def _apart(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values
             return None
         made = type(choice)
         options = made_with(choice, [option.name for option in options_of(made)[0]])
-    names = {option.name for option in options_of(made, positional=kind.name == "model")[0]} - set(kind.given)
+    names = {option.name for option in options_of(made, positional=kind.name == "model")[0]}
     if options is None or not options.keys() <= names:
         return None
     common = {name for name in options if name in table.model_fields and not owners(kind.table, name)}
