@@ -28,6 +28,8 @@ BUILDS = {
     "relu of a norm": lambda n, x: torch.relu(n.norm(n.conv(x))),
     "a residual": lambda n, x: functional.relu(n.norm(n.conv(x)) + n.side(x)),
     "a residual, the other way round": lambda n, x: functional.relu(n.side(x).tanh() + n.norm(n.conv(x))),
+    "relu of relu": lambda n, x: n.conv(x).relu().relu(),
+    "a sum with relu": lambda n, x: n.conv(x).relu() + n.side(x).tanh(),
     "a sum in place": lambda n, x: n.conv(x).add_(n.side(x)).relu(),
     "a sum in place by its sign": lambda n, x: _iadd(n.conv(x), n.side(x)).relu(),
     "of a product": lambda n, x: functional.relu(n.conv(x) * n.side(x)),
@@ -47,8 +49,21 @@ LEFT = {
     "a sum of one": lambda n, x: (h := n.conv(x)) + h,
     "a sum with a share": lambda n, x: torch.add(n.conv(x), n.side(x), alpha=2),
     "a sum of something else into a convolution": lambda n, x: functional.avg_pool2d(n.conv(x), 1).add_(n.side(x)),
+    "a sum that is more precise": lambda n, x: n.conv(x).float() * 2 + n.side(x).tanh(),
+    "a sum with what is trained": lambda n, x: n.conv(x) + n.side.bias.view(4, 1, 1),
+    "a product in a tensor that is read": lambda n, x: n.conv(torch.mul(x, 2, out=(t := x * 1)).relu() - t),
     "the module changes it and reads it": lambda n, x: torch.maximum(functional.relu(h := n.conv(x), True) * 0, h),
 }  # fmt: skip
+
+
+APART = {
+    "groups over a text": lambda n, x: n.grouped(x.flatten(2)).unflatten(2, (16, 16)),
+    "a norm without weights, of what is trained": lambda n, x: (
+        n.conv(x) * n.plain(n.side.weight).mean((1, 2, 3))[:, None, None]
+    ),
+    "a norm of what is trained": lambda n, x: n.conv(x) * n.norm(n.side.weight.flatten(1).t()).mean(0)[:, None, None],
+    "a convolution of what is trained": lambda n, x: n.conv(x) * n.conv(n.side.weight).mean((0, 2, 3))[:, None, None],
+}
 
 
 def _iadd(x: Tensor, y: Tensor) -> Tensor:
@@ -60,6 +75,7 @@ class Net(nn.Module):
     def __init__(self, inner: Callable[[Any, Tensor], Tensor]):
         super().__init__()
         self.conv, self.side, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4)
+        self.grouped, self.plain = nn.Conv1d(3, 6, 3, padding=1, groups=3), nn.GroupNorm(1, 3, affine=False)
         self.rectifier, self.in_place = nn.ReLU(), nn.ReLU(inplace=True)
         self.inner, self.fc = inner, nn.Linear(64, CLASSES)
 
@@ -121,14 +137,33 @@ def test_what_something_else_reads_is_left(name: str, chunk: int, done):
     assert not done
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("name", APART)
+def test_layers_of_anything_but_samples_are_done_client_by_client(name: str, chunk: int):
+    assert_as_alone(APART[name], chunk)
+
+
 @pytest.mark.parametrize("largest", [0, 1 << 30], ids=["torch's own norm", "scaled afterwards"])
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_a_norm_is_overwritten_where_its_result_is_no_view(largest: int, chunk: int, monkeypatch):
+@pytest.mark.parametrize("name", ["relu of a norm", "a residual", "a residual, the other way round"])
+def test_a_norm_is_overwritten_where_its_result_is_no_view(name: str, largest: int, chunk: int, done, monkeypatch):
     monkeypatch.setattr(forms, "LARGE", largest)
-    written, rectify = [], torch.relu_
-    monkeypatch.setattr(torch, "relu_", lambda x: (written.append(x._is_view()), rectify(x))[1])
-    assert_as_alone(BUILDS["relu of a norm"], chunk)
-    assert not any(written) and bool(written) == (largest == 0)
+    written: list[bool] = []
+    monkeypatch.setattr(torch, "relu_", told(written, torch.relu_))
+    monkeypatch.setattr(Tensor, "add_", told(written, Tensor.add_))
+    assert_as_alone(BUILDS[name], chunk)
+    assert not any(written) and (len(written) == len(done) if largest == 0 else len(written) < len(done))
+
+
+def told(written: list[bool], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, which notes whether what it writes to is a view, of images that autograd follows."""
+
+    def call(x: Tensor, *more: Any, **named: Any) -> Tensor:
+        if x.dim() == 4 and torch.is_grad_enabled():
+            written.append(x._is_view())
+        return function(x, *more, **named)
+
+    return call
 
 
 def test_convolutions_and_sums_are_really_written_over(monkeypatch):
