@@ -138,6 +138,13 @@ def test_another_part_in_the_place_of_a_presets_has_its_own_defaults(other: str)
     assert from_settings("preset=fedadam", "aggregation.optimizer=adam").aggregation.lr == 0.01, "the same part"
 
 
+def test_options_in_the_name_of_the_digits_are_written_nowhere_else():
+    table = flat_table(from_settings("preset=fedavg", "data.shards=digits:alpha=9"))
+    assert table["data.shards"] == "digits:alpha=9" and "data.alpha" not in table and "data.clients" not in table
+    beside = flat_table(from_settings("preset=fedavg", "data.clients=7"))
+    assert beside["data.clients"] == 7 and "data.alpha" not in beside
+
+
 def test_what_a_preset_says_of_its_own_part_and_a_user_otherwise_is_no_remark():
     assert remarks(flat_table(from_settings("preset=fedadam", "aggregation.lr=0.5"))) == []
     other = from_settings("preset=fedsampling", "aggregation.optimizer=adam", "data.shards=shards/mine")

@@ -212,7 +212,6 @@ class ServerOptimizer:
         if self._by_blocks and w.device.type == "cpu":
             for own, part in zip(torch.split(w, BLOCK), torch.split(update, BLOCK), strict=True):
                 self._step(own, part / divisor)
-            self._rounds += 1
             return
         if divisor != 1:
             update = update / divisor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import os
 import sys
@@ -143,8 +142,7 @@ def _digest(content: bytes) -> str:
 def _reached(part: Part) -> dict[str, Path]:
     """Module name → file of the part's module and of the user's modules whose names it uses, and theirs."""
     written = as_written(part.object)
-    chosen = inspect.unwrap(written) if callable(written) else written
-    waiting, found = [getattr(chosen, "__module__", type(chosen).__module__)], {}
+    waiting, found = [getattr(written, "__module__", type(written).__module__)], {}
     while waiting:
         name = waiting.pop()
         module = sys.modules.get(name)
