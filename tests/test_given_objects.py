@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import logging
 import tomllib
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch.nn.functional import cross_entropy
 import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.made_with import holds_values, made_with
-from fedmpi.common.registry import resolve
+from fedmpi.common.registry import describe, resolve
 from fedmpi.config.objects import untold
 
 FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
@@ -353,3 +354,12 @@ def around(function: Callable[..., Any]) -> Callable[..., Any]:
 @around
 def kept_by_its_name(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return outputs
+
+
+def test_what_a_partial_binds_tells_its_kind_and_its_source_where_no_file_holds_it() -> None:
+    assert describe(partial(powers, exponent=2.0)).kind == "weights"
+    text = "def typed(cohort, sizes, *, exponent=0.5):\n    return sizes[cohort.clients] ** exponent\n"
+    linecache.cache["<typed in>"] = (len(text), None, text.splitlines(keepends=True), "<typed in>")
+    names: dict[str, Any] = {"__name__": "no_module_of_this_name"}
+    exec(compile(text, "<typed in>", "exec"), names)
+    assert resolve("weights", partial(names["typed"], exponent=2.0)).source_text == text
