@@ -1,4 +1,4 @@
-"""MNIST dealt out in five fixed pairs of digits; a reader for [prepare] and `fedmpi prepare`. Start it in the repository."""
+"""MNIST in five fixed pairs of digits; a reader for [prepare] and `fedmpi prepare`. Start it in the repository."""
 
 from __future__ import annotations
 
