@@ -63,12 +63,10 @@ def build(
     """
     lora = options.get("lora")
     options = {key: value for key, value in options.items() if key != "lora"}
+    checked = check_options(name, options)
     if isinstance(name, nn.Module):
-        if options:
-            raise UserError(f"model.{next(iter(options))} means nothing here: the model is given as a module")
         return _adapted(copy.deepcopy(name), lora, seed)
     part = resolve("model", name)
-    checked = part.checked(options)
     room = free_memory() if room is None else room
     guard: AbstractContextManager[Any] = nullcontext()
     if room is not None:
@@ -86,6 +84,22 @@ def build(
             f"model.name = {part.name!r} returned {type(model).__name__}: the function must return a nn.Module"
         )
     return _adapted(model, lora, seed)
+
+
+def check_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a model, converted to their types; what `build` refuses, as far as it needs no data for that.
+
+    Raises
+    ------
+    UserError
+        Unknown name, failing import, an option that the model does not have or cannot take.
+    """
+    own = {key: value for key, value in options.items() if key != "lora"}
+    if not isinstance(name, nn.Module):
+        return resolve("model", name).checked(own)
+    if own:
+        raise UserError(f"model.{next(iter(own))} means nothing here: the model is given as a module")
+    return {}
 
 
 def _adapted(model: nn.Module, lora: Mapping[str, Any] | None, seed: int) -> nn.Module:

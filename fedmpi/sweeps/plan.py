@@ -139,6 +139,7 @@ def plan_sweep(
         name = run_name(labels, variants, short)
         config, data = _configured(base, values, settings, prepared, origin, name, folder, short)
         runs.append(PlannedRun(index, name, folder / name, labels, config, data))
+    _refuse_models(runs, origin)
     _refuse_twins(runs, origin)
     _refuse_shared_folders(runs, origin)
     used = {run.data.name for run in runs if run.data is not None}
@@ -267,6 +268,18 @@ def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
         if origin in str(error):
             raise
         raise UserError(f"{origin}, run {name}: {error}") from error
+
+
+def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:
+    """A model that there is not, or options that it does not take: what no configuration asks, as it imports torch."""
+    from fedmpi.models import check_options
+
+    models = {repr((run.config.model.name, run.config.model.options)): run for run in reversed(runs)}
+    for run in reversed(models.values()):
+        try:
+            check_options(run.config.model.name, run.config.model.options)
+        except UserError as error:
+            raise UserError(f"{origin}, run {run.name}: {error}") from error
 
 
 def _preparations(table: Values, origin: str) -> dict[str, Values]:

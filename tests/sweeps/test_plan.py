@@ -229,3 +229,29 @@ def test_more_runs_than_any_are_refused_before_they_are_listed() -> None:
     crossed = {"seed": many, "local.lr": many, "local.epochs": many, "local.batch_size": many}
     with pytest.raises(UserError, match="describes more than 100,000 runs"):
         plan_sweep({"participation": {"count": 3}, "sweep": crossed})
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('name = ["mlp", "mpl"]', "mpl"),
+        ('name = ["mlp", "text-cnn"]\n[model]\nhidden = [3]', "model.hidden is unknown to text-cnn"),
+        ('name = ["mlp"]\n[model]\nhidden = "wide"', "model.hidden = 'wide' does not suit mlp"),
+        ('name = ["nowhere.at_all:network"]', "nowhere"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_before_any_run_starts(table: str, said: str, tmp_path: Path) -> None:
+    sweep, _, model = table.partition("\n[model]\n")
+    with pytest.raises(UserError, match="mine.toml, run ") as refused:
+        planned(f"[model]\n{model}\n[sweep]\nmodel.{sweep}\n", tmp_path)
+    assert said in str(refused.value)
+
+
+def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedmpi.models as models
+
+    seen: list[object] = []
+    check = models.check_options
+    monkeypatch.setattr(models, "check_options", lambda name, options: seen.append(name) or check(name, options))
+    planned('[sweep]\nmodel.name = ["mlp", "cnn"]\nseed = [0, 1, 2]', tmp_path)
+    assert seen == ["mlp", "cnn"]
