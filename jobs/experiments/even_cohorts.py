@@ -1,0 +1,31 @@
+"""Cohorts that hold the classes as evenly as exchanges make them; a sampler for `participation.clients`. Start it in
+the repository.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedmpi.clients.cohort import Cohort
+from fedmpi.clients.view import View
+from fedmpi.common.decorators import client_sampler
+
+
+@client_sampler
+def even(view: View, *, exchanges: int = 2000) -> Cohort:
+    """A uniform cohort, of which a client at random makes room for another where the pooled classes become evener.
+
+    Parameters
+    ----------
+    exchanges : int
+        How many are tried.
+    """
+    held = view.class_counts
+    cohort = view.generator.choice(view.available, view.count, replace=False)
+    pooled = held[cohort].sum(axis=0)
+    for _ in range(exchanges):
+        place, other = view.generator.integers(view.count), view.generator.choice(view.available)
+        found = pooled - held[cohort[place]] + held[other]
+        if other not in cohort and found.std() < pooled.std():
+            cohort[place], pooled = other, found
+    return Cohort(np.sort(cohort))
