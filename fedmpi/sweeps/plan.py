@@ -15,12 +15,14 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.data_choices import DIGITS
+from fedmpi.common.data_choices import ARRAYS, DIGITS
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config import Config
+from fedmpi.config.base import written
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
 from fedmpi.config.loading import build_config
+from fedmpi.config.objects import untold
 from fedmpi.config.writing import config_toml
 from fedmpi.sweeps.labels import run_name, short_keys, shown_value
 from fedmpi.sweeps.layered import laid_over, read_layers, refuse_unheard
@@ -139,6 +141,7 @@ def plan_sweep(
         name = run_name(labels, variants, short)
         config, data = _configured(base, values, settings, prepared, origin, name, folder, short)
         runs.append(PlannedRun(index, name, folder / name, labels, config, data))
+    _refuse_objects(runs, origin)
     _refuse_models(runs, origin)
     _refuse_twins(runs, origin)
     _refuse_shared_folders(runs, origin)
@@ -274,12 +277,26 @@ def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:
     """A model that there is not, or options that it does not take: what no configuration asks, as it imports torch."""
     from fedmpi.models import check_options
 
-    models = {repr((run.config.model.name, run.config.model.options)): run for run in reversed(runs)}
-    for run in reversed(models.values()):
+    different: dict[str, PlannedRun] = {}
+    for run in runs:
+        different.setdefault(repr((written(run.config.model.name), run.config.model.options)), run)
+    for run in different.values():
         try:
             check_options(run.config.model.name, run.config.model.options)
         except UserError as error:
             raise UserError(f"{origin}, run {run.name}: {error}") from error
+
+
+def _refuse_objects(runs: Sequence[PlannedRun], origin: str) -> None:
+    """Objects from Python that no file holds: every run is a process of its own, started from one."""
+    for run in runs:
+        sentences = untold(run.config)
+        if written(run.config.data.shards).startswith(ARRAYS):
+            sentences.append(
+                "data.shards are arrays in memory: name a function that makes them, package.module:function"
+            )
+        for sentence in sentences:
+            raise UserError(f"{origin}, run {run.name}: runs of a sweep are started from files, and {sentence}")
 
 
 def _preparations(table: Values, origin: str) -> dict[str, Values]:

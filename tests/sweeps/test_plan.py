@@ -7,8 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedmpi import ClientArrays
 from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
@@ -255,3 +257,34 @@ def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, m
     monkeypatch.setattr(models, "check_options", lambda name, options: seen.append(name) or check(name, options))
     planned('[sweep]\nmodel.name = ["mlp", "cnn"]\nseed = [0, 1, 2]', tmp_path)
     assert seen == ["mlp", "cnn"]
+
+
+def test_of_several_runs_with_one_wrong_model_the_first_is_named(tmp_path: Path) -> None:
+    variants = [{"name": name, "model": {"name": "mlp", option: 3}} for name, option in zip("abc", "xyx", strict=True)]
+    with pytest.raises(UserError, match="run a: model.x is unknown to mlp"):
+        plan_sweep({"participation": {"count": 5}, "sweep": {"run": variants}}, tmp_path)
+
+
+def test_objects_that_no_file_holds_are_refused_before_any_run_starts(tmp_path: Path) -> None:
+    from torch import nn
+
+    tables = {
+        "participation": {"count": 5},
+        "model": {"name": nn.Sequential(nn.Linear(64, 10))},
+        "sweep": {"seed": [0]},
+    }
+    with pytest.raises(
+        UserError, match="run seed=0: runs of a sweep are started from files, and model.name was given as"
+    ):
+        plan_sweep(tables, tmp_path)
+
+
+def test_arrays_in_memory_are_refused_before_any_run_starts(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
+    tables = {
+        "participation": {"count": 1},
+        "data": {"shards": ClientArrays(x, y, y, test=(x, y))},
+        "sweep": {"seed": [0]},
+    }
+    with pytest.raises(UserError, match="started from files, and data.shards are arrays in memory: name a function"):
+        plan_sweep(tables, tmp_path)
