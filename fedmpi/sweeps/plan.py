@@ -292,9 +292,7 @@ def _refuse_objects(runs: Sequence[PlannedRun], origin: str) -> None:
     for run in runs:
         sentences = untold(run.config)
         if written(run.config.data.shards).startswith(ARRAYS):
-            sentences.append(
-                "data.shards are arrays in memory: name a function that makes them, package.module:function"
-            )
+            sentences.append("data.shards are arrays in memory: name a function that makes them, module:function")
         for sentence in sentences:
             raise UserError(f"{origin}, run {run.name}: runs of a sweep are started from files, and {sentence}")
 
