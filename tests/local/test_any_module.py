@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,29 @@ def test_a_layer_of_ones_own_is_registered_as_the_page_says():
     result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
     assert relative_difference(result, expected) < 1e-12
     assert forms.LAYERS.pop(found["Gate"])
+
+
+@pytest.mark.parametrize("stride", [2, (2, 3), (1, 2)])
+@pytest.mark.parametrize("size", [(12, 20), (20, 7)])
+def test_filters_of_one_pixel_with_a_stride_read_images_that_are_not_square(
+    stride: int | tuple[int, int], size: tuple[int, int]
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.strided = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1, stride=stride)
+            self.norm, self.last = nn.GroupNorm(2, 4), nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.first(x))
+            x = torch.relu(self.norm(self.strided(x)) + self.strided(x))
+            return self.last(x.mean((2, 3)))
+
+    torch.manual_seed(0)
+    description, sizes = replace(COLOURED, feature_shape=(3, *size)), ragged_sizes(8, 25)
+    model = FlatModel(Net().double())
+    assert why_not_side_by_side(model, description) is None
+    source = Source(description, sizes, torch.float64)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    result, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, EPOCHS)
+    assert relative_difference(result, expected) < 1e-12
