@@ -10,7 +10,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import parts
-from fedmpi.models import build
+from fedmpi.models import build, check_options
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
 
 USERS_MODULE = """
@@ -88,3 +88,9 @@ def test_a_users_model_is_found_in_the_working_directory(users_module: str):
 def test_what_is_wrong_with_a_users_model_is_said(users_module: str, name: str, words: str):
     with pytest.raises(UserError, match=words):
         build(name, {}, SMALL_IMAGES, 0)
+
+
+def test_a_module_takes_no_options() -> None:
+    with pytest.raises(UserError, match="model.hidden means nothing here: the model is given as a module"):
+        check_options(torch.nn.Linear(2, 2), {"hidden": [3], "lora": None})
+    assert check_options(torch.nn.Linear(2, 2), {"lora": None}) == {}

@@ -288,3 +288,15 @@ def test_arrays_in_memory_are_refused_before_any_run_starts(tmp_path: Path) -> N
     }
     with pytest.raises(UserError, match="started from files, and data.shards are arrays in memory: name a function"):
         plan_sweep(tables, tmp_path)
+
+
+def test_options_are_looked_at_with_every_model_that_has_others(tmp_path: Path) -> None:
+    variants = [{"name": "a", "model": {"hidden": [[3]]}}, {"name": "b", "model": {"hiden": [[3]]}}]
+    with pytest.raises(UserError, match="run b.*hiden.*did you mean hidden"):
+        plan_sweep({"participation": {"count": 5}, "model": {"name": "mlp"}, "sweep": {"run": variants}}, tmp_path)
+
+
+def test_small_matrices_are_no_option_of_the_model(tmp_path: Path) -> None:
+    model = {"name": "mlp", "lora": {"rank": 2}}
+    tables = {"participation": {"count": 5}, "model": model, "sweep": {"seed": [0]}}
+    assert plan_sweep(tables, tmp_path).runs[0].config.model.lora is not None
