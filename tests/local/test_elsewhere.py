@@ -18,13 +18,14 @@ from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.probes import BatchedProbe
-from fedmpi.local.batched.stack import BoundNet
+from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import gradient_blocks
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.models.stacked import ahead
 from fedmpi.rounds import assemble
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -226,3 +227,18 @@ def test_runs_name_the_device_of_every_tensor(name: str, monkeypatch: pytest.Mon
     here = ran(settings, monkeypatch, None)
     with elsewhere() as device:
         assert_alike(ran(settings, monkeypatch, device), here, 1e-6)
+
+
+def test_products_are_made_ahead_on_the_processor_only(monkeypatch: pytest.MonkeyPatch):
+    """A call for each client is what a device wants least."""
+    for least in ("LEAST_VALUES", "LEAST_OUTPUTS"):
+        monkeypatch.setattr(ahead, least, 1)
+    opened = []
+    look = Stack.look_ahead
+    monkeypatch.setattr(Stack, "look_ahead", lambda *given: (opened.append(given), look(*given)))
+    rule = replace(STEPS, proximal_mu=0.0)
+    here = trained("mlp", BatchedEngine, rule, HERE)
+    assert len(opened) == 1
+    with elsewhere() as device:
+        assert_alike(trained("mlp", BatchedEngine, rule, device), here)
+    assert len(opened) == 1

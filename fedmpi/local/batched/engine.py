@@ -31,6 +31,7 @@ from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved, ran_out
+from fedmpi.models.stacked.ahead import steps_at_once
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
 
@@ -186,17 +187,22 @@ class BatchedEngine:
         corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
         apart = corrections is not None and spares_passes(self.net, rule, timetable.steps)
         read = stack.open(features, start, optimizer, corrections, apart)
-        feed = Feed(timetable, read, labels, None if stack.apart is None else stack.apart.products)
+        finishes = optimizer.finishes or corrections is not None
+        passes = finishes and stack.apart is None  # every step changes all weights
+        by_step = passes or stack.device.type != "cpu"
+        together = 0 if by_step else steps_at_once(self.net.head, rule.batch_size, timetable.steps)
+        products = None if stack.apart is None else stack.apart.products
+        feed = Feed(timetable, read, labels, products, samples=not together)
+        if together:
+            stack.look_ahead(read, feed.order(), int(timetable.counts.max()), together)
         drawn = [self._generator(Purpose.DROPOUT, task, round) for task in tasks] if rule.dropout else None
         masks = MaskFeed(drawn, timetable)
         weights = Weights(timetable, stack.dtype, stack.device)
-        finishes = optimizer.finishes or corrections is not None
         for step in range(timetable.steps):
             net = stack.bound(timetable.active(step), timetable.rows(step))
             feed.fill(net, step)
             masks.fill(net, step)
-            if stack.apart is not None:
-                stack.apart.begin_step(step)
+            stack.begin_step(step)
             try:
                 net.step(*weights.of(step, net.clients, net.rows))
             except PartFailure:
@@ -206,8 +212,7 @@ class BatchedEngine:
                 optimizer.finish(block, step + 1)
             activity.go_on()
         steps = np.count_nonzero(timetable.counts, axis=0).tolist()
-        if stack.apart is not None:
-            stack.apart.settle(steps)
+        stack.settle(steps)
         loss_sum = float(stack.losses.sum(dtype=torch.float64))
         try:
             with named_client(tasks[0].client, self.rank):  # of several, those to blame are found one by one

@@ -90,6 +90,8 @@ class Feed:
     labels : list of int64 Tensor (n_j,)
     products : Tensor (Σ n_j, outputs), optional
         What the first layer is to have of every sample beforehand (`KeptApart`).
+    samples : bool
+        Whether the first layer reads a step's samples; else their `order` is all that it needs.
     joined : bool, optional
         One gather a step from the samples of all clients, or one a client; by default where it pays.
     """
@@ -100,6 +102,7 @@ class Feed:
         features: list[Tensor],
         labels: list[Tensor],
         products: Tensor | None = None,
+        samples: bool = True,
         joined: bool | None = None,
     ):
         self.timetable, self._products = timetable, products
@@ -107,11 +110,12 @@ class Feed:
             sample = features[0][0]
             joined = sample.device.type != "cpu" or sample.numel() * sample.element_size() < JOIN_BELOW
         self._all_labels = torch.cat(labels)
-        self._joined = torch.cat(features) if joined else None
+        self._joined = torch.cat(features) if joined and samples else None
         self._features = features
-        local = [timetable.local_rows(client) for client in range(len(labels))]
-        self._positions = self._join(local, np.cumsum([0, *map(len, labels[:-1])])).to(self._all_labels.device)
-        self._local = None if joined else [[torch.from_numpy(rows) for rows in client] for client in local]
+        self._rows = [timetable.local_rows(client) for client in range(len(labels))]
+        self._positions = self._join(self._rows, np.cumsum([0, *map(len, labels[:-1])])).to(self._all_labels.device)
+        each = samples and not joined
+        self._local = [[torch.from_numpy(rows) for rows in client] for client in self._rows] if each else None
 
     def _join(self, local: list[list[Ints]], firsts: NDArray[np.int64]) -> Tensor:
         """Positions (T, K, B) in the joined samples; padding reads the very first one."""
@@ -121,6 +125,19 @@ class Feed:
             for step, rows in enumerate(local[client]):
                 np.add(rows, first, out=index[step, client, : len(rows)])
         return torch.from_numpy(index)
+
+    def order(self) -> list[Tensor]:
+        """The samples of each client's steps one after another, B a step: int64 (T_j · B,).
+
+        Its first sample fills up smaller batches.
+        """
+        found = []
+        for batches in self._rows:
+            filled = np.zeros((len(batches), int(self.timetable.counts.max())), np.int64)
+            for row, rows in zip(filled, batches, strict=True):
+                row[: len(rows)] = rows
+            found.append(torch.from_numpy(filled).view(-1).to(self._all_labels.device))
+        return found
 
     def fill(self, net: BoundNet, step: int) -> None:
         """The samples and labels of a step."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedmpi.local.batched.apart import KeptApart
 from fedmpi.local.batched.update import Block, StackOptimizer, StackSGD
 from fedmpi.local.failures import check_update
-from fedmpi.models.stacked.base import Drift, Op, Place, Slot, Step, Workspace
+from fedmpi.models.stacked.ahead import ProductsAhead
+from fedmpi.models.stacked.base import Ahead, Drift, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
@@ -43,6 +44,8 @@ class Stack:
         Its sum is that of the losses of all rows seen since `open`.
     apart : KeptApart or None
         The first layer's weights where they lie apart from what their corrections move them by.
+    ahead : ProductsAhead
+        The first layer's products where those of several steps are made at once.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Stack:
         self.losses = torch.zeros(capacity * rows, dtype=dtype, device=device)
         self.workspace = Workspace(dtype, device)
         self.step, self.drift = Step(1, 0), Drift()
+        self.ahead = ProductsAhead(self.step, self.drift, self.workspace)
         self.clients = 0
         self.tables: Tables | None = None
         self.apart: KeptApart | None = None
@@ -112,6 +116,7 @@ class Stack:
         if not self.fused:
             self._block.reset()
         self.drift.on, self.apart, self._corrected = False, None, self._block
+        self.ahead.on = False
         self._blocks.clear()
         embedding = self.net.embedding
         if embedding is None or embedding.weight is None:
@@ -132,6 +137,34 @@ class Stack:
         if corrected is not None:
             optimizer.prepare(corrected, self.tables.start, corrected)
         return self.tables.ids
+
+    def look_ahead(self, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
+        """Have the first layer's products with the open clients' samples made for so many steps at once.
+
+        Parameters
+        ----------
+        samples : list of Tensor (n_j, inputs)
+        order, rows, steps
+            See `ProductsAhead.open`.
+        """
+        head = self.net.head
+        assert head is not None
+        weights = head.weight.of_stack(self.values[: self.clients], (head.outputs, head.inputs))
+        self.ahead.open(weights, samples, order, rows, steps)
+
+    def begin_step(self, number: int) -> None:
+        """Before step `number` (from 0)."""
+        if self.ahead.on:
+            self.ahead.begin_step(number)
+        if self.apart is not None:
+            self.apart.begin_step(number)
+
+    def settle(self, steps: Sequence[int]) -> None:
+        """After the last step, each client having taken so many: the values are what the steps made of them."""
+        if self.ahead.on:
+            self.ahead.settle()
+        if self.apart is not None:
+            self.apart.settle(steps)
 
     def _correct(self, corrections: Iterable[Tensor | None], optimizer: StackOptimizer) -> None:
         """Write the corrections of the open clients in the order of the values, as the optimizer needs them."""
@@ -252,6 +285,7 @@ class _Parameters:
 
     def __init__(self, stack: Stack, clients: int):
         self.step, self.drift = stack.step, stack.drift
+        self.ahead: Ahead | None = stack.ahead
         self._values, self._targets = stack.values[:clients], stack.gradients[:clients]
 
     def value(self, slot: Slot, *shape: int) -> Tensor:

@@ -109,6 +109,19 @@ class Drift:
         self.scale, self.shift, self.rate = 1.0, 0.0, 0.0
 
 
+class Ahead(Protocol):
+    """A first layer's products with the samples, made for several steps at once."""
+
+    on: bool
+    """Off, the layer makes its products step by step."""
+
+    def forward(self, output: Tensor) -> None:
+        """Into `output`: the step's products (k, b, outputs)."""
+
+    def backward(self, gradient: Tensor) -> None:
+        """Take the gradient of the step's products."""
+
+
 class Workspace:
     """Named buffers, allocated once and grown when a larger shape is asked for. New memory is zero."""
 
@@ -133,6 +146,7 @@ class Parameters(Protocol):
 
     step: Step
     drift: Drift
+    ahead: Ahead | None
 
     def value(self, slot: Slot, *shape: int) -> Tensor:
         """The parameter of the bound clients, (k, \\*shape)."""

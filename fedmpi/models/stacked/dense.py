@@ -44,10 +44,13 @@ class _LinearOp:
         self.output = place.take("output", place.clients, place.rows, layer.outputs)
         self.first = place.first
         self.drift = parameters.drift if place.number == 0 else Drift()
+        self.ahead = parameters.ahead if place.number == 0 else None
         self.input_gradient = place.take("gradient", 0 if place.first else place.clients, place.rows, layer.inputs)
 
     def forward(self) -> None:
-        if self.drift.on:  # the output holds the samples' products with v
+        if self.ahead is not None and self.ahead.on:
+            self.ahead.forward(self.output)
+        elif self.drift.on:  # the output holds the samples' products with v
             self.output.baddbmm_(self.x, self.transposed, beta=self.drift.shift, alpha=self.drift.scale)
         else:
             torch.bmm(self.x, self.transposed, out=self.output)
@@ -57,7 +60,9 @@ class _LinearOp:
     def backward(self, gradient: Tensor) -> Tensor:
         if not self.first:
             torch.bmm(gradient, self.weight, out=self.input_gradient)
-        if self.drift.on:
+        if self.ahead is not None and self.ahead.on:
+            self.ahead.backward(gradient)
+        elif self.drift.on:
             self.target.baddbmm_(gradient.transpose(1, 2), self.x, alpha=self.drift.rate)
         else:
             self.step.product(self.target, gradient.transpose(1, 2), self.x)

@@ -14,7 +14,7 @@ from fedmpi.common.arithmetic import full_precision
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import ClientMasks, draw_mask
 from fedmpi.models.dropout import Dropout as ClientDropout
-from fedmpi.models.stacked.base import Drift, NotStackable, Op, Place, Slot, Step, Workspace
+from fedmpi.models.stacked.base import Ahead, Drift, NotStackable, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.sequence import StackedNet
 from fedmpi.models.stacked.text import EmbeddingOp, Tables
@@ -32,6 +32,7 @@ class _Values:
 
     def __init__(self, net: StackedNet, flat: Tensor):
         self.step, self.drift = Step(keep=0, rate=1), Drift()
+        self.ahead: Ahead | None = None
         self.values = torch.zeros(2, net.stack_size, dtype=flat.dtype, device=flat.device)
         self.gradients = torch.zeros_like(self.values)
         for slot in net.slots:
