@@ -126,11 +126,14 @@ def test_what_earlier_rounds_left_behind_does_not_matter(opened: list[tuple[int,
     assert {together for _, together in opened} == {3, 8, 5}
 
 
-def test_steps_of_another_length_do_not_see_those_before(opened: list[tuple[int, int]]) -> None:
-    """A last batch of 5 behind three of 7, then four batches of 5."""
-    model, source = model_of(), Source(IMAGES, np.array([26, 26]), torch.float64)
+@pytest.mark.parametrize(("first", "second"), [(26, 20), (35, 35)])
+def test_steps_of_another_length_do_not_see_those_before(
+    first: int, second: int, opened: list[tuple[int, int]]
+) -> None:
+    """A last batch of 5 behind three of 7, then four batches of 5; and as many samples in other steps."""
+    model, source = model_of(), Source(IMAGES, np.array([35, 35]), torch.float64)
     old, new = (BatchedEngine(model, source, STREAMS) for _ in range(2))
-    tasks, few = ([ClientTask(client, rows, 0.5) for client in (0, 1)] for rows in (None, np.arange(20)))
+    tasks, few = ([ClientTask(client, np.arange(n), 0.5) for client in (0, 1)] for n in (first, second))
     train(old, tasks, model.initial, LocalRule(lr=0.05, batch_size=7))
     rule = LocalRule(lr=0.05, batch_size=5)
     assert torch.equal(*(train(engine, few, model.initial, rule)[0] for engine in (old, new)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,11 +49,19 @@ class Timetable:
 
     def active(self, step: int) -> int:
         """k: the first k clients take the step."""
-        return int(np.count_nonzero(self.counts[step]))
+        return self._active[step]
 
     def rows(self, step: int) -> int:
         """b: the samples of the largest batch of the step."""
-        return int(self.counts[step].max())
+        return self._most[step]
+
+    @cached_property
+    def _active(self) -> list[int]:
+        return [int(active) for active in np.count_nonzero(self.counts, axis=1)]
+
+    @cached_property
+    def _most(self) -> list[int]:
+        return [int(rows) for rows in self.counts.max(axis=1)]
 
     def local_rows(self, client: int) -> list[Ints]:
         """The rows of each of the client's steps, int64 (b,)."""

@@ -53,6 +53,7 @@ class ProductsAhead:
         self._samples: Sequence[Tensor] = ()
         self._order: Sequence[Tensor] = ()
         self._views: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._views_of_client: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def open(self, weights: Tensor, samples: Sequence[Tensor], order: Sequence[Tensor], rows: int, steps: int) -> None:
         """Begin the work of some clients.
@@ -72,14 +73,13 @@ class ProductsAhead:
         self.on, self._rows, self._steps = True, rows, steps
         self._weights, self._samples, self._order = list(weights.unbind(0)), samples, order
         self._transposed = [weight.t() for weight in self._weights]
-        x = take("ahead x", clients, together, inputs)
+        self._x = take("ahead x", clients, together, inputs)
         products = take("ahead products", clients, together, outputs)
         pairs = take("ahead pairs", clients, together - rows, together - rows)
         gradients = take("ahead gradients", clients, together, outputs)
-        self._x, self._products, self._pairs = list(x.unbind(0)), list(products.unbind(0)), list(pairs.unbind(0))
-        self._gradients = [gradient.t() for gradient in gradients.unbind(0)]
         self._all = products, pairs, gradients
         self._views.clear()
+        self._views_of_client.clear()
         self._filled, self._number = [0] * clients, 0
 
     def begin_step(self, number: int) -> None:
@@ -139,15 +139,33 @@ class ProductsAhead:
         self._filled[client] = count = len(order)
         if count == 0:
             return
-        x = torch.index_select(self._samples[client], 0, order, out=self._x[client][:count])
-        torch.mm(x, self._transposed[client], out=self._products[client][:count])
-        if later := count - self._rows:
-            torch.mm(x[self._rows :], x[:later].t(), out=self._pairs[client][:later, :later])
+        x, products, _, later, before, pairs = self._of_client(client, count)
+        torch.index_select(self._samples[client], 0, order, out=x)
+        torch.mm(x, self._transposed[client], out=products)
+        if len(later):
+            torch.mm(later, before, out=pairs)
 
     def _settle(self, client: int) -> None:
         """Change the client's weights by its last steps."""
         if count := self._filled[client]:
-            self._weights[client].addmm_(self._gradients[client][:, :count], self._x[client][:count])
+            x, _, gradients, *_ = self._of_client(client, count)
+            self._weights[client].addmm_(gradients, x)
+
+    def _of_client(self, client: int, count: int) -> tuple[Tensor, ...]:
+        """Of its first samples: themselves, their products, gradients; those of later steps, of earlier ones, pairs."""
+        key = client, count
+        if key not in self._views_of_client:
+            x, products, pairs, gradients = (held[client] for held in (self._x, *self._all))
+            x, later = x[:count], count - self._rows
+            self._views_of_client[key] = (
+                x,
+                products[:count],
+                gradients[:count].t(),
+                x[self._rows :],
+                x[:later].t(),
+                pairs[:later, :later],
+            )
+        return self._views_of_client[key]
 
 
 def steps_at_once(layer: Linear | None, batch: int | None, steps: int) -> int:

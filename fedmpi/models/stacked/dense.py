@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fedmpi.models.stacked.base import Drift, Op, Place, Slot
 
+_threshold_backward = torch.ops.aten.threshold_backward.grad_input
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -96,7 +98,7 @@ class _ReLUOp:
 
 def cut_negative(gradient: Tensor, output: Tensor) -> Tensor:
     """ReLU backwards, in place: the gradient, zero where the output is."""
-    torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
+    _threshold_backward(gradient, output, 0, grad_input=gradient)
     return gradient
 
 
