@@ -35,11 +35,14 @@ def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
         below = table.pop(BASE)
         if not isinstance(below, str) or not below.strip():
             raise UserError(f"{path}: base = {shown(below, repr)}: give the name of a sweep's file as a text")
-        path = path.parent / below
+        above, path = path, path.parent / below
         if path.resolve() in met:
             raise UserError(f"{path} is its own base, through {len(met)} files: name another file, or leave out base")
         met.add(path.resolve())
-        table = read_toml(path)
+        try:
+            table = read_toml(path)
+        except UserError as error:
+            raise UserError(f"{above} has base = {shown(below, repr)}: {error}") from error
         layers.insert(0, table)
     return layers
 

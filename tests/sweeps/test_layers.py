@@ -106,7 +106,7 @@ def test_a_list_of_which_not_all_have_names_is_replaced_as_a_whole() -> None:
         ("base = 3", "base = 3: give the name of a sweep's file as a text"),
         ('base = "small.toml"', "small.toml is its own base"),
         ('base = "whole.toml"\n[swep]\nseed = [1]', "unknown key swep in {}; did you mean sweep?"),
-        ('base = "none.toml"', "none.toml"),
+        ('base = "none.toml"', "{} has base = 'none.toml': cannot read the configuration"),
         (
             'base = "whole.toml"\nseed = 7',
             "{}: seed = 7 would change no run, for [sweep] of the file below has a list of it",
