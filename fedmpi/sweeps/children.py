@@ -34,6 +34,22 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
     return told_of_death
 
 
+def how_it_ended(code: int, otherwise: str) -> str:
+    """Why a command failed, of its return code: the signal that ended it, else what is given."""
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else otherwise
+
+
+def error_sentence(log: Path) -> str | None:
+    """What the last line of a log says, where that is "error: ..."."""
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return None
+    spoken = [line.strip() for line in lines if line.strip()]
+    _, error, sentence = spoken[-1].partition("error: ") if spoken else ("", "", "")
+    return sentence if error else None
+
+
 def last_words(log: Path, begin: int = 0) -> str:
     """Why a command failed: its last line that says "error:", else its last line; it wrote from byte `begin` on."""
     try:

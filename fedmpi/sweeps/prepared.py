@@ -22,7 +22,7 @@ from fedmpi.common.errors import RunFailure, UserError, shown
 from fedmpi.common.files import make_folder
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
 from fedmpi.records.hold import Hold, Holder
-from fedmpi.sweeps.children import ends_with_parent, last_words
+from fedmpi.sweeps.children import ends_with_parent, error_sentence, how_it_ended
 
 WHERE_FROM = ("--out", "--raw", "--download", "--overwrite", "--plot")
 """Options that change nothing about the shards themselves."""
@@ -160,10 +160,12 @@ def _run(wanted: Preparation, log: Path, tell: Callable[[str], None], stop: Call
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    if process.returncode == 2:
-        raise UserError(f"[prepare] for {wanted.title}: {last_words(log)}")
-    if process.returncode:
-        raise RunFailure(f"preparing {wanted.folder} failed ({last_words(log)}): see {log}")
+    code = process.returncode
+    why = how_it_ended(code, error_sentence(log) or f"exit code {code}")
+    if code == 2:
+        raise UserError(f"[prepare] for {wanted.title}: {why}")
+    if code:
+        raise RunFailure(f"preparing {wanted.folder} failed ({why}): see {log}")
     tell(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")
 
 

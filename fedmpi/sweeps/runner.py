@@ -23,7 +23,7 @@ from fedmpi.cluster.launcher import library_version
 from fedmpi.cluster.resources import MOST_THREADS, cores_allowed
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
-from fedmpi.sweeps.children import ends_with_parent, last_words
+from fedmpi.sweeps.children import ends_with_parent, how_it_ended, last_words
 from fedmpi.sweeps.plan import PlannedRun, Sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
 from fedmpi.sweeps.standing import CONFIGURATION, OUTPUT, Standing, announce, look, note, recorded
@@ -279,7 +279,7 @@ def _ended(one: Started) -> Outcome | None:
         return Outcome(one.run, "finished", standing, seconds)
     if code in (STOPPED_AFTER_SAVING, -signal.SIGUSR1):
         return Outcome(one.run, "stopped", standing, seconds)
-    return _failed(one.run, seconds, f"ended by {signal.Signals(-code).name}" if code < 0 else why)
+    return _failed(one.run, seconds, how_it_ended(code, why))
 
 
 def _glance(run: PlannedRun) -> Standing:

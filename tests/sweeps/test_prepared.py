@@ -1,0 +1,32 @@
+"""What a sweep says of a preparation that failed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmpi.common.errors import RunFailure
+from fedmpi.sweeps.prepared import Preparation, prepare
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("kill -KILL $$", "ended by SIGKILL"),
+        ("exit 7", "exit code 7"),
+        ("echo fedmpi: error: the disk is full; exit 1", "the disk is full"),
+    ],
+)
+def test_a_failed_preparation_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, said: str
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\necho cite: not stated\n{ending}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    wanted = Preparation("even", tmp_path / "shards", ("digits", "--partition", "iid"))
+    with pytest.raises(RunFailure) as failure:
+        prepare(wanted, print, lambda: False)
+    assert f"failed ({said}): see" in str(failure.value)
