@@ -10,7 +10,10 @@ from typing import Any, Literal
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
-from fedmpi.records.history import Record
+from fedmpi.records.history import LINKS, Record
+
+ADDED_UP = ("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS))
+"""What reports add up over the rounds."""
 
 
 def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
@@ -60,6 +63,9 @@ def _record(read: Any) -> Record:
     record = _table(read)
     if not isinstance(record.get("round"), int):
         raise ValueError(f"round = {record.get('round')!r} in a record")
+    for key in ADDED_UP:
+        if not isinstance(record.get(key), int | float | None):
+            raise ValueError(f"{key} = {record[key]!r} in the record of round {record['round']}")
     return record
 
 

@@ -12,6 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.records.history import Record
 from fedmpi.records.hold import Holder
 from fedmpi.records.progress import open_display, show_summary
+from fedmpi.results.gather import read_runs
 
 LOOK = 0.5
 """Seconds between two looks at the folder."""
@@ -86,7 +87,10 @@ def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callab
     if run.summary:
         show_summary(run.summary, str(folder))
     else:
-        print(f"stopped after round {len(run.records)} of {rounds}: continue with --resume --out {folder}", flush=True)
+        [told] = read_runs([folder])
+        why = f" (its sweep says: {told.failure})" if told.failure else ""
+        ended = f"stopped after round {len(run.records)} of {rounds}{why}"
+        print(f"{ended}: continue with --resume --out {folder}", flush=True)
 
 
 def _records(folder: Path, look: float, sleep: Callable[[float], None]) -> Iterator[list[Record]]:

@@ -123,7 +123,10 @@ def compare_runs(
             key for run in finished for record in run.records for key in record if _number(record, key) is not None
         )
         known = sorted(set(numbers))
-        raise UserError(f"no record has {chosen}: there are {', '.join(known)}")
+        if not known:
+            raise UserError(f"{finished[0].folder} has no records to compare: its metrics.jsonl is empty")
+        lacking = f"no record has {chosen}: there are" if metric else "no run was evaluated: choose a --metric of"
+        raise UserError(f"{lacking} {', '.join(known)}")
     blocks = blocks_of([run for run in finished if run not in without], by)
     goal = _usual_target(finished) if target is None and chosen.endswith("accuracy") else target
     pairs = [_references(block.groups, reference) for block in blocks]

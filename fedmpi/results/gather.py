@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from fedmpi.records.reading import ending_of, read_records, read_summary
 
 CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
 """Files of a run: its configuration; what a sweep will start it with; and what that has noted of it."""
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
-        inside = [path] if _is_run(path, planned) else sorted(set(_below(path, planned)))
+        inside = [path] if _is_run(path, planned) else sorted(set(_below(path, planned)), key=_by_numbers)
         if not inside:
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
@@ -107,6 +109,13 @@ def _is_run(folder: Path, planned: bool) -> bool:
     """
     begun = (folder / CONFIGURATION).is_file()
     return begun or (planned and all((folder / name).is_file() for name in (PLANNED, NOTE)))
+
+
+def _by_numbers(folder: Path) -> tuple[list[str | float], str]:
+    """In which order folders come: by their names, numbers in them by their values."""
+    name = str(folder)
+    pieces = NUMBER.split(name)  # text, number, text, ...
+    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)], name
 
 
 def _below(folder: Path, planned: bool) -> Iterable[Path]:

@@ -72,8 +72,9 @@ def check(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
     Raises
     ------
     UserError
-        Shards that cannot be prepared, a folder of another run, no mpiexec.
+        A file where the folders of runs would lie, shards that cannot be prepared, a folder of another run, no mpiexec.
     """
+    _refuse_file(sweep.out)
     standings = [look(run) for run in runs]
     for data in _shards([run for run, now in zip(runs, standings, strict=True) if now.state != "finished"]):
         data.check()
@@ -169,21 +170,30 @@ def run_sweep(
 
 
 def prepare_shards(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop: Callable[[], bool]) -> int:
-    """Prepare what the runs need and train nothing; the exit code.
+    """Prepare what the runs need and train nothing; the exit code. What cannot be prepared keeps nothing else back.
 
     Raises
     ------
     UserError
-        Shards cannot be prepared.
+        Shards are refused.
+    RunFailure
+        Preparing them failed, or several could not be prepared.
     """
     shards = _shards(runs)
     for data in shards:
         data.check()
+    failed: list[UserError | RunFailure] = []
     for data in shards:
         try:
             prepare(data, tell, stop)
         except Stopped:
             return STOPPED_AFTER_SAVING
+        except (UserError, RunFailure) as error:
+            failed.append(error)
+    if len(failed) > 1:
+        raise RunFailure(f"{len(failed)} of {len(shards)} cannot be prepared: {'; '.join(map(str, failed))}")
+    if failed:
+        raise failed[0]
     return 0
 
 
@@ -229,6 +239,13 @@ def launcher(ranks: int) -> list[str]:
         raise UserError(f"ranks = {ranks}, but there is no mpiexec: pip install 'fedmpi[mpi]', or leave out ranks")
     unbound = ["--bind-to", "none"] if library_version().startswith("Open MPI") else []
     return [found, "-n", str(ranks), *unbound]
+
+
+def _refuse_file(out: Path) -> None:
+    """Refuse a place for runs that is a file, or lies in one."""
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        raise UserError(f"cannot write {out} ({there} is no folder): choose another --out")
 
 
 def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> PlannedRun | None:

@@ -75,5 +75,9 @@ def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
     watch(tmp_path, sleep=never)
     shown = capsys.readouterr().out
     assert done in (1, 2) and f"round {done}/3" in shown and f"continue with --resume --out {tmp_path}" in shown
+    assert "its sweep says" not in shown
+    (tmp_path / "sweep.json").write_text('{"labels": {}, "failure": "no disk left"}')
+    watch(tmp_path, sleep=never)
+    assert f"stopped after round {done} of 3 (its sweep says: no disk left): continue" in capsys.readouterr().out
     with pytest.raises(UserError, match="holds no run"):
         watch(tmp_path / "none")

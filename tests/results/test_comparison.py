@@ -318,6 +318,18 @@ def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_
         ("summary.json", '{"clients": "many"}', r"summary.json cannot be read \(clients = 'many'\)"),
         ("summary.json", '{"versions": 3}', r"summary.json cannot be read \(versions = 3\)"),
         ("metrics.jsonl", '{"round": "one"}\n', r"metrics.jsonl cannot be read \(round = 'one' in a record\)"),
+        (
+            "metrics.jsonl",
+            '{"round": 3, "samples": "many"}\n',
+            r"metrics.jsonl cannot be read \(samples = 'many' in the record of round 3\)",
+        ),
+        ("metrics.jsonl", '{"round": 0, "bytes_client_up": []}\n', r"bytes_client_up = \[\] in the record of round 0"),
+        ("metrics.jsonl", "", r"/a has no records to compare: its metrics.jsonl is empty"),
+        (
+            "metrics.jsonl",
+            '{"round": 0, "samples": 4}\n',
+            "no run was evaluated: choose a --metric of .*samples",
+        ),
     ],
 )
 def test_a_file_that_says_something_of_another_kind_is_refused(file: str, text: str, said: str, tmp_path: Path) -> None:

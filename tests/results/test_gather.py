@@ -45,6 +45,14 @@ def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> N
         find_runs([tmp_path / "empty"])
 
 
+def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
+    ordered = ["epochs=1", "epochs=5", "epochs=20", "lr=1e-05", "lr=0.001", "lr=0.01", "lr=1", "rounds"]
+    for name in sorted(ordered):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    assert [folder.name for folder in find_runs([tmp_path])] == ordered
+
+
 def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> None:
     runs = [records(0.1, 0.6, 0.7), records(None, 0.2, None, 0.6), records(0.1)]
     assert [first_reached(run, 0.6, "test_accuracy") for run in runs] == [1, 3, None]

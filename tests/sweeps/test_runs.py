@@ -162,6 +162,35 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        planned = plan_sweep(TWO_SEEDS, out)
+        with pytest.raises(UserError, match=rf"cannot write {out} \(.*/file is no folder\): choose another --out"):
+            check(planned, planned.runs)
+
+
+def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    failing: list[str] = []
+
+    def fails(wanted: Preparation, *others: object) -> None:
+        asked.append(wanted.title)
+        if wanted.title in failing:
+            raise RunFailure(f"{wanted.title} failed")
+
+    monkeypatch.setattr(runner, "prepare", fails)
+    part = {"dataset": "digits", "partition": "iid", "clients": 6}
+    tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.shards": ["a", "b", "c"]}}
+    planned = plan_sweep(tables, tmp_path)
+    for name, said in (("a", "^a failed$"), ("b", "^2 of 3 cannot be prepared: a failed; b failed$")):
+        failing.append(name)
+        asked.clear()
+        with pytest.raises(RunFailure, match=said):
+            runner.prepare_shards(planned.runs, print, lambda: False)
+        assert asked == ["a", "b", "c"]
+
+
 def test_a_failure_is_not_told_in_the_words_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
     said = iter(("echo 'error: the disk is full'; exit 1", "echo killed; exit 137"))
