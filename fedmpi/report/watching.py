@@ -12,7 +12,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.records.history import Record
 from fedmpi.records.hold import Holder
 from fedmpi.records.progress import open_display, show_summary
-from fedmpi.results.gather import read_runs
+from fedmpi.records.reading import read_summary
+from fedmpi.results.gather import NOTE
 
 LOOK = 0.5
 """Seconds between two looks at the folder."""
@@ -87,8 +88,8 @@ def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callab
     if run.summary:
         show_summary(run.summary, str(folder))
     else:
-        [told] = read_runs([folder])
-        why = f" (its sweep says: {told.failure})" if told.failure else ""
+        failure = read_summary(folder / NOTE).get("failure", "")
+        why = f" (its sweep says: {failure})" if failure else ""
         ended = f"stopped after round {len(run.records)} of {rounds}{why}"
         print(f"{ended}: continue with --resume --out {folder}", flush=True)
 

@@ -39,25 +39,26 @@ def how_it_ended(code: int, otherwise: str) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else otherwise
 
 
-def error_sentence(log: Path) -> str | None:
-    """What the last line of a log says, where that is "error: ..."."""
-    try:
-        lines = log.read_text(errors="replace").split("\n")
-    except OSError:
-        return None
-    spoken = [line.strip() for line in lines if line.strip()]
-    _, error, sentence = spoken[-1].partition("error: ") if spoken else ("", "", "")
-    return sentence if error else None
+def error_sentence(log: Path, begin: int = 0) -> str | None:
+    """What the last line of a log that says "error:" says, behind that; None without one. It begins at byte `begin`."""
+    errors = [line.partition("error: ")[2] for line in _spoken(log, begin) or () if "error: " in line]
+    return errors[-1] if errors else None
 
 
 def last_words(log: Path, begin: int = 0) -> str:
-    """Why a command failed: its last line that says "error:", else its last line; it wrote from byte `begin` on."""
+    """Why a command failed: its `error_sentence`, else its last line."""
+    spoken = _spoken(log, begin)
+    if spoken is None:
+        return "it left no words"
+    return error_sentence(log, begin) or (spoken[-1] if spoken else "it said nothing")
+
+
+def _spoken(log: Path, begin: int) -> list[str] | None:
+    """The last lines of a log that are not empty; None where it cannot be read."""
     try:
         with open(log, "rb") as file:
             file.seek(max(begin, os.path.getsize(log) - TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return "it left no words"
-    spoken = [line.strip() for line in lines if line.strip()]
-    errors = [line.partition("error: ")[2] for line in spoken if "error: " in line]
-    return [*(spoken[-1:] or ["it said nothing"]), *errors][-1]
+        return None
+    return [line.strip() for line in lines if line.strip()]

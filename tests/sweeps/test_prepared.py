@@ -17,6 +17,7 @@ from fedmpi.sweeps.prepared import Preparation, prepare
         ("kill -KILL $$", "ended by SIGKILL"),
         ("exit 7", "exit code 7"),
         ("echo fedmpi: error: the disk is full; exit 1", "the disk is full"),
+        ("echo error: the disk is full; echo it ends; exit 1", "the disk is full"),
     ],
 )
 def test_a_failed_preparation_says_how_it_ended(

@@ -140,9 +140,9 @@ class Feed:
 
         Its first sample fills up smaller batches.
         """
-        found = []
+        found, most = [], int(self.timetable.counts.max())
         for batches in self._rows:
-            filled = np.zeros((len(batches), int(self.timetable.counts.max())), np.int64)
+            filled = np.zeros((len(batches), most), np.int64)
             for row, rows in zip(filled, batches, strict=True):
                 row[: len(rows)] = rows
             found.append(torch.from_numpy(filled).view(-1).to(self._all_labels.device))
