@@ -155,7 +155,7 @@ def run_sweep(
             for one in [one for one in started if one.process.poll() is not None]:
                 started.remove(one)
                 outcome = _ended(one)
-                if outcome is None:  # another process was quicker to take its folder
+                if outcome is None:
                     waiting.append(one.run)
                 else:
                     settle(outcome)
@@ -286,10 +286,15 @@ def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:
 
 
 def _ended(one: Started) -> Outcome | None:
-    """What became of a run whose process has ended; None where another was quicker to take its folder."""
+    """What became of a run whose process has ended; None where another process has its folder, to be waited for.
+
+    Two sweeps of one file start the same run at almost the same time: the later one is refused, or comes when the
+    earlier one is done, and holds the finished run's folder for a moment while that is looked at here.
+    """
     code, seconds = one.process.returncode, time.monotonic() - one.since
     standing, why = _glance(one.run), last_words(one.run.folder / OUTPUT, one.begin)
-    if code == 2 and "is in use by" in why:
+    taken = "is in use by" in why or "is being taken by several" in why
+    if code == 2 and taken or code == 0 and standing.state == "busy":
         return None
     if code == 0 and standing.state == "finished":
         note(one.run, None)

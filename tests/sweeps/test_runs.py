@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from fedmpi.sweeps import runner
 from fedmpi.sweeps.calling import sweep
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
-from fedmpi.sweeps.runner import check, command, exit_code, run_sweep
+from fedmpi.sweeps.runner import Started, check, command, exit_code, run_sweep
 from fedmpi.sweeps.standing import look
 from tests.end_to_end.runs import curve, records
 from tests.mpi.launch import end_job, run_alone, start_job
@@ -275,6 +276,22 @@ def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_recor
         undisturbed = api.run(run.config, out=tmp_path / "whole" / run.name)
         assert undisturbed.folder is not None
         assert curve(run.folder) == curve(undisturbed.folder), run.name
+
+
+def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(tmp_path: Path) -> None:
+    """As by the child of a second sweep that was started when the run was not finished, and comes when it is."""
+    planned = plan_sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, tmp_path)
+    folder, holds = planned.runs[0].folder, []
+
+    def take_it_when_it_ends(started: Sequence[Started]) -> None:
+        for one in started:
+            one.process.wait()
+            holds.append(Hold(folder))
+        if not started:
+            holds[0].release()
+
+    [outcome] = run_sweep(planned, planned.runs, working=take_it_when_it_ends)
+    assert (outcome.ending, len(holds), len(records(folder))) == ("finished", 1, 3), outcome.why
 
 
 @pytest.mark.slow
