@@ -20,14 +20,14 @@ from fedmpi.local.work import ClientTask, LocalRule
 log = logging.getLogger("fedmpi")
 
 MOST_APART = 1e-3
-"""Relative difference of two engines' updates after two steps that rounding does not explain."""
+"""Relative difference of two engines' updates after a few steps that rounding does not explain."""
 
 
 class EngineTrial:
     """Decides between the candidates of a `CompositeEngine`, on all ranks alike.
 
-    Every rank times the candidates on some of its own clients, and compares what two steps of two clients give; rank 0
-    adds the times up and tells the quicker one.
+    Every rank times the candidates on some of its own clients, and compares what a few steps of two clients give;
+    rank 0 adds the times up and tells the quicker one.
 
     Parameters
     ----------

@@ -22,12 +22,14 @@ from fedmpi.common.types import Ints
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count
 from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, task_size
+from fedmpi.models.stacked.ahead import LEAST_STEPS
 
 MOST_CLIENTS = 8
 MOST_STEPS = 20
 SECONDS = 0.3
 PASSES = 2
-COMPARED_CLIENTS, COMPARED_STEPS = 2, 2
+COMPARED_CLIENTS, COMPARED_STEPS = 2, LEAST_STEPS
+"""Fewer steps, and a wide first layer would be compared in another way than it is trained in."""
 
 
 class Observed(Engine, Protocol):

@@ -13,10 +13,13 @@ from fedmpi.local.batched.apart import KeptApart
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.timing import relative_difference as apart_in_a_trial
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import ahead
 from fedmpi.models.stacked.ahead import ProductsAhead, steps_at_once
+from fedmpi.models.stacked.base import Slot
+from fedmpi.models.stacked.dense import Linear
 from fedmpi.models.stacked.net import translate
 from tests.local.stacks import CLASSES, IMAGES, Source, flat_model, ragged_sizes, relative_difference, tasks_for, train
 from tests.local.test_algorithms import STREAMS
@@ -147,6 +150,7 @@ def test_samples_are_not_gathered_for_the_steps_as_well(dtype: torch.dtype, open
     train(engine, tasks_for(sizes), model.initial, LocalRule(lr=0.05, batch_size=7))
     assert engine._stack is not None and opened
     assert not any(net.x.any() for net in engine._stack._bound.values())
+    assert not engine._stack.ahead._samples and not engine._stack.ahead._order, "nothing is held until the next round"
 
 
 def test_clients_that_diverge_are_named_and_may_be_left_out(opened: list[tuple[int, int]]) -> None:
@@ -162,6 +166,18 @@ def test_clients_that_diverge_are_named_and_may_be_left_out(opened: list[tuple[i
     assert report.diverged == 1
     assert relative_difference(result, whole) < 1e-6
     assert opened
+
+
+def test_the_engine_trial_compares_what_will_train(
+    opened: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes, rule = model_of(torch.float32), SIZES[:12], LocalRule(lr=0.05, epochs=2, batch_size=7)
+    source, tasks = Source(IMAGES, sizes), tasks_for(sizes)
+    engines = [kind(model, source, STREAMS) for kind in (SequentialEngine, BatchedEngine)]
+    assert 0 < apart_in_a_trial(engines, tasks, model.initial, rule, 0, sizes) < 1e-4
+    assert opened == [(2, 5)]
+    monkeypatch.setattr(ProductsAhead, "backward", lambda products, gradient: products._all[2].zero_())
+    assert apart_in_a_trial(engines, tasks, model.initial, rule, 0, sizes) > 1e-2
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
@@ -212,6 +228,8 @@ def test_only_layers_that_gain_by_it_have_their_products_made_ahead(monkeypatch:
     assert steps(14) == 0 and steps(None) == 0, "two steps at once gain nothing"
     assert steps(taken=3) == 4 and steps(taken=2) == 0
     assert steps(hidden=[335, 6]) == 4 and steps(hidden=[334, 6]) == 0, "a small layer"
+    square = [Linear(256, n, Slot(0, (n, 256), 0), None) for n in (255, 256)]
+    assert [steps_at_once(layer, 10, 60) for layer in square] == [0, 4]
     cnn = flat_model("cnn", IMAGES, torch.float32, dense=20)
     assert steps_at_once(translate(cnn.module, IMAGES).head, 10, 60) == 0
     narrow = [nn.Sequential(nn.Flatten(), nn.Linear(196, n), nn.Linear(n, CLASSES)) for n in (95, 96)]

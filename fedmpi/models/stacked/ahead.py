@@ -25,7 +25,7 @@ ROWS_AHEAD = 40
 0.89, 0.85, 0.82, 0.87 and 0.86 of the time with 20, 30, 40, 60 and 80: products gain by rows, those of samples with
 samples grow with their square."""
 LEAST_STEPS = 3
-"""With batches of 20, two of which would be taken at once, nothing is gained."""
+"""With batches of 20, two of which would be taken at once, a round of 784 × 200 takes 0.96 of the time."""
 LEAST_VALUES, LEAST_OUTPUTS = 1 << 16, 96
 """Smaller layers lose: 784 × 64 takes 1.06 of the time and 64 × 200 1.22, where 784 × 100 and 256 × 256 take 0.95 and
 0.91."""
