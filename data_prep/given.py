@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args
 
-from data_prep.datasets.base import DataSet
+from data_prep.datasets.base import DataSet, ReadOptions
 from data_prep.listing import flag
 from data_prep.partitions import PARTITIONS, Law, law_named
 from data_prep.partitions.common import OptionValue
 from data_prep.shifts import LABEL_NOISE, SHIFT
 from fedmpi.common.errors import UserError
+from fedmpi.common.options import Option
 from fedmpi.common.registry import parts, resolve
 
 COMMON = (
+    "help",
+    "dataset",
+    "file",
     "raw",
     "download",
     "partition",
@@ -30,6 +36,13 @@ COMMON = (
     "label_noise",
 )
 """Options that belong to data_prep itself."""
+GIVEN_AS: dict[str, type] = {
+    **dict.fromkeys(("length", "vocabulary", "users", "per_user", "tags"), int),
+    **dict.fromkeys(("skip_unlabelled", "numbers_are_classes", "skip_odd_sizes", "keep_duplicates"), bool),
+    **dict.fromkeys(("label", "user"), str),
+    "vectors": Path,
+}
+"""Options of built-in data sets that a reader of one's own may have too, and what the command line makes of them."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +82,10 @@ def parse_options(
     for part in (*parts(SHIFT), *parts(LABEL_NOISE), *changes):
         known |= {option.name: (option.annotation is bool, option.doc) for option in part.options}
     read = {option.name: (option.annotation is bool, option.doc) for option in (data.own.options if data.own else ())}
-    named = {*read, *(option.name for option in (own.options if own else ()))}
+    named = {option.name for option in (own.options if own else ())}
     named |= {option.name for part in changes if part.foreign for option in part.options}
-    if clash := sorted(named & set(COMMON)):
+    clash = sorted(named & {*COMMON, *_of_data_sets()})
+    if clash := clash or sorted(option.name for option in (data.own.options if data.own else ()) if not _free(option)):
         raise UserError(f"{flag(clash[0])} is an option of data_prep itself: name the one of your own otherwise")
     given: dict[str, OptionValue] = {}
     left = list(words)
@@ -101,6 +115,20 @@ def parse_options(
         for takes in (law_takes, read.keys(), shift_takes, noise_takes)
     ]
     return Given(*kept)
+
+
+def _of_data_sets() -> set[str]:
+    """The options of built-in data sets, as the command line writes them."""
+    return {field.name for field in fields(ReadOptions)} - {"files"}
+
+
+def _free(option: Option) -> bool:
+    """Whether a reader of one's own may have this option: it is nobody's, or gets what the command line makes of it."""
+    kind = GIVEN_AS.get(option.name)
+    if kind is None:
+        return option.name not in {*COMMON, *_of_data_sets()}
+    takes = {option.annotation, *get_args(option.annotation)}
+    return kind is str or not takes.isdisjoint({Any, kind, *([float] if kind is int else [])})
 
 
 def law_of(name: str) -> Law:

@@ -16,6 +16,7 @@ from tests.data_prep.command import main
 
 OWN = """
 import dataclasses
+from pathlib import Path
 import numpy as np
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.digits import DIGITS
@@ -50,6 +51,22 @@ def columns(raw, *, skip: int = 0):
 
 def clashing(*, seed: int = 1):
     return points(count=8)
+
+def of_files(*, file: str = "a"):
+    return points(count=8)
+
+def of_columns(*, features: str = "a"):
+    return points(count=8)
+
+def of_tags(*, tags: str = "a"):
+    return points(count=8)
+
+def shared(*, tags: int | None, vectors: Path, user, keep_duplicates: bool = False):
+    assert (tags, vectors, user, keep_duplicates) == (3, Path("there"), "u", True)
+    return points(count=8)
+
+def long(labels, clients, generator, *, length: int = 3):
+    return labels % clients
 
 def no_labels():
     return {"x": np.ones((3, 2))}
@@ -103,6 +120,7 @@ def test_a_law_of_ones_own_may_leave_the_last_clients_empty(own: Path) -> None:
             "--keep = 'perhaps' does not",
         ),
         (["--partition", "prep_of_mine:by_lable"], "did you mean 'by_label'"),
+        (["--partition", "prep_of_mine:long", "--length", "4"], "--length is an option of data_prep itself"),
     ],
 )
 def test_what_a_law_of_ones_own_does_not_know_is_refused(
@@ -168,6 +186,9 @@ def test_a_reader_gets_the_path_that_raw_names(own: Path) -> None:
         (["prep_of_mine:columns"], "where is prep_of_mine:columns? give --raw"),
         (["prep_of_mine:pionts"], "did you mean 'points'?"),
         (["prep_of_mine:clashing"], "--seed is an option of data_prep itself"),
+        (["prep_of_mine:of_files", "--file", "b"], "--file is an option of data_prep itself"),
+        (["prep_of_mine:of_columns"], "--features is an option of data_prep itself"),
+        (["prep_of_mine:of_tags"], "--tags is an option of data_prep itself"),
         (["prep_of_mine:halved", "--raw", ".", "--task", "vector"], "gives a RawDataset: --task"),
         (["prep_of_mine:points", "--count", "8", "--length", "3"], "takes no --length"),
     ],
@@ -177,6 +198,12 @@ def test_what_a_reader_of_ones_own_does_not_know_is_refused(
 ) -> None:
     assert main([*words, "--partition", "iid", "--clients", "2", "--out", "shards"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_reader_of_ones_own_may_have_options_of_other_data_sets_that_mean_the_same_kind(own: Path) -> None:
+    options = ["--tags", "3", "--vectors", "there", "--user", "u", "--keep-duplicates"]
+    words = ["prep_of_mine:shared", *options, "--partition", "iid", "--clients", "2", "--out", "shards"]
+    assert main(words) == 0
 
 
 @pytest.mark.parametrize(
