@@ -213,8 +213,7 @@ def sweep(
         return _train(interrupt, run.config, run.folder, resume=True)
     with SweepDisplay(len(runs)) as shown:
         if prepare_only:
-            for run in runs:
-                look(run)  # refuses a folder of another run, before anything in it is changed
+            runner.check_folders(planned, runs)  # before anything in them is changed
             code = runner.prepare_shards(runs, shown.tell, stop)
             announce(planned, runs)
             print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)

@@ -40,10 +40,10 @@ def read_plain(path: Path, most: int | None = None) -> bytes:
         It cannot be read, is no plain file, or is larger.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
     with open(handle, "rb") as file:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
         content = file.read() if most is None else file.read(most + 1)
     if most is not None and len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))

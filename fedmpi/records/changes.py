@@ -61,7 +61,7 @@ def compare(path: Path, config: Config) -> Changes:
     try:
         text = read_plain(path).decode("utf-8")
         differing = differences(tomllib.loads(text), config)
-    except (ValueError, RecursionError) as error:  # what is no TOML or no UTF-8, numbers of thousands of digits
+    except (OSError, ValueError, RecursionError) as error:  # no file, no TOML, no UTF-8, numbers of thousands of digits
         raise UserError(f"{path} is damaged ({error}): choose another --out") from None
     refused = []
     for key, there, here in differing:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.files import read_plain
 from fedmpi.common.processes import Process, name_space
 
 FOLDER = ".holder"
@@ -276,8 +277,8 @@ def _own_facts() -> dict[str, Any]:
 
 def _facts(path: Path) -> Mapping[str, Any]:
     try:
-        facts = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        facts = json.loads(read_plain(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
 

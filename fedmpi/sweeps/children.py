@@ -36,7 +36,8 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
 
 def how_it_ended(code: int, otherwise: str) -> str:
     """Why a command failed, of its return code: the signal that ended it, else what is given."""
-    return f"ended by {signal.Signals(-code).name}" if code < 0 else otherwise
+    names = {number.value: number.name for number in signal.Signals}  # some real-time signals have none
+    return f"ended by {names.get(-code, f'signal {-code}')}" if code < 0 else otherwise
 
 
 def error_sentence(log: Path, begin: int = 0) -> str | None:

@@ -72,14 +72,29 @@ def check(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
     Raises
     ------
     UserError
-        A file where the folders of runs would lie, shards that cannot be prepared, a folder of another run, no mpiexec.
+        Folders that cannot be written or hold another run, shards that cannot be prepared, no mpiexec.
     """
-    _refuse_file(sweep.out)
-    standings = [look(run) for run in runs]
+    standings = check_folders(sweep, runs)
     for data in _shards([run for run, now in zip(runs, standings, strict=True) if now.state != "finished"]):
         data.check()
     if sweep.ranks > 1:
         launcher(sweep.ranks)
+    return standings
+
+
+def check_folders(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
+    """How far each run is, where their folders are, or can be made.
+
+    Raises
+    ------
+    UserError
+        A file where a folder would lie, one that cannot be written, or one of another run.
+    """
+    _refuse_unwritable(sweep.out)
+    standings = [look(run) for run in runs]
+    for run, now in zip(runs, standings, strict=True):
+        if now.state != "finished":
+            _refuse_unwritable(run.folder, writing=True)
     return standings
 
 
@@ -135,7 +150,7 @@ def run_sweep(
         waiting.remove(run)
         settle(_failed(run, 0.0, lacking[run.data.folder] if run.data else ""))
     started: list[Started] = []
-    told = False
+    told, waited_for = False, ""
     try:
         while waiting or started:
             if stop() and not told:
@@ -145,7 +160,8 @@ def run_sweep(
             if told:
                 while waiting:
                     run = waiting.popleft()
-                    settle(Outcome(run, "stopped", _glance(run)))
+                    now = _glance(run)
+                    settle(Outcome(run, "finished" if now.state == "finished" else "stopped", now))
             while len(started) < jobs and (free := _next(waiting, settle)) is not None:
                 try:
                     started.append(_start(sweep, free, jobs))
@@ -159,6 +175,9 @@ def run_sweep(
                     waiting.append(one.run)
                 else:
                     settle(outcome)
+            if waiting and not started and waiting[0].name != waited_for:
+                waited_for = waiting[0].name
+                tell(f"{waited_for}: waiting for {_glance(waiting[0]).holder or 'another process'}, which works on it")
             if waiting or started:
                 time.sleep(POLLED if started else POLLED_OTHERS)
     finally:
@@ -177,24 +196,27 @@ def prepare_shards(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop
     UserError
         Shards are refused.
     RunFailure
-        Preparing them failed, or several could not be prepared.
+        Preparing some of them failed.
     """
     shards = _shards(runs)
     for data in shards:
         data.check()
     failed: list[UserError | RunFailure] = []
+    stopped = False
     for data in shards:
         try:
             prepare(data, tell, stop)
         except Stopped:
-            return STOPPED_AFTER_SAVING
+            stopped = True
+            break
         except (UserError, RunFailure) as error:
             failed.append(error)
     if len(failed) > 1:
-        raise RunFailure(f"{len(failed)} of {len(shards)} cannot be prepared: {'; '.join(map(str, failed))}")
+        kind = RunFailure if any(isinstance(one, RunFailure) for one in failed) else UserError
+        raise kind(f"{len(failed)} of {len(shards)} cannot be prepared: {'; '.join(map(str, failed))}")
     if failed:
         raise failed[0]
-    return 0
+    return STOPPED_AFTER_SAVING if stopped else 0
 
 
 def refuse_unprepared(run: PlannedRun, sweep: Sweep) -> None:
@@ -241,11 +263,13 @@ def launcher(ranks: int) -> list[str]:
     return [found, "-n", str(ranks), *unbound]
 
 
-def _refuse_file(out: Path) -> None:
-    """Refuse a place for runs that is a file, or lies in one."""
-    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.lexists(folder))
+def _refuse_unwritable(folder: Path, writing: bool = False) -> None:
+    """Refuse a folder that is a file, or lies in one; if it is for `writing`, also where nothing may be written."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
     if not there.is_dir():
-        raise UserError(f"cannot write {out} ({there} is no folder): choose another --out")
+        raise UserError(f"cannot write {folder} ({there} is no folder): choose another --out")
+    if writing and not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {folder} ({there} may not be written): choose another --out")
 
 
 def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> PlannedRun | None:
@@ -297,11 +321,21 @@ def _ended(one: Started) -> Outcome | None:
     if code == 2 and taken or code == 0 and standing.state == "busy":
         return None
     if code == 0 and standing.state == "finished":
-        note(one.run, None)
+        with suppress(OSError):
+            note(one.run, None)
         return Outcome(one.run, "finished", standing, seconds)
-    if code in (STOPPED_AFTER_SAVING, -signal.SIGUSR1):
+    if code in (STOPPED_AFTER_SAVING, -signal.SIGUSR1, -signal.SIGTERM):  # the signals: before it heeds them
         return Outcome(one.run, "stopped", standing, seconds)
-    return _failed(one.run, seconds, how_it_ended(code, why))
+    return _failed(one.run, seconds, how_it_ended(code, why) if code else _not_finished(one.run))
+
+
+def _not_finished(run: PlannedRun) -> str:
+    """Why a run whose process ended well is not finished."""
+    try:
+        standing = look(run)
+    except UserError as error:
+        return str(error)
+    return f"its process ended well, but {run.folder} has {standing.rounds} of {run.config.rounds} rounds"
 
 
 def _glance(run: PlannedRun) -> Standing:
@@ -325,7 +359,7 @@ def _prepared(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop: Cal
         try:
             prepare(data, tell, stop)
         except Stopped:
-            return {}
+            break
         except (UserError, RunFailure) as error:
             lacking[data.folder] = str(error)
     return lacking

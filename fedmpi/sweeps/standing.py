@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import make_folder, write_whole
+from fedmpi.common.files import make_folder, read_plain, write_whole
 from fedmpi.config import config_toml
 from fedmpi.config.base import written
 from fedmpi.records.changes import compare
@@ -80,7 +81,7 @@ def look(run: PlannedRun) -> Standing:
 def recorded(folder: Path) -> int:
     """Rounds that a run has recorded."""
     try:
-        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+        return read_plain(folder / "metrics.jsonl").count(b"\n")
     except OSError:
         return 0
 
@@ -110,9 +111,12 @@ def note(run: PlannedRun, failure: str | None) -> None:
 
 
 def _put(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        try:
-            write_whole(path, text.encode())
-        except FileNotFoundError:  # another sweep of the same file has just put it there
-            if not path.exists():
-                raise
+    content = text.encode()
+    with suppress(OSError):  # what is none yet, or no file, is said where it is written
+        if read_plain(path) == content:
+            return
+    try:
+        write_whole(path, content)
+    except FileNotFoundError:  # another sweep of the same file has just put it there
+        if not path.exists():
+            raise

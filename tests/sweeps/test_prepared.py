@@ -15,6 +15,7 @@ from fedmpi.sweeps.prepared import Preparation, prepare
     ("ending", "said"),
     [
         ("kill -KILL $$", "ended by SIGKILL"),
+        ("kill -35 $$", "ended by signal 35"),
         ("exit 7", "exit code 7"),
         ("echo fedmpi: error: the disk is full; exit 1", "the disk is full"),
         ("echo error: the disk is full; echo it ends; exit 1", "the disk is full"),

@@ -4,6 +4,7 @@ prepared once.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -31,7 +32,7 @@ from fedmpi.sweeps.calling import sweep
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
 from fedmpi.sweeps.runner import Started, check, command, exit_code, run_sweep
-from fedmpi.sweeps.standing import look
+from fedmpi.sweeps.standing import announce, look
 from tests.end_to_end.runs import curve, records
 from tests.mpi.launch import end_job, run_alone, start_job
 
@@ -171,6 +172,41 @@ def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path:
             check(planned, planned.runs)
 
 
+def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(TWO_SEEDS))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "seed=1").touch()
+    for further in ("--dry-run", "--prepare"):
+        done = run_alone(["-m", "fedmpi", "sweep", f"{tmp_path}/mine.toml", "--out", f"{tmp_path}/out", further])
+        assert done.returncode == 2 and "out/seed=1 is no folder): choose another --out" in done.stderr
+        assert not (tmp_path / "out" / "seed=0").exists()
+    planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=rf"cannot write .*/new/seed=0 \({tmp_path} may not be written\): choose"):
+        check(planned, planned.runs)
+    for run in planned.runs:
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
+    assert [one.state for one in check(planned, planned.runs)] == ["finished"] * 2, "nothing has to be written"
+
+
+def test_what_lies_damaged_in_a_runs_folder_is_put_right_or_refused(tmp_path: Path) -> None:
+    planned = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path)
+    [run] = planned.runs
+    announce(planned, planned.runs)
+    note = (run.folder / "sweep.json").read_bytes()
+    (run.folder / "sweep.json").write_bytes(b"\xff\xfe")
+    announce(planned, planned.runs)
+    assert (run.folder / "sweep.json").read_bytes() == note
+    os.mkfifo(run.folder / "metrics.jsonl")
+    assert look(run).rounds == 0, "nobody waits for a fifo"
+    (run.folder / "config.toml").mkdir()
+    with pytest.raises(UserError, match=r"^run seed=0: .*config.toml is damaged \(.*no plain file.*: choose another"):
+        look(run)
+
+
 def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     failing: list[str] = []
@@ -192,6 +228,29 @@ def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monk
         assert asked == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(("kind", "ending"), [(UserError, "wrong input"), (RunFailure, "a failure")])
+def test_what_failed_to_be_prepared_before_a_stop_is_said(
+    kind: type[Exception], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(wanted: Preparation, *others: object) -> None:
+        raise Stopped if wanted.title == "c" else kind(f"{wanted.title}: {ending}")
+
+    monkeypatch.setattr(runner, "prepare", fails)
+    part = {"dataset": "digits", "partition": "iid", "clients": 6}
+    tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.shards": ["a", "b", "c"]}}
+    planned = plan_sweep(tables, tmp_path)
+    with pytest.raises(kind, match=f"^2 of 3 cannot be prepared: a: {ending}; b: {ending}$"):
+        runner.prepare_shards(planned.runs, print, lambda: False)
+    outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
+    assert [(one.ending, one.why) for one in outcomes] == [
+        ("failed", f"a: {ending}"),
+        ("failed", f"b: {ending}"),
+        ("stopped", ""),
+    ]
+    assert exit_code(outcomes) == 1
+    assert runner.prepare_shards(planned.runs[2:], print, lambda: False) == 75
+
+
 def test_a_failure_is_not_told_in_the_words_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
     said = iter(("echo 'error: the disk is full'; exit 1", "echo killed; exit 137"))
@@ -199,6 +258,23 @@ def test_a_failure_is_not_told_in_the_words_of_an_earlier_one(tmp_path: Path, mo
         "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(said)], stdout=stdout)
     )
     assert [run_sweep(planned, planned.runs)[0].why for _ in range(2)] == ["the disk is full", "killed"]
+
+
+def test_a_run_whose_process_ended_well_without_all_rounds_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
+    [run] = planned.runs
+    said = iter(
+        ("echo all is well", f"echo '{{}}' >> '{run.folder}/metrics.jsonl'; echo no > '{run.folder}/summary.json'")
+    )
+    monkeypatch.setattr(
+        "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(said)], stdout=stdout)
+    )
+    [outcome] = run_sweep(planned, planned.runs)
+    assert (outcome.ending, outcome.why) == ("failed", f"its process ended well, but {run.folder} has 0 of 3 rounds")
+    [outcome] = run_sweep(planned, planned.runs)
+    assert outcome.ending == "failed" and "summary.json cannot be read" in outcome.why
 
 
 @pytest.mark.slow
@@ -283,6 +359,8 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(tmp_pat
     planned = plan_sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, tmp_path)
     folder, holds = planned.runs[0].folder, []
 
+    told: list[str] = []
+
     def take_it_when_it_ends(started: Sequence[Started]) -> None:
         for one in started:
             one.process.wait()
@@ -290,8 +368,30 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(tmp_pat
         if not started:
             holds[0].release()
 
-    [outcome] = run_sweep(planned, planned.runs, working=take_it_when_it_ends)
+    [outcome] = run_sweep(planned, planned.runs, tell=told.append, working=take_it_when_it_ends)
     assert (outcome.ending, len(holds), len(records(folder))) == ("finished", 1, 3), outcome.why
+    [line] = told
+    assert line.startswith(f"seed=0: waiting for process {os.getpid()} on ") and line.endswith(", which works on it")
+
+
+def test_a_stopped_sweep_says_of_each_run_that_others_hold_or_have_finished_how_far_it_is(tmp_path: Path) -> None:
+    planned = plan_sweep(TWO_SEEDS, tmp_path)
+    one, other = planned.runs
+    for run in planned.runs:
+        api.run(run.config, {"rounds": 2}, out=run.folder)
+    holds, asked = [Hold(one.folder), Hold(other.folder)], []
+
+    def stop() -> bool:
+        asked.append(1)
+        if len(asked) == 2:  # when both have been waited for
+            holds.pop(0).release()
+            api.run(one.config, out=one.folder, resume=True)
+        return len(asked) > 1
+
+    outcomes = run_sweep(planned, planned.runs, stop=stop)
+    holds[0].release()
+    assert [(run.ending, run.standing.rounds) for run in outcomes] == [("finished", 3), ("stopped", 2)]
+    assert exit_code(outcomes) == 75
 
 
 @pytest.mark.slow
@@ -365,12 +465,12 @@ def test_shards_are_prepared_for_no_run_whose_folder_holds_another(tmp_path: Pat
 def test_runs_at_work_at_once_share_the_cores_and_one_that_a_warning_ends_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGUSR1 ends a process that does not heed signals yet."""
+    """SIGUSR1 and SIGTERM end a process that does not heed signals yet."""
     planned, seen, popen = plan_sweep(TWO_SEEDS, tmp_path), [], subprocess.Popen
 
     def start(words: list[str], env: dict[str, str], **further: Any) -> Any:
         seen.append(env.get(MOST_THREADS))
-        return popen(["sh", "-c", "kill -USR1 $$"])
+        return popen(["sh", "-c", f"kill -{'TERM' if len(seen) == 1 else 'USR1'} $$"])
 
     monkeypatch.delenv(MOST_THREADS, raising=False)
     monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
