@@ -210,10 +210,10 @@ def _facts(record: dict[str, Any]) -> dict[str, str]:
     facts = {"loss": f"loss {record['train_loss']:.4f}"} if record.get("train_loss") is not None else {}
     for part, name in (("test", "accuracy"), ("val", "validation accuracy")):
         if f"{part}_accuracy" in record:
-            facts[name] = f"{name} {record[f'{part}_accuracy']:.4f}"
+            facts[name] = f"{name} {_number(record[f'{part}_accuracy'])}"
         elif f"{part}_loss" in record:
             facts[name] = f"{LOSSES[part]} {_number(record[f'{part}_loss'])}"
-    if record["seconds"] > 0:
+    if record.get("seconds") and record.get("participants") is not None:
         facts["clients/s"] = f"{record['participants'] / record['seconds']:.0f} clients/s"
     return facts
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
-from fedmpi.records.history import LINKS, Record
+from fedmpi.records.history import LINKS, SCORES, Record
 
-ADDED_UP = ("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS))
-"""What reports add up over the rounds."""
+NUMBERS = ("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS), "participants", "train_loss")
+"""What reports add up over the rounds, or show of each; so they do with what begins as `SCORES`."""
+LISTS = ("busy_seconds", "kl_quartiles", "kl_client_quartiles", "stratum_sizes", "allocation")
+"""Numbers of a round's ranks, mediators and strata."""
+OF_THE_WHOLE = ("wall_seconds", "bytes_total", "best_round", "rounds_to_target", "megabytes_to_target")
+"""Numbers of a summary that are shown."""
+PARTICIPANTS = re.compile(r"(?a:(\d{1,12}(-\d{1,12})?( |$))*)")
+LARGEST = 2**63
+"""Of whole numbers: none that is counted comes close to it, and a float can hold it."""
 
 
 def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
@@ -27,13 +35,13 @@ def read_records(folder: Path, rounds: int | None = None) -> list[Record]:
     path = folder / "metrics.jsonl"
     try:
         lines = read_plain(path).splitlines(keepends=True)[:rounds] if os.path.lexists(path) else []
-        return [_record(json.loads(line)) for line in lines if line.endswith(b"\n")]
+        return [read_record(line) for line in lines if line.endswith(b"\n")]
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
 
 
 def read_summary(path: Path) -> Record:
-    """The summary in RUN/summary.json; empty where there is none.
+    """The summary in RUN/summary.json, or what a sweep has noted beside it; empty where there is none.
 
     Raises
     ------
@@ -41,7 +49,7 @@ def read_summary(path: Path) -> Record:
         The file is damaged.
     """
     try:
-        return _table(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
+        return _summary(json.loads(read_plain(path).decode("utf-8"))) if os.path.lexists(path) else {}
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
 
@@ -59,14 +67,63 @@ def ending_of(summary: Record, path: Path) -> Literal["finished", "ended"]:
     return "ended" if last + 1 < rounds else "finished"
 
 
-def _record(read: Any) -> Record:
-    record = _table(read)
-    if not isinstance(record.get("round"), int):
-        raise ValueError(f"round = {record.get('round')!r} in a record")
-    for key in ADDED_UP:
-        if not isinstance(record.get(key), int | float | None):
-            raise ValueError(f"{key} = {record[key]!r} in the record of round {record['round']}")
+def read_record(line: bytes) -> Record:
+    """The record in a line of RUN/metrics.jsonl.
+
+    Raises
+    ------
+    ValueError, RecursionError
+        The line is damaged.
+    """
+    record = _table(json.loads(line))
+    round = record.get("round")
+    if not isinstance(round, int) or not _is_number(round):
+        raise ValueError(f"round = {_cut(round)} in a record")
+    for key, value in record.items():
+        if not _suits(key, value):
+            raise ValueError(f"{key} = {_cut(value)} in the record of round {round}")
+    strata, allocation = record.get("stratum_sizes") or [], record.get("allocation")
+    if allocation and len(strata) != len(allocation):
+        raise ValueError(f"{len(strata)} stratum_sizes and {len(allocation)} in allocation of round {round}")
     return record
+
+
+def _suits(key: str, value: Any) -> bool:
+    """Whether a key of a record has a value of its kind; those of the user's own may have any."""
+    if value is None or (isinstance(value, float) and key not in LISTS and key != "phase_seconds"):
+        return key != "clients"
+    if key in LISTS:
+        return isinstance(value, list) and all(map(_is_number, value))
+    if key == "phase_seconds":
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    if key == "clients":
+        return isinstance(value, str) and PARTICIPANTS.fullmatch(value) is not None
+    counted = isinstance(value, int) or key in NUMBERS or key.startswith(SCORES)
+    return not counted or _is_number(value) or (isinstance(value, bool) and not key.startswith(SCORES))
+
+
+def _summary(read: Any) -> Record:
+    summary = _table(read)
+    final, moved = summary.get("final"), summary.get("mpi_bytes", {"total": 0})
+    for key, value in {**(final if isinstance(final, dict) else {}), **summary}.items():
+        shown = key in OF_THE_WHOLE or key.startswith((*SCORES, "best_test_", "best_val_"))
+        if shown and value is not None and not _is_number(value):
+            raise ValueError(f"{key} = {_cut(value)}")
+    if not isinstance(moved, dict) or not _is_number(moved.get("total")):
+        raise ValueError(f"mpi_bytes = {_cut(moved)}")
+    clients = summary.get("clients", 1)
+    if isinstance(clients, int) and not 0 < clients < LARGEST:
+        raise ValueError(f"clients = {_cut(clients)}")
+    return summary
+
+
+def _is_number(value: Any) -> bool:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return -LARGEST < value < LARGEST if whole else isinstance(value, float)
+
+
+def _cut(value: Any) -> str:
+    return repr(value) if not isinstance(value, int) or abs(value) < LARGEST else "a number of very many digits"
 
 
 def _table(read: Any) -> Record:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.evenness import evenness
+from fedmpi.common.files import read_plain
 from fedmpi.common.types import Ints
 from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record
@@ -91,8 +92,11 @@ def _histogram(use: Ints) -> list[list[int]]:
 
 
 def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
-    """[round, stratum, clients N_h, drawn m_h] for the first strata of some rounds; None of a run without strata."""
-    told = [record for record in run.records if record.get("stratum_sizes")]
+    """[round, stratum, clients N_h, drawn m_h] for the first strata of some rounds; None of a run without strata.
+
+    An opening round, in which all clients take part, draws none.
+    """
+    told = [record for record in run.records if record.get("stratum_sizes") and record.get("allocation")]
     most_rows, most_columns = heat_size(runs)
     some = thinned(range(len(told)), most_columns)
     cells = [
@@ -140,7 +144,7 @@ def view(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
 def traffic(group: Configuration) -> dict[str, Any]:
     """Megabytes on each simulated link, and what MPI moved, mean over the configuration's runs."""
     links = {
-        link: float(np.mean([sum(r.get(f"bytes_{link}", 0) for r in run.records) for run in group.runs])) / 1e6
+        link: float(np.mean([sum(r.get(f"bytes_{link}") or 0 for r in run.records) for run in group.runs])) / 1e6
         for link in LINKS
     }
     moved = [run.summary["mpi_bytes"]["total"] / 1e6 for run in group.runs if "mpi_bytes" in run.summary]
@@ -187,7 +191,7 @@ def warnings(runs: Sequence[OneRun]) -> list[dict[str, Any]]:
 
 def _warned(log: Path) -> list[str]:
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_plain(log).decode(errors="replace").splitlines()
     except OSError:
         return []
     return [match[2][:500] for match in map(LOG_LINE.match, lines) if match]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.records.history import Record
 from fedmpi.records.hold import Holder
 from fedmpi.records.progress import open_display, show_summary
-from fedmpi.records.reading import read_summary
+from fedmpi.records.reading import read_record, read_summary
 from fedmpi.results.gather import NOTE
 
 LOOK = 0.5
@@ -41,12 +40,12 @@ class Tail:
                 text = file.read()
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read ({error})") from None
         whole = text[: text.rfind(b"\n") + 1]
         try:
-            found = [json.loads(line) for line in whole.splitlines()]
-            if not all(isinstance(record, dict) and "round" in record for record in found):
-                raise ValueError("a line is no record")
-        except ValueError as error:
+            found = [read_record(line) for line in whole.splitlines()]
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self._path} cannot be read ({error})") from None
         self._read += len(whole)
         return found

@@ -47,7 +47,7 @@ def spent(records: Sequence[Record]) -> dict[str, Floats]:
 
     Virtual seconds only where every record has them (`system.clock`).
     """
-    megabytes = [sum(record.get(f"bytes_{link}", 0) for link in LINKS) / 1e6 for record in records]
+    megabytes = [sum(record.get(f"bytes_{link}") or 0 for link in LINKS) / 1e6 for record in records]
     found = {
         "round": np.array([record["round"] + 1 for record in records], np.float64),
         "samples": np.cumsum([record.get("samples") or 0 for record in records], dtype=np.float64),

@@ -127,6 +127,19 @@ def test_who_took_part_strata_and_sizes_are_those_of_the_records(runs: list[OneR
     assert "deviation" not in group["y"]["size_ratio"]
 
 
+def test_a_round_in_which_all_clients_take_part_draws_from_no_stratum(tmp_path: Path) -> None:
+    """FedSSO begins with one."""
+    fedmpi.run("fedsso", SMALL, out=tmp_path / "run")
+    [run] = read_runs([tmp_path / "run"])
+    opening, second, _ = run.records
+    assert opening["stratum_sizes"] and "allocation" not in opening
+    cells = panels.strata(run)
+    assert cells is not None and {cell[0] for cell in cells} == {2, 3}
+    drawn = [cell[2:] for cell in cells if cell[0] == 2]
+    assert drawn == [list(pair) for pair in zip(second["stratum_sizes"], second["allocation"], strict=True)]
+    assert write_report([tmp_path], tmp_path / "report.html") > 0
+
+
 def test_many_clients_and_rounds_share_cells_and_none_is_lost() -> None:
     cohorts = [np.arange(t, 10_000, 7) for t in range(333)]
     records = [{"round": t, "clients": " ".join(map(str, cohort))} for t, cohort in enumerate(cohorts)]
@@ -224,6 +237,11 @@ def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_i
     assert evenness[0]["used"] == evenness[2]["used"] == 0.25 and evenness[1] is None
     [group] = made["configurations"]
     assert group["y"]["clients_used"] == {"mean": [0.25] * 3, "deviation": [0, 0, 0], "n": [2, 2, 2]}
+
+
+def test_nobody_waits_for_a_log_that_is_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.log")
+    assert panels.warnings([OneRun(tmp_path, {}, [], {}, "stopped")]) == []
 
 
 def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:

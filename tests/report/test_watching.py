@@ -30,9 +30,14 @@ def test_only_whole_lines_are_taken_and_a_file_begun_anew_is_read_anew(tmp_path:
     assert [record["round"] for record in tail.new()] == [2] and tail.new() == []
     path.write_bytes(lines(0))
     assert [record["round"] for record in tail.new()] == [0]
-    path.write_bytes(lines(0) + b"[1]\n")
-    with pytest.raises(UserError, match="cannot be read"):
-        tail.new()
+    for damaged in (b"[1]\n", b'{"round": "1"}\n', b"[" * 100_000 + b"\n"):
+        path.write_bytes(lines(0) + damaged)
+        with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \("):
+            Tail(path).new()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \("):
+        Tail(path).new()
 
 
 def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,93 @@
+"""Records and summaries as they are read again: what is of another kind than reports count on is named and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmpi.common.errors import UserError
+from fedmpi.records.reading import read_record, read_records, read_summary
+
+LONG = "a number of very many digits"
+WHOLE: dict[str, Any] = {
+    "round": 3,
+    "seconds": 0.5,
+    "samples": None,
+    "participants": 4,
+    "clients": "0-2 7",
+    "test_accuracy": 0.5,
+    "test_loss": None,
+    "stratum_sizes": [3, 1],
+    "allocation": [2, 1],
+    "busy_seconds": [0.25, 0],
+    "kl_quartiles": None,
+    "phase_seconds": {"plan": 0.5},
+    "opening": True,
+    "own": {"anything": ["goes"]},
+}
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"clients": ""}, {"allocation": None}, {"round": 0, "test_loss": float("nan")}]
+)
+def test_a_record_is_read_as_it_was_written(changed: dict[str, Any]) -> None:
+    line = json.dumps(WHOLE | changed).encode()
+    assert json.dumps(read_record(line)) == line.decode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("round", "3", "round = '3' in a record"),
+        ("round", True, "round = True in a record"),
+        ("round", 10**400, f"round = {LONG} in a record"),
+        ("seconds", "1", "seconds = '1'"),
+        ("participants", [], r"participants = \[\]"),
+        ("train_loss", {}, "train_loss = {}"),
+        ("samples", 2**63, f"samples = {LONG}"),
+        ("own_number", -(2**63), f"own_number = {LONG}"),
+        ("test_accuracy", "0.5", "test_accuracy = '0.5'"),
+        ("client_accuracy_mean", True, "client_accuracy_mean = True"),
+        ("clients", None, "clients = None"),
+        ("clients", 0.5, "clients = 0.5"),
+        ("clients", "1 x", "clients = '1 x'"),
+        ("clients", "1-1234567890123", "clients = '1-1234567890123'"),
+        ("busy_seconds", 0.5, "busy_seconds = 0.5"),
+        ("busy_seconds", ["a"], r"busy_seconds = \['a'\]"),
+        ("kl_quartiles", [True], r"kl_quartiles = \[True\]"),
+        ("phase_seconds", 0.5, "phase_seconds = 0.5"),
+        ("phase_seconds", {"plan": "long"}, "phase_seconds = {'plan': 'long'}"),
+        ("allocation", [1], "2 stratum_sizes and 1 in allocation of round 3"),
+    ],
+)
+def test_a_record_with_a_value_of_another_kind_is_refused(key: str, value: object, said: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(WHOLE) + "\n" + json.dumps(WHOLE | {key: value}) + "\n")
+    with pytest.raises(UserError, match=rf"metrics.jsonl cannot be read \({said}( in the record of round 3)?\)$"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("wall_seconds", "long", "wall_seconds = 'long'"),
+        ("best_round", True, "best_round = True"),
+        ("best_test_accuracy", [], r"best_test_accuracy = \[\]"),
+        ("clients", 0, "clients = 0"),
+        ("clients", 2**63, f"clients = {LONG}"),
+        ("mpi_bytes", None, "mpi_bytes = None"),
+        ("mpi_bytes", {}, "mpi_bytes = {}"),
+        ("mpi_bytes", {"total": "7"}, "mpi_bytes = {'total': '7'}"),
+        ("final", {"round": 2, "test_loss": "low"}, "test_loss = 'low'"),
+    ],
+)
+def test_a_summary_with_a_value_of_another_kind_is_refused(key: str, value: object, said: str, tmp_path: Path) -> None:
+    whole = {"final": {"round": 2, "test_loss": None}, "best_round": None, "mpi_bytes": {"total": 7}, "clients": 1}
+    for content in (whole, {}, {"clients": 2**63 - 1}):
+        (tmp_path / "summary.json").write_text(json.dumps(content))
+        assert read_summary(tmp_path / "summary.json") == content
+    (tmp_path / "summary.json").write_text(json.dumps(whole | {key: value}))
+    with pytest.raises(UserError, match=rf"summary.json cannot be read \({said}\)$"):
+        read_summary(tmp_path / "summary.json")
