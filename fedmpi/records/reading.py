@@ -17,8 +17,8 @@ NUMBERS = ("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link i
 """What reports add up over the rounds, or show of each; so they do with what begins as `SCORES`."""
 LISTS = ("busy_seconds", "kl_quartiles", "kl_client_quartiles", "stratum_sizes", "allocation")
 """Numbers of a round's ranks, mediators and strata."""
-OF_THE_WHOLE = ("wall_seconds", "bytes_total", "best_round", "rounds_to_target", "megabytes_to_target")
-"""Numbers of a summary that are shown."""
+ALWAYS, SOMETIMES = ("wall_seconds", "bytes_total"), ("best_round", "rounds_to_target", "megabytes_to_target")
+"""Numbers of a summary that are shown; of the latter there may be none."""
 PARTICIPANTS = re.compile(r"(?a:(\d{1,12}(-\d{1,12})?( |$))*)")
 LARGEST = 2**63
 """Of whole numbers: none that is counted comes close to it, and a float can hold it."""
@@ -106,8 +106,8 @@ def _summary(read: Any) -> Record:
     summary = _table(read)
     final, moved = summary.get("final"), summary.get("mpi_bytes", {"total": 0})
     for key, value in {**(final if isinstance(final, dict) else {}), **summary}.items():
-        shown = key in OF_THE_WHOLE or key.startswith((*SCORES, "best_test_", "best_val_"))
-        if shown and value is not None and not _is_number(value):
+        shown = key in (*ALWAYS, *SOMETIMES) or key.startswith((*SCORES, "best_test_", "best_val_"))
+        if shown and not _is_number(value) and (value is not None or key in ALWAYS):
             raise ValueError(f"{key} = {_cut(value)}")
     if not isinstance(moved, dict) or not _is_number(moved.get("total")):
         raise ValueError(f"mpi_bytes = {_cut(moved)}")

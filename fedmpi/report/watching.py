@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +35,8 @@ class Tail:
             A line is no record.
         """
         try:
+            if os.path.lexists(self._path) and not self._path.is_file():  # a fifo would be waited for
+                raise OSError(errno.EINVAL, "it is no plain file")
             with open(self._path, "rb") as file:
                 if file.seek(0, 2) < self._read:
                     self._read = 0

@@ -73,6 +73,7 @@ def test_a_record_with_a_value_of_another_kind_is_refused(key: str, value: objec
     ("key", "value", "said"),
     [
         ("wall_seconds", "long", "wall_seconds = 'long'"),
+        ("bytes_total", None, "bytes_total = None"),
         ("best_round", True, "best_round = True"),
         ("best_test_accuracy", [], r"best_test_accuracy = \[\]"),
         ("clients", 0, "clients = 0"),
