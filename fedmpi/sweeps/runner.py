@@ -167,6 +167,10 @@ def run_sweep(
                     started.append(_start(sweep, free, jobs))
                 except (OSError, UserError) as error:
                     settle(_failed(free, 0.0, f"cannot be started ({error})"))
+            blocked = bool(waiting) and not started  # others work on all that are left
+            if blocked and waiting[0].name != waited_for:
+                waited_for = waiting[0].name
+                tell(f"{waited_for}: waiting for {_glance(waiting[0]).holder or 'another process'}, which works on it")
             working(started)
             for one in [one for one in started if one.process.poll() is not None]:
                 started.remove(one)
@@ -175,11 +179,8 @@ def run_sweep(
                     waiting.append(one.run)
                 else:
                     settle(outcome)
-            if waiting and not started and waiting[0].name != waited_for:
-                waited_for = waiting[0].name
-                tell(f"{waited_for}: waiting for {_glance(waiting[0]).holder or 'another process'}, which works on it")
             if waiting or started:
-                time.sleep(POLLED if started else POLLED_OTHERS)
+                time.sleep(POLLED_OTHERS if blocked else POLLED)
     finally:
         for one in started:
             _signal(one.process, signal.SIGUSR1)

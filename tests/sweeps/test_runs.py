@@ -251,6 +251,19 @@ def test_what_failed_to_be_prepared_before_a_stop_is_said(
     assert runner.prepare_shards(planned.runs[2:], print, lambda: False) == 75
 
 
+def test_runs_follow_one_another_without_a_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, popen = plan_sweep(TWO_SEEDS, tmp_path), subprocess.Popen
+    told: list[str] = []
+    slept: list[float] = []
+    monkeypatch.setattr("subprocess.Popen", lambda words, stdout, **further: popen(["true"], stdout=stdout))
+    monkeypatch.setattr(runner.time, "sleep", slept.append)
+    outcomes = run_sweep(
+        planned, planned.runs, tell=told.append, working=lambda all: [one.process.wait() for one in all]
+    )
+    assert [one.ending for one in outcomes] == ["failed"] * 2 and told == []
+    assert set(slept) == {runner.POLLED}
+
+
 def test_a_failure_is_not_told_in_the_words_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
     said = iter(("echo 'error: the disk is full'; exit 1", "echo killed; exit 137"))
