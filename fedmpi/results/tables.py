@@ -111,7 +111,7 @@ def _tabular(comparison: Comparison, block: GroupsAlike, rows: Sequence[Row]) ->
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    line = " & ".join(cell.translate(LATEX).replace("±", r"$\pm$") for cell in cells) + r" \\"
+    line = " & ".join(" ".join(cell.split()).translate(LATEX).replace("±", r"$\pm$") for cell in cells) + r" \\"
     return f"{{}}{line}" if line.startswith(("[", "*")) else line  # else an option of the command before it
 
 

@@ -445,11 +445,11 @@ def test_what_is_no_plain_file_is_not_replaced_by_a_table(option: str, tmp_path:
 
 def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
     """After a rule or the end of a row "[" and "*" begin an option; a comment ends with its line."""
-    for number, name in enumerate(("[200]", "* one", "100 %")):
+    for number, name in enumerate(("[200]", "* one", "100 %\n&")):
         for data in ("c", "a\\input{b}\nc"):
             config = {"local.lr": 0.1 * (number + 1), "data.shards": data}
             write_run(tmp_path / f"{number}{data[0]}", [0.5], config, labels={"run": name})
     lines = as_latex(compared(tmp_path)).splitlines()
-    for line in ("{}[200] & 1", "{}* one & 1", r"100 \% & 1"):
+    for line in ("{}[200] & 1", "{}* one & 1", r"100 \% \& & 1"):
         assert sum(one.startswith(line) for one in lines) == 2
     assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name stands for itself"

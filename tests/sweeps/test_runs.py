@@ -387,6 +387,32 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(tmp_pat
     assert line.startswith(f"seed=0: waiting for process {os.getpid()} on ") and line.endswith(", which works on it")
 
 
+@pytest.mark.parametrize(
+    ("ended", "ending", "why"),
+    [
+        ("echo error: out is in use by process 7 on a; exit 2", "finished", ""),
+        ("echo error: out is being taken by several runs at once; exit 2", "finished", ""),
+        ("echo error: the port is in use by another; exit 1", "failed", "the port is in use by another"),
+        ("echo error: no such key; exit 2", "failed", "no such key"),
+        ("exit 75", "stopped", ""),
+        ("kill -35 $$", "failed", "ended by signal 35"),
+        ("kill -KILL $$", "failed", "ended by SIGKILL"),
+    ],
+)
+def test_how_the_process_of_a_run_ends_says_what_became_of_it(
+    ended: str, ending: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another has its folder it is tried again, and ends well here."""
+    planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
+    done = f"echo '{{\"final\": {{\"round\": 2}}}}' > '{planned.runs[0].folder}/summary.json'"
+    commands = iter((ended, done))
+    monkeypatch.setattr(
+        "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(commands)], stdout=stdout)
+    )
+    [outcome] = run_sweep(planned, planned.runs)
+    assert (outcome.ending, outcome.why) == (ending, why)
+
+
 def test_a_stopped_sweep_says_of_each_run_that_others_hold_or_have_finished_how_far_it_is(tmp_path: Path) -> None:
     planned = plan_sweep(TWO_SEEDS, tmp_path)
     one, other = planned.runs
