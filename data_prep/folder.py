@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_prep.room import require_room
 from fedmpi.common.errors import UserError
-from fedmpi.common.files import sync_folder
+from fedmpi.common.files import refuse_unwritable, sync_folder
 from fedmpi.data.schema import EXTRAS, MANIFEST, PARTIAL, PREPARING, TEST, VALIDATION, VECTORS, VOCABULARY
 from fedmpi.records.hold import FOLDER, Hold
 
@@ -53,6 +53,19 @@ def claim(folder: Path, overwrite: bool, needed: int = 0) -> Hold:
         let_go(hold)
         raise
     return hold
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Refuse what `claim` would, as far as that can be told without writing anything.
+
+    Raises
+    ------
+    UserError
+        The folder cannot be made or written, holds something else, or is prepared already.
+    """
+    refuse_unwritable(folder, writing=True)
+    if folder.is_dir():
+        _refuse(folder, overwrite)
 
 
 def _refuse(folder: Path, overwrite: bool) -> None:

@@ -13,6 +13,7 @@ from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.own import read_own
 from data_prep.datasets.registry import data_set
 from data_prep.display import WriteDisplay
+from data_prep.folder import check_folder
 from data_prep.given import law_of
 from data_prep.listing import FLAGS, flag
 from data_prep.partitions import PARTITIONS, Law, partition
@@ -163,6 +164,7 @@ def check_job(job: Job) -> None:
     _checked_law(job)
     _check_shifts(job)
     _locate(chosen, job)
+    check_folder(job.out, job.overwrite)
 
 
 def _checked_law(job: Job) -> Law:

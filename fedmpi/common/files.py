@@ -69,6 +69,20 @@ def named_folder(text: str) -> Path:
     return Path(text)
 
 
+def refuse_unwritable(folder: Path, writing: bool = False) -> None:
+    """Refuse a folder that is a file, or lies in one; if it is for `writing`, also where nothing may be written.
+
+    Raises
+    ------
+    UserError
+    """
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise UserError(f"cannot write {folder} ({there} is no folder): choose another --out")
+    if writing and not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {folder} ({there} may not be written): choose another --out")
+
+
 def write_whole(path: Path, *parts: bytes | memoryview) -> None:
     """Write the parts, one behind the other, as one file: readers see all of it or what was there before.
 

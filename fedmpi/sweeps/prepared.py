@@ -77,7 +77,8 @@ class Preparation:
             with contextlib.redirect_stdout(io.StringIO()):
                 data_prep([*self.command, "--dry-run"])
         except UserError as error:
-            raise UserError(f"[prepare] for {self.title}: {error}") from error
+            if not self.ready():  # another process has just prepared them
+                raise UserError(f"[prepare] for {self.title}: {error}") from error
 
     def ready(self) -> bool:
         """Whether the shards are there, whole.

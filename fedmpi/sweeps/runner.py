@@ -22,6 +22,7 @@ from typing import Literal
 from fedmpi.cluster.launcher import library_version
 from fedmpi.cluster.resources import MOST_THREADS, cores_allowed
 from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.files import refuse_unwritable
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.sweeps.children import ends_with_parent, how_it_ended, last_words
 from fedmpi.sweeps.plan import PlannedRun, Sweep
@@ -90,11 +91,11 @@ def check_folders(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
     UserError
         A file where a folder would lie, one that cannot be written, or one of another run.
     """
-    _refuse_unwritable(sweep.out)
+    refuse_unwritable(sweep.out)
     standings = [look(run) for run in runs]
     for run, now in zip(runs, standings, strict=True):
         if now.state != "finished":
-            _refuse_unwritable(run.folder, writing=True)
+            refuse_unwritable(run.folder, writing=True)
     return standings
 
 
@@ -262,15 +263,6 @@ def launcher(ranks: int) -> list[str]:
         raise UserError(f"ranks = {ranks}, but there is no mpiexec: pip install 'fedmpi[mpi]', or leave out ranks")
     unbound = ["--bind-to", "none"] if library_version().startswith("Open MPI") else []
     return [found, "-n", str(ranks), *unbound]
-
-
-def _refuse_unwritable(folder: Path, writing: bool = False) -> None:
-    """Refuse a folder that is a file, or lies in one; if it is for `writing`, also where nothing may be written."""
-    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
-    if not there.is_dir():
-        raise UserError(f"cannot write {folder} ({there} is no folder): choose another --out")
-    if writing and not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {folder} ({there} may not be written): choose another --out")
 
 
 def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> PlannedRun | None:

@@ -7,8 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.common.errors import RunFailure
+from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.sweeps.prepared import Preparation, prepare
+
+
+def test_folders_that_cannot_be_prepared_are_refused_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("digits", "--partition", "iid", "--clients", "6", "--shards", "2")
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").touch()
+    for place, said in (
+        ("file", "no folder"),
+        ("file/below", "no folder"),
+        ("full", r"something else \(letter.txt\)"),
+    ):
+        with pytest.raises(UserError, match=rf"^\[prepare\] for digits: .*{said}"):
+            Preparation("", tmp_path / place, words).check()
+    wanted = Preparation("", tmp_path / "shards", words)
+    wanted.check()
+    prepare(wanted, print, lambda: False)
+    answers = iter((False, True))
+    monkeypatch.setattr(Preparation, "ready", lambda self: next(answers))
+    wanted.check()
+    assert next(answers, None) is None, "refused as prepared already, by another process meanwhile"
 
 
 @pytest.mark.parametrize(
