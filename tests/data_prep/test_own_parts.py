@@ -61,8 +61,14 @@ def of_columns(*, features: str = "a"):
 def of_tags(*, tags: str = "a"):
     return points(count=8)
 
-def shared(*, tags: int | None, vectors: Path, user, keep_duplicates: bool = False):
-    assert (tags, vectors, user, keep_duplicates) == (3, Path("there"), "u", True)
+def helping(*, help: str = "a"):
+    return points(count=8)
+
+def of_sets(*, dataset: str = "a"):
+    return points(count=8)
+
+def shared(*, tags: int | None, length: float, vectors: Path, user: int, files: str, keep_duplicates: bool = False):
+    assert (tags, length, vectors, user, files, keep_duplicates) == (3, 4.0, Path("there"), 5, "f", True)
     return points(count=8)
 
 def long(labels, clients, generator, *, length: int = 3):
@@ -188,6 +194,8 @@ def test_a_reader_gets_the_path_that_raw_names(own: Path) -> None:
         (["prep_of_mine:clashing"], "--seed is an option of data_prep itself"),
         (["prep_of_mine:of_files", "--file", "b"], "--file is an option of data_prep itself"),
         (["prep_of_mine:of_columns"], "--features is an option of data_prep itself"),
+        (["prep_of_mine:helping"], "--help is an option of data_prep itself"),
+        (["prep_of_mine:of_sets"], "--dataset is an option of data_prep itself"),
         (["prep_of_mine:of_tags"], "--tags is an option of data_prep itself"),
         (["prep_of_mine:halved", "--raw", ".", "--task", "vector"], "gives a RawDataset: --task"),
         (["prep_of_mine:points", "--count", "8", "--length", "3"], "takes no --length"),
@@ -201,7 +209,7 @@ def test_what_a_reader_of_ones_own_does_not_know_is_refused(
 
 
 def test_a_reader_of_ones_own_may_have_options_of_other_data_sets_that_mean_the_same_kind(own: Path) -> None:
-    options = ["--tags", "3", "--vectors", "there", "--user", "u", "--keep-duplicates"]
+    options = ["--tags", "3", "--length", "4", "--vectors", "there", "--user", "5", "--keep-duplicates", "--files", "f"]
     words = ["prep_of_mine:shared", *options, "--partition", "iid", "--clients", "2", "--out", "shards"]
     assert main(words) == 0
 

@@ -38,6 +38,13 @@ def test_a_record_is_read_as_it_was_written(changed: dict[str, Any]) -> None:
     assert json.dumps(read_record(line)) == line.decode()
 
 
+def test_a_last_line_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+    assert read_records(tmp_path) == []
+    for half in ('{"round": 1', '{"round": 1}'):
+        (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n' + half)
+        assert read_records(tmp_path) == [{"round": 0}]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

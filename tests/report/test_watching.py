@@ -72,18 +72,23 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = iter((False, True, True))
-    done = len(fedmpi.run("fedavg", SMALL, out=tmp_path, stop=lambda: next(asked)).records)
+    asked = iter((False, False, True, True))
+    done = len(fedmpi.run("fedavg", SMALL | {"rounds": 5}, out=tmp_path, stop=lambda: next(asked)).records)
 
     def never(seconds: float) -> None:
         raise AssertionError("nobody writes to the folder: there is nothing to wait for")
 
     watch(tmp_path, sleep=never)
     shown = capsys.readouterr().out
-    assert done in (1, 2) and f"round {done}/3" in shown and f"continue with --resume --out {tmp_path}" in shown
+    assert (
+        done in (2, 3)
+        and "round 1/" not in shown
+        and f"round {done}/5" in shown
+        and f"continue with --resume --out {tmp_path}" in shown
+    )
     assert "its sweep says" not in shown
     (tmp_path / "sweep.json").write_text('{"labels": {}, "failure": "no disk left"}')
     watch(tmp_path, sleep=never)
-    assert f"stopped after round {done} of 3 (its sweep says: no disk left): continue" in capsys.readouterr().out
+    assert f"stopped after round {done} of 5 (its sweep says: no disk left): continue" in capsys.readouterr().out
     with pytest.raises(UserError, match="holds no run"):
         watch(tmp_path / "none")
