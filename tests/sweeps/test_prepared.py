@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.sweeps.children import TAIL, error_sentence, last_words
 from fedmpi.sweeps.prepared import Preparation, prepare
 
 
@@ -55,3 +56,11 @@ def test_a_failed_preparation_says_how_it_ended(
     with pytest.raises(RunFailure) as failure:
         prepare(wanted, print, lambda: False)
     assert f"failed ({said}): see" in str(failure.value)
+
+
+def test_the_last_error_in_the_end_of_a_log_is_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("error: first\n" + "x" * TAIL + "\nlast\n")
+    assert error_sentence(tmp_path / "log") is None and last_words(tmp_path / "log") == "last"
+    (tmp_path / "log").write_text("error: first\nerror: second\nlast\n")
+    assert error_sentence(tmp_path / "log") == "second"
+    assert last_words(tmp_path / "none") == "it left no words"
