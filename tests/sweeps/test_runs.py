@@ -239,8 +239,9 @@ def test_what_failed_to_be_prepared_before_a_stop_is_said(
     part = {"dataset": "digits", "partition": "iid", "clients": 6}
     tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.shards": ["a", "b", "c"]}}
     planned = plan_sweep(tables, tmp_path)
-    with pytest.raises(kind, match=f"^2 of 3 cannot be prepared: a: {ending}; b: {ending}$"):
+    with pytest.raises(kind, match=f"^2 of 3 cannot be prepared: a: {ending}; b: {ending}$") as raised:
         runner.prepare_shards(planned.runs, print, lambda: False)
+    assert raised.type is kind, "a failure has another exit code than wrong input"
     outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
     assert [(one.ending, one.why) for one in outcomes] == [
         ("failed", f"a: {ending}"),
