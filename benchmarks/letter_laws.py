@@ -4,15 +4,19 @@
     python -m benchmarks.letter_laws --named       # the letters and digits of EMNIST's split bymerge
     python -m benchmarks.letter_laws --named --concentration 0.5 1 2 4 --sizes pareto even
     python -m benchmarks.letter_laws --named --concentration 1.85 --alpha 1     # divergences after that augmentation
+    python -m benchmarks.letter_laws --named --skew 0.5 --digit-weight 0.25 --clients-kl 0.55
 
-Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images; the classes' stock is taken as 20,000 each.
-Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100, γ = 20). Mean ± standard
-deviation over seeds. Nothing is trained.
+Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images. Classes have the stock of bymerge's training
+part, many times over, so that it limits no law. `--clients-kl` looks for the concentration at which the clients have
+that divergence. Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100,
+γ = 20). Mean ± standard deviation over seeds. Nothing is trained.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,30 +29,59 @@ from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance
 from fedmpi.data.divergence import kl_divergence
 
-STOCK = 20_000
 BYMERGE = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
+BYMERGE_STOCK = np.array(
+    [34585, 38374, 34203, 35143, 33535, 31416, 34232, 35754, 33946, 33847, 6411, 3874]
+    + [12948, 4562, 4934, 9182, 2517, 3152, 14671, 5658, 4959, 20394, 11647, 8237]
+    + [27732, 10795, 2605, 5073, 23463, 9820, 15432, 7547, 7392, 5593, 7108, 5426]
+    + [10033, 5159, 10177, 24631, 2561, 3687, 8738, 11418, 2994, 14105, 18262]
+)
+"""Training images of every class (Cohen et al. 2017)."""
+PLENTY = 10
 FACTORS = (0.67, 0.83, 1.0)
 READINGS = ("ratio", "ratio-minus-one")
 
 
-def counts(seed: int, named: bool, total: int, clients: int, concentration: float, sizes: str) -> Ints:
-    """Samples of every client and class (N, C)."""
-    labels = np.repeat(np.arange(len(BYMERGE)), STOCK)
-    options = {
-        "variant": "LTRF2",
-        "size_law": sizes,
-        "shape": 1.5,
-        "alpha": concentration,
-        "total": total,
-        "test_total": 0,
-    }
-    generator = Streams(seed).generator(Purpose.PARTITION)
-    names = BYMERGE if named else ()
-    draw = draw_astraea(Request(labels, len(BYMERGE), clients, generator, None, options, names))
-    found = np.zeros((clients, len(BYMERGE)), np.int64)
-    holders = np.repeat(np.arange(clients), np.diff(draw.offsets))
-    np.add.at(found, (holders, labels[draw.rows]), 1)
-    return found
+@dataclass(frozen=True)
+class Population:
+    """A law of the clients: how classes, clients' mixes and sizes are drawn."""
+
+    named: bool
+    total: int
+    clients: int
+    sizes: str
+    digit_weight: float
+    skew: float
+
+    def counts(self, seed: int, concentration: float) -> Ints:
+        """Samples of every client and class (N, C)."""
+        labels = np.repeat(np.arange(len(BYMERGE)), PLENTY * BYMERGE_STOCK)
+        options = {
+            "variant": "LTRF2",
+            "size_law": self.sizes,
+            "shape": 1.5,
+            "alpha": concentration,
+            "total": self.total,
+            "test_total": 0,
+            "digit_weight": self.digit_weight,
+            "skew": self.skew,
+        }
+        generator = Streams(seed).generator(Purpose.PARTITION)
+        names = BYMERGE if self.named else ()
+        draw = draw_astraea(Request(labels, len(BYMERGE), self.clients, generator, None, options, names))
+        found = np.zeros((self.clients, len(BYMERGE)), np.int64)
+        holders = np.repeat(np.arange(self.clients), np.diff(draw.offsets))
+        np.add.at(found, (holders, labels[draw.rows]), 1)
+        return found
+
+    def concentration(self, divergence: float, steps: int = 10) -> float:
+        """Of the clients' mixes, at which they have this mean divergence with seed 0; by bisection, from 0.1 to 100."""
+        low, high = np.log(0.1), np.log(100.0)
+        for _ in range(steps):
+            middle = (low + high) / 2
+            above = kl_divergence(self.counts(0, float(np.exp(middle)))).mean() > divergence
+            low, high = (middle, high) if above else (low, middle)
+        return float(np.exp((low + high) / 2))
 
 
 def mediated(held: Ints, seed: int) -> float:
@@ -56,11 +89,11 @@ def mediated(held: Ints, seed: int) -> float:
     return float(np.mean([each.mean() for each in divergences(held, "greedy", seed, rounds=10, online=100, most=20)]))
 
 
-def row(seeds: int, named: bool, total: int, clients: int, concentration: float, sizes: str, alpha: float) -> list[str]:
+def row(population: Population, concentration: float, seeds: int, alpha: float) -> list[str]:
     """Divergence of all classes and of the clients, what augmentation takes off, mediators'; overheads."""
     found = []
     for seed in range(seeds):
-        held = counts(seed, named, total, clients, concentration, sizes)
+        held = population.counts(seed, concentration)
         made = [rebalance(held, alpha, kind, Streams(seed)).class_counts for kind in READINGS]
         before, after = kl_divergence(held).mean(), [kl_divergence(one).mean() for one in made]
         found.append(
@@ -78,7 +111,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--named", action="store_true", help="classes named after letters, with their own frequencies")
     parser.add_argument("--concentration", type=float, nargs="+", default=[1.0], help="of the clients' class mixes")
+    parser.add_argument("--clients-kl", type=float, help="divergence of the clients, in place of a concentration")
     parser.add_argument("--sizes", nargs="+", default=["pareto"], choices=SIZE_LAWS)
+    parser.add_argument("--digit-weight", type=float, nargs="+", default=[1.0], help="a digit's frequency, of a letter")
+    parser.add_argument("--skew", type=float, nargs="+", default=[1.0], help="power of the class totals")
     parser.add_argument("--total", type=int, default=230_752)
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--alpha", type=float, default=0.83, help="of the divergences after augmentation")
@@ -89,12 +125,14 @@ def main() -> None:
         f"{what} α = {asked.alpha:g}, {kind}" for what in ("clients,", "taken off,", "mediators,") for kind in READINGS
     ]
     heads += [f"copies, %, {kind}, α = {alpha:g}" for kind in READINGS for alpha in FACTORS]
-    print(f"| n = {asked.seeds} | {' | '.join(heads)} |")
+    print(f"| sizes, digits, skew, concentration; n = {asked.seeds} | {' | '.join(heads)} |")
     print("|---|" + "---:|" * len(heads))
-    for sizes in asked.sizes:
-        for concentration in asked.concentration:
-            cells = row(asked.seeds, asked.named, asked.total, asked.clients, concentration, sizes, asked.alpha)
-            print(f"| {sizes}, {concentration:g} | {' | '.join(cells)} |", flush=True)
+    for sizes, weight, skew in itertools.product(asked.sizes, asked.digit_weight, asked.skew):
+        population = Population(asked.named, asked.total, asked.clients, sizes, weight, skew)
+        fitted = None if asked.clients_kl is None else [population.concentration(asked.clients_kl)]
+        for concentration in fitted or asked.concentration:
+            cells = row(population, concentration, asked.seeds, asked.alpha)
+            print(f"| {sizes}, {weight:g}, {skew:g}, {concentration:.3g} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

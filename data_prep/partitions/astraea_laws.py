@@ -50,7 +50,14 @@ VARIANTS = {
 }
 
 
-def class_shares(totals: str, classes: int, names: Sequence[str] = (), stock: Ints | None = None) -> Floats:
+def class_shares(
+    totals: str,
+    classes: int,
+    names: Sequence[str] = (),
+    stock: Ints | None = None,
+    digit_weight: float = 1.0,
+    skew: float = 1.0,
+) -> Floats:
     """Shares of the classes in the pooled data, float64 (C,), summing to one.
 
     Parameters
@@ -64,6 +71,10 @@ def class_shares(totals: str, classes: int, names: Sequence[str] = (), stock: In
         Names of the classes, C of them or none.
     stock : int64 (C,) or None
         Samples of every class, for `letter_shares`; None means equally many.
+    digit_weight : float
+        A digit's frequency, in those of a mean letter; the paper does not say it.
+    skew : float
+        Power that the shares are raised to: 0 makes all equal, 1 leaves them.
     """
     if totals == "balanced":
         shares = np.ones(classes)
@@ -71,11 +82,13 @@ def class_shares(totals: str, classes: int, names: Sequence[str] = (), stock: In
         edges = np.linspace(-NORMAL_RANGE, NORMAL_RANGE, classes + 1)
         shares = np.diff([math.erf(edge / math.sqrt(2)) for edge in edges])
     elif (named := letters_of(names)) is not None:
-        shares = letter_shares(named, np.ones(classes) if stock is None else stock.astype(np.float64))
+        held = np.ones(classes) if stock is None else stock.astype(np.float64)
+        shares = letter_shares(named, held, digit_weight)
     else:
         ranked = np.sort(LETTER_FREQUENCIES)[::-1]
         ranks = np.arange(len(ranked))
         shares = np.exp(np.interp(np.linspace(0, len(ranked) - 1, classes), ranks, np.log(ranked)))
+    shares = shares**skew
     return np.asarray(shares / shares.sum(), np.float64)
 
 
@@ -92,12 +105,12 @@ def letters_of(names: Sequence[str]) -> list[str] | None:
     return characters if known and set(characters) & set(LETTERS) else None
 
 
-def letter_shares(named: Sequence[str], stock: Floats) -> Floats:
+def letter_shares(named: Sequence[str], stock: Floats, digit_weight: float = 1.0) -> Floats:
     """Relative shares of classes named after letters and digits, float64 (C,).
 
     A letter's frequency belongs to all classes named after it, in proportion to their stock: English text says how
     often E occurs, the data set how often as E and how often as e. Digits have no place in a table of letters: each
-    has the mean frequency of a letter, as do several classes of one digit together.
+    has the mean frequency of a letter, or `digit_weight` times that, as do several classes of one digit together.
 
     Parameters
     ----------
@@ -105,6 +118,7 @@ def letter_shares(named: Sequence[str], stock: Floats) -> Floats:
         Upper-case letter or digit of every class.
     stock : float64 (C,)
         Samples of every class.
+    digit_weight : float
     """
     characters = np.array(named)
     frequency = {letter: float(share) for letter, share in zip(LETTERS, LETTER_FREQUENCIES, strict=True)}
@@ -113,7 +127,7 @@ def letter_shares(named: Sequence[str], stock: Floats) -> Floats:
         members = characters == character
         held = stock[members]
         within = held / held.sum() if held.any() else np.full(len(held), 1 / len(held))
-        shares[members] = frequency.get(character, DIGIT_FREQUENCY) * within
+        shares[members] = frequency.get(character, DIGIT_FREQUENCY * digit_weight) * within
     return shares
 
 
@@ -131,16 +145,18 @@ def class_totals(stock: Ints, shares: Floats, total: int) -> Ints:
 def draw_astraea(request: Request) -> Draw:
     """A variant of Table I; no row in two clients; the test part is cut to equal class totals, or to ``--test-total``.
 
-    Sizes: even, or proportional to a heavy-tailed law (`size_law`, `shape`; default Pareto with tail index 1.5 in place
-    of the uploads of Instagram users), at least one sample. Class totals: `class_shares` of the largest total that the
-    stock of every class allows, or of ``--total``; LTRF1 uses 117,500 / 230,752 of LTRF2's total as in Table I; rows
-    beyond are dropped. Local mixes: balanced gives every client each class in proportion, to rounding; random draws
-    the client's class mix in proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and
-    samples from it while the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
+    Sizes: even, or proportional to a heavy-tailed law (`size_law`, `shape`; default Pareto with tail index 1.5 in
+    place of the uploads of Instagram users), at least one sample. Class totals: `class_shares` of the largest total
+    that the stock of every class allows, or of ``--total``; LTRF1 uses 117,500 / 230,752 of LTRF2's total as in
+    Table I; rows beyond are dropped. `digit_weight` and `skew` change the class totals (beyond the paper). Local
+    mixes: balanced gives every client each class in proportion, to rounding; random draws the client's class mix in
+    proportion to (class share) x Gamma(`alpha`), for balanced totals Dirichlet(alpha), and samples from it while
+    the stock lasts (`fedmpi.data.assignment.fill_by_mix`).
     """
     variant = VARIANTS[str(request.options["variant"])]
     stock = np.bincount(request.labels, minlength=request.classes)
-    shares = class_shares(variant.totals, request.classes, request.class_names, stock)
+    weight, skew = request.number("digit_weight"), request.number("skew")
+    shares = class_shares(variant.totals, request.classes, request.class_names, stock, weight, skew)
     given = request.integer("total")
     used = class_totals(stock, shares, given)
     if not given and variant.share < 1:
@@ -186,6 +202,8 @@ ASTRAEA = Law(
         LawOption("size_law", str, "pareto", "law of uneven sizes", SIZE_LAWS),
         LawOption("shape", float, 1.5, "sigma (lognormal), tail index (pareto) or exponent (zipf)", low=1e-3),
         LawOption("alpha", float, 1.0, "concentration of the random local mixes", low=1e-3),
+        LawOption("digit_weight", float, 1.0, "frequency of a digit among letters, in those of a mean letter", low=0),
+        LawOption("skew", float, 1.0, "power of unequal class totals: 0 makes them equal", low=0),
         LawOption("total", int, 0, "training samples of all clients; 0 is the most that the class totals allow", low=0),
         LawOption(
             "test_total", int, 0, "test samples, equally many a class; 0 is the most that the test part allows", low=0

@@ -2,8 +2,9 @@
 
     fedmpi train CONFIG --set model.name=jobs.experiments.fedstas_cnn:network
 
-`main_cifar10.py` of `icesabe/FL`, a fork of that code, has ten outputs; here as many as there are classes. Where it
-pools is not known here but from the width of its dense layer, 1,024 at 32 × 32: after the first two convolutions.
+As in `main_cifar10.py` of `icesabe/FL` at 6a95927, a fork of that code: the first two convolutions are followed by a
+ReLU and pooling, the third is not, dropout follows each of them and not the dense layer. It has ten outputs there, here
+as many as there are classes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ def network(description: DataDescription, *, hidden: Sequence[int] = (64,), drop
     hidden : sequence of int
         Units of the dense ReLU layers.
     dropout : float
-        Probability of a zero after each of them.
+        Probability of a zero after each convolution.
     """
-    layers: list[nn.Module] = [
-        *(nn.Conv2d(description.feature_shape[0], 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
-    ]
+    layers: list[nn.Module] = []
+    channels = description.feature_shape[0]
+    for filters in (32, 64):
+        layers += [nn.Conv2d(channels, filters, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout)]
+        channels = filters
+    layers += [nn.Conv2d(channels, 64, 3), nn.Dropout(dropout), nn.Flatten()]
     width = 64 * 4 * 4
     for units in hidden:
-        layers += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(dropout)]
+        layers += [nn.Linear(width, units), nn.ReLU()]
         width = units
     return nn.Sequential(*layers, nn.Linear(width, description.classes))

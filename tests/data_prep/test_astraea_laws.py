@@ -88,6 +88,22 @@ def test_both_cases_of_a_letter_share_its_frequency_as_the_data_set_holds_them()
     assert nobody[0] == nobody[1] and nobody[0] + nobody[1] == pytest.approx(12.702 / (12.702 + 9.056))
 
 
+def test_digits_can_be_rarer_and_class_totals_evener() -> None:
+    plain = class_shares("letters", 47, BYMERGE_NAMES, BYMERGE_STOCK)
+    rare = class_shares("letters", 47, BYMERGE_NAMES, BYMERGE_STOCK, digit_weight=0.25)
+    digits = np.arange(47) < 10
+    assert rare[digits] / rare[~digits].sum() == pytest.approx(plain[digits] / plain[~digits].sum() / 4)
+    assert rare[~digits] / rare[~digits].sum() == pytest.approx(plain[~digits] / plain[~digits].sum())
+    half = class_shares("letters", 47, BYMERGE_NAMES, BYMERGE_STOCK, skew=0.5)
+    assert half / half[0] == pytest.approx(np.sqrt(plain / plain[0])) and half.sum() == pytest.approx(1)
+    np.testing.assert_array_equal(class_shares("normal", 10, skew=0), np.full(10, 0.1))
+    labels = np.repeat(np.arange(47), BYMERGE_STOCK)
+    options = {"variant": "LTRF2", "total": 20_000, "class_names": BYMERGE_NAMES}
+    made = draw("astraea", labels, 47, 50, **options, digit_weight=0.25, skew=0.5)
+    both = class_shares("letters", 47, BYMERGE_NAMES, BYMERGE_STOCK, 0.25, 0.5) * 20_000
+    assert np.abs(np.bincount(labels[made.rows], minlength=47) - both).max() < 1
+
+
 def test_classes_that_are_no_letters_follow_the_ranked_curve() -> None:
     for names in (tuple("0123456789"), ("cat", "dog"), ("a", "b", "cat"), ("Ab", "C"), ("",), ("a", "é")):
         np.testing.assert_array_equal(class_shares("letters", len(names), names), class_shares("letters", len(names)))
