@@ -89,8 +89,8 @@ def read_record(line: bytes) -> Record:
 
 
 def _suits(key: str, value: Any) -> bool:
-    """Whether a key of a record has a value of its kind; those of the user's own may have any."""
-    if value is None or (isinstance(value, float) and key not in LISTS and key != "phase_seconds"):
+    """Whether a key of a record has a value of its kind; those of the user's own any but a very long number."""
+    if value is None:
         return key != "clients"
     if key in LISTS:
         return isinstance(value, list) and all(map(_is_number, value))
@@ -98,8 +98,9 @@ def _suits(key: str, value: Any) -> bool:
         return isinstance(value, dict) and all(map(_is_number, value.values()))
     if key == "clients":
         return isinstance(value, str) and PARTICIPANTS.fullmatch(value) is not None
-    counted = isinstance(value, int) or key in NUMBERS or key.startswith(SCORES)
-    return not counted or _is_number(value) or (isinstance(value, bool) and not key.startswith(SCORES))
+    if key in NUMBERS or key.startswith(SCORES):
+        return _is_number(value)
+    return not isinstance(value, int) or -LARGEST < value < LARGEST
 
 
 def _summary(read: Any) -> Record:
