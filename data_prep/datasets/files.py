@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +120,8 @@ class Scratch:
         self._written = 0
         with temporary_room(os.environ.get("TMPDIR", "/tmp"), 0, 1):
             self._folder = tempfile.gettempdir()
-            self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (lives as long as its map)
+            self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (as long as this object)
+        weakref.finalize(self, self._file.close)  # a map outlives it
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows, shape (r, *shape).

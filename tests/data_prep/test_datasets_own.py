@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gc
 import gzip
 import json
 from pathlib import Path
@@ -475,3 +476,14 @@ def _read(name: str, raw: Path, options: ReadOptions | None = None, tally: Tally
 
 def _json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+
+
+def test_a_scratch_file_is_closed_with_its_object_and_its_map_stays() -> None:
+    scratch = Scratch((2,), np.int32)
+    scratch.append(np.arange(6).reshape(3, 2))
+    file, rows = scratch._file, scratch.rows()
+    assert not file.closed
+    del scratch
+    gc.collect()
+    assert file.closed
+    np.testing.assert_array_equal(rows, np.arange(6).reshape(3, 2))

@@ -83,13 +83,13 @@ def test_sizes_beyond_all_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize("law", ["paper", "code"])
 @pytest.mark.parametrize("options", [{"sigma": 1000.0}, {"sigma": 1.0, "mean": 1e300}, {"sigma": 1.0, "mean": 1e16}])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_lognormal_sizes_beyond_all_numbers_are_refused(law: str, options: dict[str, float]) -> None:
     with pytest.raises(UserError, match=r"--mean .* and --sigma .* beyond all numbers"):
         draw("lognormal", np.arange(300) % 3, 3, 20, law=law, **options)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_very_uneven_lognormal_sizes_are_all_drawn() -> None:
     assert draw("lognormal", np.arange(300) % 3, 3, 20, sigma=40.0, mean=3.0).sizes.tolist() == [1] * 20
 

@@ -179,7 +179,7 @@ def test_spread_by_hand():
     assert all(map(math.isnan, spread(np.array([1.0, math.nan]), np.ones(2), "smallest").values()))
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_losses_without_bounds_spread_without_a_warning():
     found = spread(np.array([math.inf, 1.0, 2.0]), np.ones(3), "smallest")
     assert found["mean"] == found["weighted"] == found["worst10"] == math.inf and found["best10"] == 1.0
