@@ -3,13 +3,13 @@
     python -m benchmarks.letter_laws               # 47 unnamed classes, the ranked curve
     python -m benchmarks.letter_laws --named       # the letters and digits of EMNIST's split bymerge
     python -m benchmarks.letter_laws --named --concentration 0.5 1 2 4 --sizes pareto even
-    python -m benchmarks.letter_laws --named --concentration 1.85 --alpha 1     # divergences after that augmentation
+    python -m benchmarks.letter_laws --named --concentration 2.3 --alpha 1      # divergences after that augmentation
     python -m benchmarks.letter_laws --named --skew 0.5 --digit-weight 0.25 --clients-kl 0.55
 
 Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images. Classes have the stock of bymerge's training
 part, many times over, so that it limits no law. `--clients-kl` looks for the concentration at which the clients have
-that divergence. Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100,
-γ = 20). Mean ± standard deviation over seeds. Nothing is trained.
+that divergence. Divergences from equal classes are in nats, means over all clients, or over mediators (c = 100
+and γ = 20; `--online`, `--most`). Mean ± standard deviation over seeds. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -84,12 +84,14 @@ class Population:
         return float(np.exp((low + high) / 2))
 
 
-def mediated(held: Ints, seed: int) -> float:
-    """Mean divergence of mediators' pooled data under Algorithm 3, c = 100 and γ = 20, in ten rounds."""
-    return float(np.mean([each.mean() for each in divergences(held, "greedy", seed, rounds=10, online=100, most=20)]))
+def mediated(held: Ints, seed: int, online: int, most: int) -> float:
+    """Mean divergence of mediators' pooled data under Algorithm 3, c = `online` and γ = `most`, in ten rounds."""
+    return float(np.mean([each.mean() for each in divergences(held, "greedy", seed, 10, online, most)]))
 
 
-def row(population: Population, concentration: float, seeds: int, alpha: float) -> list[str]:
+def row(
+    population: Population, concentration: float, seeds: int, alpha: float, online: int = 100, most: int = 20
+) -> list[str]:
     """Divergence of all classes and of the clients, what augmentation takes off, mediators'; overheads."""
     found = []
     for seed in range(seeds):
@@ -99,7 +101,7 @@ def row(population: Population, concentration: float, seeds: int, alpha: float) 
         found.append(
             [float(kl_divergence(held.sum(axis=0))), before, *after]
             + [before - one for one in after]
-            + [mediated(one, seed) for one in made]
+            + [mediated(one, seed, online, most) for one in made]
             + [100 * rebalance(held, f, kind, Streams(seed)).overhead for kind in READINGS for f in FACTORS]
         )
     mean, spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
@@ -118,6 +120,8 @@ def main() -> None:
     parser.add_argument("--total", type=int, default=230_752)
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--alpha", type=float, default=0.83, help="of the divergences after augmentation")
+    parser.add_argument("--online", type=int, default=100, help="c, clients a round")
+    parser.add_argument("--most", type=int, default=20, help="γ, clients of a mediator")
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
     heads = ["all classes", "clients"]
@@ -131,7 +135,7 @@ def main() -> None:
         population = Population(asked.named, asked.total, asked.clients, sizes, weight, skew)
         fitted = None if asked.clients_kl is None else [population.concentration(asked.clients_kl)]
         for concentration in fitted or asked.concentration:
-            cells = row(population, concentration, asked.seeds, asked.alpha)
+            cells = row(population, concentration, asked.seeds, asked.alpha, asked.online, asked.most)
             print(f"| {sizes}, {weight:g}, {skew:g}, {concentration:.3g} | {' | '.join(cells)} |", flush=True)
 
 
