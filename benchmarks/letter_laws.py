@@ -89,9 +89,7 @@ def mediated(held: Ints, seed: int, online: int, most: int) -> float:
     return float(np.mean([each.mean() for each in divergences(held, "greedy", seed, 10, online, most)]))
 
 
-def row(
-    population: Population, concentration: float, seeds: int, alpha: float, online: int = 100, most: int = 20
-) -> list[str]:
+def row(population: Population, concentration: float, seeds: int, alpha: float, online: int, most: int) -> list[str]:
     """Divergence of all classes and of the clients, what augmentation takes off, mediators'; overheads."""
     found = []
     for seed in range(seeds):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from data_prep.datasets.base import DataSet, ReadOptions
 from data_prep.listing import flag
@@ -36,13 +37,16 @@ COMMON = (
     "label_noise",
 )
 """Options that belong to data_prep itself."""
+OF_DATA_SETS = get_type_hints(ReadOptions)
+RESERVED = {*COMMON, *OF_DATA_SETS} - {"files"}
+"""Options of data_prep and of built-in data sets, as the command line writes them."""
 GIVEN_AS: dict[str, type] = {
-    **dict.fromkeys(("length", "vocabulary", "users", "per_user", "tags"), int),
-    **dict.fromkeys(("skip_unlabelled", "numbers_are_classes", "skip_odd_sizes", "keep_duplicates"), bool),
-    **dict.fromkeys(("label", "user"), str),
-    "vectors": Path,
+    name: kind
+    for name, hint in OF_DATA_SETS.items()
+    for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
+    if kind in (int, bool, str, Path)
 }
-"""Options of built-in data sets that a reader of one's own may have too, and what the command line makes of them."""
+"""Of these, what a reader of one's own may have too, and what the command line makes of it."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,9 @@ def parse_options(
     read = {option.name: (option.annotation is bool, option.doc) for option in (data.own.options if data.own else ())}
     named = {option.name for option in (own.options if own else ())}
     named |= {option.name for part in changes if part.foreign for option in part.options}
-    clash = sorted(named & {*COMMON, *_of_data_sets()})
-    if clash := clash or sorted(option.name for option in (data.own.options if data.own else ()) if not _free(option)):
-        raise UserError(f"{flag(clash[0])} is an option of data_prep itself: name the one of your own otherwise")
+    clash = (named & RESERVED) | {option.name for option in (data.own.options if data.own else ()) if not _free(option)}
+    if clash:
+        raise UserError(f"{flag(min(clash))} is an option of data_prep itself: name the one of your own otherwise")
     given: dict[str, OptionValue] = {}
     left = list(words)
     while left:
@@ -117,16 +121,11 @@ def parse_options(
     return Given(*kept)
 
 
-def _of_data_sets() -> set[str]:
-    """The options of built-in data sets, as the command line writes them."""
-    return {field.name for field in fields(ReadOptions)} - {"files"}
-
-
 def _free(option: Option) -> bool:
     """Whether a reader of one's own may have this option: it is nobody's, or gets what the command line makes of it."""
     kind = GIVEN_AS.get(option.name)
     if kind is None:
-        return option.name not in {*COMMON, *_of_data_sets()}
+        return option.name not in RESERVED
     takes = {option.annotation, *get_args(option.annotation)}
     return kind is str or not takes.isdisjoint({Any, kind, *([float] if kind is int else [])})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -42,8 +42,7 @@ def how_it_ended(code: int, otherwise: str) -> str:
 
 def error_sentence(log: Path, begin: int = 0) -> str | None:
     """What the last line of a log that says "error:" says, behind that; None without one. It begins at byte `begin`."""
-    errors = [line.partition("error: ")[2] for line in _spoken(log, begin) or () if "error: " in line]
-    return errors[-1] if errors else None
+    return _error(_spoken(log, begin) or [])
 
 
 def last_words(log: Path, begin: int = 0) -> str:
@@ -51,7 +50,12 @@ def last_words(log: Path, begin: int = 0) -> str:
     spoken = _spoken(log, begin)
     if spoken is None:
         return "it left no words"
-    return error_sentence(log, begin) or (spoken[-1] if spoken else "it said nothing")
+    return _error(spoken) or (spoken[-1] if spoken else "it said nothing")
+
+
+def _error(spoken: Sequence[str]) -> str | None:
+    errors = [line.partition("error: ")[2] for line in spoken if "error: " in line]
+    return errors[-1] if errors else None
 
 
 def _spoken(log: Path, begin: int) -> list[str] | None:

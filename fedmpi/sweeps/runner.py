@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +146,10 @@ def run_sweep(
             settle(Outcome(run, "finished", standing))
         else:
             waiting.append(run)
-    lacking = _prepared(list(waiting), tell, stop)
+    lacking, _ = _prepared(_shards(waiting), tell, stop)
     for run in [run for run in waiting if run.data is not None and run.data.folder in lacking]:
         waiting.remove(run)
-        settle(_failed(run, 0.0, lacking[run.data.folder] if run.data else ""))
+        settle(_failed(run, 0.0, str(lacking[run.data.folder]) if run.data else ""))
     started: list[Started] = []
     told, waited_for = False, ""
     try:
@@ -203,16 +203,8 @@ def prepare_shards(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop
     shards = _shards(runs)
     for data in shards:
         data.check()
-    failed: list[UserError | RunFailure] = []
-    stopped = False
-    for data in shards:
-        try:
-            prepare(data, tell, stop)
-        except Stopped:
-            stopped = True
-            break
-        except (UserError, RunFailure) as error:
-            failed.append(error)
+    lacking, stopped = _prepared(shards, tell, stop)
+    failed = list(lacking.values())
     if len(failed) > 1:
         kind = RunFailure if any(isinstance(one, RunFailure) for one in failed) else UserError
         raise kind(f"{len(failed)} of {len(shards)} cannot be prepared: {'; '.join(map(str, failed))}")
@@ -345,20 +337,22 @@ def _failed(run: PlannedRun, seconds: float, why: str) -> Outcome:
     return Outcome(run, "failed", Standing("begun", recorded(run.folder)), seconds, why)
 
 
-def _prepared(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop: Callable[[], bool]) -> dict[Path, str]:
-    """Prepare the shards; folders of those that could not be, with the reason."""
-    lacking = {}
-    for data in _shards(runs):
+def _prepared(
+    shards: Sequence[Preparation], tell: Callable[[str], None], stop: Callable[[], bool]
+) -> tuple[dict[Path, UserError | RunFailure], bool]:
+    """Prepare the shards; folders of those that could not be, with the reason, and whether it was told to stop."""
+    lacking: dict[Path, UserError | RunFailure] = {}
+    for data in shards:
         try:
             prepare(data, tell, stop)
         except Stopped:
-            break
+            return lacking, True
         except (UserError, RunFailure) as error:
-            lacking[data.folder] = str(error)
-    return lacking
+            lacking[data.folder] = error
+    return lacking, False
 
 
-def _shards(runs: Sequence[PlannedRun]) -> list[Preparation]:
+def _shards(runs: Iterable[PlannedRun]) -> list[Preparation]:
     return list({run.data.folder: run.data for run in runs if run.data is not None}.values())
 
 

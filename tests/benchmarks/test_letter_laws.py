@@ -22,7 +22,7 @@ def test_a_population_has_its_totals_and_the_divergence_that_is_looked_for() -> 
 
 def test_a_row_tells_what_augmentation_takes_off() -> None:
     population = Population(named=True, total=20_000, clients=120, sizes="pareto", digit_weight=1.0, skew=1.0)
-    cells = [float(cell.split(" ± ")[0]) for cell in row(population, 1.0, seeds=2, alpha=0.83)]
+    cells = [float(cell.split(" ± ")[0]) for cell in row(population, 1.0, seeds=2, alpha=0.83, online=100, most=20)]
     pooled, clients, copied, counted, copied_off, counted_off = cells[:6]
     assert pooled == pytest.approx(0.277, abs=0.005), "set by the totals alone"
     assert copied_off == pytest.approx(clients - copied, abs=0.0011)
