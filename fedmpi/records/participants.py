@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from fedmpi.common.types import Ints
@@ -34,3 +36,8 @@ def clients_from_text(text: str) -> Ints:
         raise ValueError(f"{text[:40]!r} does not name clients in ascending order")
     before = np.cumsum(lengths) - lengths
     return np.repeat(first - before, lengths) + np.arange(lengths.sum())
+
+
+def largest_client(text: str) -> int:
+    """The largest number in such a text, which is not spelt out for that; -1 of none."""
+    return max(map(int, re.findall(r"\d+", text)), default=-1)

@@ -13,13 +13,17 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
 from fedmpi.records.history import LINKS, SCORES, Record
 
-NUMBERS = ("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS), "participants", "train_loss")
+NUMBERS = (
+    *("samples", "seconds", "virtual_seconds", *(f"bytes_{link}" for link in LINKS), "participants", "train_loss"),
+    *("size_true", "size_estimate"),
+)
 """What reports add up over the rounds, or show of each; so they do with what begins as `SCORES`."""
 LISTS = ("busy_seconds", "kl_quartiles", "kl_client_quartiles", "stratum_sizes", "allocation")
 """Numbers of a round's ranks, mediators and strata."""
 ALWAYS, SOMETIMES = ("wall_seconds", "bytes_total"), ("best_round", "rounds_to_target", "megabytes_to_target")
 """Numbers of a summary that are shown; of the latter there may be none."""
 PARTICIPANTS = re.compile(r"(?a:(\d{1,12}(-\d{1,12})?( |$))*)")
+NEIGHBOURS = re.compile(r"(\d+)-(\d+)")
 LARGEST = 2**63
 """Of whole numbers: none that is counted comes close to it, and a float can hold it."""
 
@@ -97,7 +101,8 @@ def _suits(key: str, value: Any) -> bool:
     if key == "phase_seconds":
         return isinstance(value, dict) and all(map(_is_number, value.values()))
     if key == "clients":
-        return isinstance(value, str) and PARTICIPANTS.fullmatch(value) is not None
+        named = isinstance(value, str) and PARTICIPANTS.fullmatch(value) is not None
+        return named and all(int(first) <= int(last) for first, last in NEIGHBOURS.findall(value))
     if key in NUMBERS or key.startswith(SCORES):
         return _is_number(value)
     return not isinstance(value, int) or -LARGEST < value < LARGEST

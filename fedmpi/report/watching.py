@@ -89,7 +89,10 @@ def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callab
         display.close()
     run = load_run(folder)
     if run.summary:
-        show_summary(run.summary, str(folder))
+        try:
+            show_summary(run.summary, str(folder))
+        except KeyError as error:
+            raise UserError(f"{folder / 'summary.json'} does not say {error}: it is damaged") from None
     else:
         failure = read_summary(folder / NOTE).get("failure", "")
         why = f" (its sweep says: {failure})" if failure else ""

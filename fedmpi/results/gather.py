@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fedmpi.common.errors import UserError
 from fedmpi.config.layers import dotted, read_toml
 from fedmpi.records.history import Record
+from fedmpi.records.participants import largest_client
 from fedmpi.records.reading import ending_of, read_records, read_summary
 
 CONFIGURATION, PLANNED, NOTE = "config.toml", "sweep.toml", "sweep.json"
@@ -95,7 +96,7 @@ def find_runs(paths: Sequence[Path], planned: bool = False) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"{path} is no folder: name the folder of a run, or one that holds some")
-        inside = [path] if _is_run(path, planned) else sorted(set(_below(path, planned)), key=_by_numbers)
+        inside = [path] if _is_run(path, planned) else sorted(_below(path, planned), key=_by_numbers)
         if not inside:
             raise UserError(f"{path} holds no run: there is no config.toml in it, or in a folder below it")
         found |= {folder.resolve(): folder for folder in inside if folder.resolve() not in found}
@@ -151,7 +152,11 @@ def _read(folder: Path) -> OneRun:
     labels, failure = note.get("labels", {}), str(note.get("failure", ""))
     if not isinstance(labels, dict):
         raise UserError(f"{folder / NOTE} cannot be read (labels = {shown(labels)}): remove it")
-    return OneRun(folder, table, read_records(folder), summary, ending, labels, failure)
+    records, clients = read_records(folder), summary.get("clients")
+    largest = max((largest_client(record["clients"]) for record in records if "clients" in record), default=-1)
+    if clients is not None and largest >= clients:
+        raise UserError(f"{folder / 'metrics.jsonl'} cannot be read (client {largest} of {clients}): it is damaged")
+    return OneRun(folder, table, records, summary, ending, labels, failure)
 
 
 def _refuse_damaged(path: Path, table: dict[str, Any], kinds: dict[str, type]) -> None:

@@ -55,6 +55,10 @@ def test_a_last_line_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
         ("participants", [], r"participants = \[\]"),
         ("train_loss", {}, "train_loss = {}"),
         ("samples", 2**63, f"samples = {LONG}"),
+        ("virtual_seconds", "2", "virtual_seconds = '2'"),
+        ("bytes_mediator_up", "7", "bytes_mediator_up = '7'"),
+        ("size_estimate", "9", "size_estimate = '9'"),
+        ("size_true", [9], r"size_true = \[9\]"),
         ("own_number", -(2**63), f"own_number = {LONG}"),
         ("test_accuracy", "0.5", "test_accuracy = '0.5'"),
         ("client_accuracy_mean", True, "client_accuracy_mean = True"),
@@ -62,9 +66,14 @@ def test_a_last_line_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
         ("clients", 0.5, "clients = 0.5"),
         ("clients", "1 x", "clients = '1 x'"),
         ("clients", "1-1234567890123", "clients = '1-1234567890123'"),
+        ("clients", "\u0663", "clients = '\u0663'"),
+        ("clients", "0 5-3", "clients = '0 5-3'"),
         ("busy_seconds", 0.5, "busy_seconds = 0.5"),
         ("busy_seconds", ["a"], r"busy_seconds = \['a'\]"),
         ("kl_quartiles", [True], r"kl_quartiles = \[True\]"),
+        ("kl_client_quartiles", 0.5, "kl_client_quartiles = 0.5"),
+        ("stratum_sizes", "ab", "stratum_sizes = 'ab'"),
+        ("stratum_sizes", None, "0 stratum_sizes and 2 in allocation of round 3"),
         ("phase_seconds", 0.5, "phase_seconds = 0.5"),
         ("phase_seconds", {"plan": "long"}, "phase_seconds = {'plan': 'long'}"),
         ("allocation", [1], "2 stratum_sizes and 1 in allocation of round 3"),
@@ -83,6 +92,9 @@ def test_a_record_with_a_value_of_another_kind_is_refused(key: str, value: objec
         ("bytes_total", None, "bytes_total = None"),
         ("best_round", True, "best_round = True"),
         ("best_test_accuracy", [], r"best_test_accuracy = \[\]"),
+        ("best_val_loss", "low", "best_val_loss = 'low'"),
+        ("rounds_to_target", "3", "rounds_to_target = '3'"),
+        ("megabytes_to_target", {}, "megabytes_to_target = {}"),
         ("clients", 0, "clients = 0"),
         ("clients", 2**63, f"clients = {LONG}"),
         ("mpi_bytes", None, "mpi_bytes = None"),
@@ -98,4 +110,13 @@ def test_a_summary_with_a_value_of_another_kind_is_refused(key: str, value: obje
         assert read_summary(tmp_path / "summary.json") == content
     (tmp_path / "summary.json").write_text(json.dumps(whole | {key: value}))
     with pytest.raises(UserError, match=rf"summary.json cannot be read \({said}\)$"):
+        read_summary(tmp_path / "summary.json")
+
+
+def test_brackets_without_an_end_are_refused_as_any_damage(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / name).write_text("[" * 100_000 + "\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \(maximum recursion depth"):
+        read_records(tmp_path)
+    with pytest.raises(UserError, match=r"summary.json cannot be read \(maximum recursion depth"):
         read_summary(tmp_path / "summary.json")

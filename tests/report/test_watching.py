@@ -36,9 +36,11 @@ def test_only_whole_lines_are_taken_and_a_file_begun_anew_is_read_anew(tmp_path:
         with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \("):
             Tail(path).new()
     path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \(.*no plain file"):
-        Tail(path).new()
+    for make in (os.mkfifo, lambda there: there.symlink_to(tmp_path / "nowhere")):
+        make(path)
+        with pytest.raises(UserError, match=r"metrics.jsonl cannot be read \(.*no plain file"):
+            Tail(path).new()
+        path.unlink()
 
 
 def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +67,11 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixt
 
     watch(tmp_path, interval=0, sleep=look)
     shown = capsys.readouterr().out
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for key in ("final", "wall_seconds", "best_test_accuracy"):
+        (tmp_path / "summary.json").write_text(json.dumps({name: summary[name] for name in summary if name != key}))
+        with pytest.raises(UserError, match=rf"summary.json does not say '{key}': it is damaged"):
+            watch(tmp_path, sleep=look)
     assert [f"round {t}/3" in shown for t in (1, 2, 3)] == [True] * 3
     assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
 
@@ -83,6 +90,7 @@ def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
     assert (
         done in (2, 3)
         and "round 1/" not in shown
+        and " left" not in shown
         and f"round {done}/5" in shown
         and f"continue with --resume --out {tmp_path}" in shown
     )

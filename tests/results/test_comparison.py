@@ -324,6 +324,7 @@ def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_
             r"metrics.jsonl cannot be read \(samples = 'many' in the record of round 3\)",
         ),
         ("metrics.jsonl", '{"round": 0, "bytes_client_up": []}\n', r"bytes_client_up = \[\] in the record of round 0"),
+        ("metrics.jsonl", '{"round": 0, "clients": "3 7-20"}\n', r"metrics.jsonl cannot be read \(client 20 of 20\)"),
         ("metrics.jsonl", "", r"/a has no records to compare: its metrics.jsonl is empty"),
         (
             "metrics.jsonl",

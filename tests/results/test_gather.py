@@ -46,7 +46,8 @@ def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> N
 
 
 def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
-    ordered = ["epochs=1", "epochs=5", "epochs=20", "lr=1e-05", "lr=0.001", "lr=0.01", "lr=1", "rounds"]
+    ordered = ["epochs=1", "epochs=5", "epochs=20", "lr=1e-05", "lr=0.001", "lr=0.01", "lr=1", "lr=1e+16", "rounds"]
+    ordered += [f"t={'0' * zeros}7" for zeros in (5, 4, 3, 2, 1, 0)]
     for name in sorted(ordered):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
@@ -64,6 +65,7 @@ def test_costs_up_to_a_target_are_those_of_the_first_round_that_reached_it() -> 
     assert to_target(runs, 0.9, "round", "test_accuracy") is None
     assert spent([{**r, "virtual_seconds": 2.0} for r in runs[0]])["virtual_seconds"].tolist() == [2, 4, 6]
     first, *others = runs[0]
+    assert spent([{**first, "bytes_mediator_down": None}])["megabytes"].tolist() == [1.0]
     assert "virtual_seconds" not in spent([{**first, "virtual_seconds": 2.0}, *others]), "the clock came later"
     assert judged(runs[1]) == "test_accuracy" and judged([{"round": 0, "val_accuracy": 0.1}]) == "val_accuracy"
 
