@@ -87,7 +87,7 @@ def parse_options(
         known |= {option.name: (option.annotation is bool, option.doc) for option in part.options}
     read = {option.name: (option.annotation is bool, option.doc) for option in (data.own.options if data.own else ())}
     named = {option.name for option in (own.options if own else ())}
-    named |= {option.name for part in changes if part.foreign for option in part.options}
+    named |= {option.name for part in changes for option in part.options}
     clash = (named & RESERVED) | {option.name for option in (data.own.options if data.own else ()) if not _free(option)}
     if clash:
         raise UserError(f"{flag(min(clash))} is an option of data_prep itself: name the one of your own otherwise")

@@ -96,7 +96,7 @@ def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
 
     An opening round, in which all clients take part, draws none.
     """
-    told = [record for record in run.records if record.get("stratum_sizes") and record.get("allocation")]
+    told = [record for record in run.records if record.get("allocation")]
     most_rows, most_columns = heat_size(runs)
     some = thinned(range(len(told)), most_columns)
     cells = [

@@ -306,8 +306,6 @@ def _ended(one: Started) -> Outcome | None:
     if code == 2 and taken or code == 0 and standing.state == "busy":
         return None
     if code == 0 and standing.state == "finished":
-        with suppress(OSError):
-            note(one.run, None)
         return Outcome(one.run, "finished", standing, seconds)
     if code in (STOPPED_AFTER_SAVING, -signal.SIGUSR1, -signal.SIGTERM):  # the signals: before it heeds them
         return Outcome(one.run, "stopped", standing, seconds)
@@ -339,15 +337,15 @@ def _failed(run: PlannedRun, seconds: float, why: str) -> Outcome:
 
 def _prepared(
     shards: Sequence[Preparation], tell: Callable[[str], None], stop: Callable[[], bool]
-) -> tuple[dict[Path, UserError | RunFailure], bool]:
+) -> tuple[dict[Path, UserError], bool]:
     """Prepare the shards; folders of those that could not be, with the reason, and whether it was told to stop."""
-    lacking: dict[Path, UserError | RunFailure] = {}
+    lacking: dict[Path, UserError] = {}
     for data in shards:
         try:
             prepare(data, tell, stop)
         except Stopped:
             return lacking, True
-        except (UserError, RunFailure) as error:
+        except UserError as error:  # RunFailure is one
             lacking[data.folder] = error
     return lacking, False
 

@@ -244,12 +244,14 @@ def test_nobody_waits_for_a_log_that_is_a_fifo(tmp_path: Path) -> None:
 
 
 def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
-    (tmp_path / "run.log").write_text("2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine\n" * 2)
-    records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0]} for t in range(2)]
+    said = b"2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine: \xff\n"
+    (tmp_path / "run.log").write_bytes(said * 2)
+    records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0], "bytes_client_up": [None, 10**6][t]} for t in range(2)]
     run = OneRun(tmp_path, {}, records, {}, "stopped")
     assert panels.ranks(run) == [{"rank": 1, "busy": 1, "waiting": 2}, {"rank": 2, "busy": 3, "waiting": 0}]
     assert curves([completed(run)])["y"]["rank_balance"]["mean"] == [0.66667, 0.66667]
     assert panels.warnings([run]) == [{"text": "slow disk", "times": 2, "runs": [run.name]}]
+    assert panels.traffic(Configuration("", {}, (run,)))["links"] == {"client_up": 1.0}
 
 
 def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:

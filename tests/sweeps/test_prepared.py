@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,10 @@ def test_folders_that_cannot_be_prepared_are_refused_before_that(
             Preparation("", tmp_path / place, words).check()
     wanted = Preparation("", tmp_path / "shards", words)
     wanted.check()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: False)  # root may do all
+        with pytest.raises(UserError, match=rf"^\[prepare\] for digits: .* \({tmp_path} may not be written\)"):
+            wanted.check()
     prepare(wanted, print, lambda: False)
     answers = iter((False, True))
     monkeypatch.setattr(Preparation, "ready", lambda self: next(answers))
@@ -42,6 +47,7 @@ def test_folders_that_cannot_be_prepared_are_refused_before_that(
         ("kill -35 $$", "ended by signal 35"),
         ("exit 7", "exit code 7"),
         ("echo fedmpi: error: the disk is full; exit 1", "the disk is full"),
+        ("echo error: no such option; exit 2", "no such option"),
         ("echo error: the disk is full; echo it ends; exit 1", "the disk is full"),
     ],
 )
@@ -53,14 +59,21 @@ def test_a_failed_preparation_says_how_it_ended(
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     wanted = Preparation("even", tmp_path / "shards", ("digits", "--partition", "iid"))
-    with pytest.raises(RunFailure) as failure:
+    with pytest.raises((UserError, RunFailure)) as failure:
         prepare(wanted, print, lambda: False)
-    assert f"failed ({said}): see" in str(failure.value)
+    if ending.endswith("exit 2"):
+        assert failure.type is UserError and str(failure.value) == f"[prepare] for even: {said}"
+    else:
+        assert failure.type is RunFailure and f"failed ({said}): see" in str(failure.value)
 
 
 def test_the_last_error_in_the_end_of_a_log_is_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("error: first\n" + "x" * TAIL + "\nlast\n")
     assert error_sentence(tmp_path / "log") is None and last_words(tmp_path / "log") == "last"
-    (tmp_path / "log").write_text("error: first\nerror: second\nlast\n")
-    assert error_sentence(tmp_path / "log") == "second"
+    (tmp_path / "log").write_text("error: first\n" + "x" * (TAIL - 50) + "\nlast\n\n \n")
+    assert error_sentence(tmp_path / "log") == "first"
+    (tmp_path / "log").write_text("error: first\nerror: second (error: 5)\nlast\n")
+    assert error_sentence(tmp_path / "log") == "second (error: 5)"
+    (tmp_path / "log").write_bytes(b"\xff\nlast\n\n \n")
+    assert last_words(tmp_path / "log") == "last"
     assert last_words(tmp_path / "none") == "it left no words"

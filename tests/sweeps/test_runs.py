@@ -82,6 +82,17 @@ def test_a_sweep_of_finished_runs_starts_nothing(tmp_path: Path, monkeypatch: py
     assert [run.config.seed for run in sweep(TWO_SEEDS, tmp_path)] == [0, 1]
 
 
+def test_what_finished_runs_were_trained_on_is_not_prepared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan_sweep({**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}}, tmp_path)
+    for run in planned.runs:
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
+    monkeypatch.setattr("subprocess.Popen", None)
+    assert [one.ending for one in run_sweep(planned, planned.runs)] == ["finished"] * 2
+
+
 def test_a_sweep_told_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> None:
     planned = plan_sweep({**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}}, tmp_path)
     outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
@@ -200,11 +211,34 @@ def test_what_lies_damaged_in_a_runs_folder_is_put_right_or_refused(tmp_path: Pa
     (run.folder / "sweep.json").write_bytes(b"\xff\xfe")
     announce(planned, planned.runs)
     assert (run.folder / "sweep.json").read_bytes() == note
+    file = (run.folder / "sweep.json").stat().st_ino
+    announce(planned, planned.runs)
+    assert (run.folder / "sweep.json").stat().st_ino == file, "what is right is not written again"
     os.mkfifo(run.folder / "metrics.jsonl")
     assert look(run).rounds == 0, "nobody waits for a fifo"
     (run.folder / "config.toml").mkdir()
     with pytest.raises(UserError, match=r"^run seed=0: .*config.toml is damaged \(.*no plain file.*: choose another"):
         look(run)
+
+
+def test_what_another_sweep_puts_there_at_the_same_moment_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, replace = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), os.replace
+
+    def by_another(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise FileNotFoundError(2, "the file is no longer there")
+
+    def by_nobody(source: Path, target: Path) -> None:
+        raise FileNotFoundError(2, "the folder is no longer there")
+
+    monkeypatch.setattr(os, "replace", by_nobody)
+    with pytest.raises(UserError, match=r"cannot write .*seed=0 \(the folder is no longer there\)"):
+        announce(planned, planned.runs)
+    monkeypatch.setattr(os, "replace", by_another)
+    announce(planned, planned.runs)
+    assert (planned.runs[0].folder / "sweep.toml").exists() and (planned.runs[0].folder / "sweep.json").exists()
 
 
 def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,11 +248,15 @@ def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monk
     def fails(wanted: Preparation, *others: object) -> None:
         asked.append(wanted.title)
         if wanted.title in failing:
-            raise RunFailure(f"{wanted.title} failed")
+            raise (UserError if wanted.title == "b" else RunFailure)(f"{wanted.title} failed")
 
     monkeypatch.setattr(runner, "prepare", fails)
     part = {"dataset": "digits", "partition": "iid", "clients": 6}
-    tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.shards": ["a", "b", "c"]}}
+    tables = {
+        **COMMON,
+        "prepare": dict.fromkeys("abc", part),
+        "sweep": {"data.shards": ["a", "b", "c"], "seed": [0, 1]},
+    }
     planned = plan_sweep(tables, tmp_path)
     for name, said in (("a", "^a failed$"), ("b", "^2 of 3 cannot be prepared: a failed; b failed$")):
         failing.append(name)
@@ -368,12 +406,15 @@ def test_a_sweep_killed_at_any_moment_and_started_again_ends_with_the_same_recor
         assert curve(run.folder) == curve(undisturbed.folder), run.name
 
 
-def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(tmp_path: Path) -> None:
+def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by the child of a second sweep that was started when the run was not finished, and comes when it is."""
     planned = plan_sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, tmp_path)
     folder, holds = planned.runs[0].folder, []
-
     told: list[str] = []
+    slept: list[float] = []
+    monkeypatch.setattr(runner.time, "sleep", slept.append)
 
     def take_it_when_it_ends(started: Sequence[Started]) -> None:
         for one in started:
@@ -384,6 +425,7 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(tmp_pat
 
     [outcome] = run_sweep(planned, planned.runs, tell=told.append, working=take_it_when_it_ends)
     assert (outcome.ending, len(holds), len(records(folder))) == ("finished", 1, 3), outcome.why
+    assert slept == [runner.POLLED, runner.POLLED_OTHERS]
     [line] = told
     assert line.startswith(f"seed=0: waiting for process {os.getpid()} on ") and line.endswith(", which works on it")
 
@@ -410,8 +452,9 @@ def test_how_the_process_of_a_run_ends_says_what_became_of_it(
     monkeypatch.setattr(
         "subprocess.Popen", lambda words, stdout, **further: popen(["sh", "-c", next(commands)], stdout=stdout)
     )
+    begun = time.monotonic()
     [outcome] = run_sweep(planned, planned.runs)
-    assert (outcome.ending, outcome.why) == (ending, why)
+    assert (outcome.ending, outcome.why) == (ending, why) and 0 < outcome.seconds < time.monotonic() - begun
 
 
 def test_a_stopped_sweep_says_of_each_run_that_others_hold_or_have_finished_how_far_it_is(tmp_path: Path) -> None:
