@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.common.files import make_folder, sync_folder, write_whole
+from fedmpi.common.errors import UserError
+from fedmpi.common.files import make_folder, read_plain, refuse_unwritable, sync_folder, write_whole
 from fedmpi.config import load_config
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint
 from fedmpi.records.recorder import Recorder
@@ -127,3 +128,26 @@ def test_a_damaged_checkpoint_stays_set_aside(tmp_path: Path, order: list):
     order.clear()
     newest_checkpoint(tmp_path)
     assert order == [("sync", tmp_path)]
+
+
+def test_what_is_no_plain_file_is_refused_and_not_kept_open(tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo")
+    before = len(os.listdir("/proc/self/fd"))
+    for path in (tmp_path, tmp_path / "fifo"):
+        with pytest.raises(OSError, match="it is no plain file"):
+            read_plain(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("lacking", [os.W_OK, os.X_OK])
+def test_a_folder_that_cannot_be_made_is_refused_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int
+):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for folder in (tmp_path / "link", tmp_path / "link" / "below"):
+        with pytest.raises(UserError, match=rf"cannot write {folder} \({tmp_path}/link is no folder\)"):
+            refuse_unwritable(folder)
+    refuse_unwritable(tmp_path / "new" / "below", writing=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & lacking)  # root may do all
+    with pytest.raises(UserError, match=rf"\({tmp_path} may not be written\)"):
+        refuse_unwritable(tmp_path / "new" / "below", writing=True)

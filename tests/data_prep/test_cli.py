@@ -182,6 +182,8 @@ def test_a_prepared_folder_is_replaced_only_when_asked(capsys: Output, tmp_path:
     assert main([*words, "5"]) == 0
     assert main([*words, "6"]) == 2
     assert str(tmp_path / "s") in capsys.readouterr().err
+    assert main([*words, "6", "--overwrite", "--dry-run"]) == 0
+    assert open_store(tmp_path / "s").clients == 5
     assert main([*words, "6", "--overwrite"]) == 0
     assert open_store(tmp_path / "s").clients == 6
 

@@ -67,9 +67,13 @@ def helping(*, help: str = "a"):
 def of_sets(*, dataset: str = "a"):
     return points(count=8)
 
-def shared(*, tags: int | None, length: float, vectors: Path, user: int, files: str, keep_duplicates: bool = False):
+def shared(*, vocabulary, tags: int | None, length: float, vectors: Path, user: int, files: str, keep_duplicates=False):
     assert (tags, length, vectors, user, files, keep_duplicates) == (3, 4.0, Path("there"), 5, "f", True)
+    assert vocabulary == 6
     return points(count=8)
+
+def dated(features, owners, generator, *, seed: int = 3):
+    return features
 
 def long(labels, clients, generator, *, length: int = 3):
     return labels % clients
@@ -127,6 +131,7 @@ def test_a_law_of_ones_own_may_leave_the_last_clients_empty(own: Path) -> None:
         ),
         (["--partition", "prep_of_mine:by_lable"], "did you mean 'by_label'"),
         (["--partition", "prep_of_mine:long", "--length", "4"], "--length is an option of data_prep itself"),
+        (["--partition", "iid", "--feature-shift", "prep_of_mine:dated"], "--seed is an option of data_prep itself"),
     ],
 )
 def test_what_a_law_of_ones_own_does_not_know_is_refused(
@@ -210,7 +215,18 @@ def test_what_a_reader_of_ones_own_does_not_know_is_refused(
 
 def test_a_reader_of_ones_own_may_have_options_of_other_data_sets_that_mean_the_same_kind(own: Path) -> None:
     options = ["--tags", "3", "--length", "4", "--vectors", "there", "--user", "5", "--keep-duplicates", "--files", "f"]
-    words = ["prep_of_mine:shared", *options, "--partition", "iid", "--clients", "2", "--out", "shards"]
+    words = [
+        "prep_of_mine:shared",
+        *options,
+        "--vocabulary",
+        "6",
+        "--partition",
+        "iid",
+        "--clients",
+        "2",
+        "--out",
+        "shards",
+    ]
     assert main(words) == 0
 
 

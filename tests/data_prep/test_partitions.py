@@ -258,6 +258,8 @@ def test_users_are_clients_and_small_ones_can_be_left_out() -> None:
         ("inner-dirichlet", 3, {}, "needs --alpha"),
         ("inner-dirichlet", 101, {"alpha": 1.0}, "at most 100 clients"),
         ("pachinko", 30, {"size": 4}, "need 120, and there are 100"),
+        ("astraea", 3, {"variant": "LTRF2", "digit_weight": -0.5}, "--digit-weight -0.5 is impossible"),
+        ("astraea", 3, {"variant": "LTRF2", "skew": -1.0}, "--skew -1.0 is impossible"),
         ("attribute", 3, {}, "needs --attribute"),
         ("attribute", 3, {"attribute": "age", "strictness": 1.5}, "from 0 to 1"),
     ],

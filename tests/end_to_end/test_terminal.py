@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,21 @@ def test_plain_lines_are_the_first_those_due_and_the_last(
         "round 3/5",
         "round 5/5",
     ]
+
+
+def test_what_a_record_does_not_tell_is_left_out_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    display = open_display(5, 0, 0.0)
+    told: list[dict[str, Any]] = [
+        {"participants": 4},
+        {"participants": 4, "seconds": 0.0},
+        {"participants": None, "seconds": 1.0},
+        {"val_accuracy": None, "test_loss": None},
+    ]
+    for t, facts in enumerate(told):
+        display.update({"round": t} | facts)
+    *without, last = capsys.readouterr().out.splitlines()
+    assert len(without) == 3 and not any("clients/s" in line for line in without)
+    assert "  test loss -  validation accuracy -  " in last
 
 
 def test_a_run_that_is_watched_on_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

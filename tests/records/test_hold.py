@@ -126,6 +126,18 @@ def test_a_holder_that_cannot_be_looked_at_is_believed_until_it_gives_no_sign_fo
     second.release()
 
 
+@pytest.mark.parametrize("content", [None, b"[1]", b"[" * 100_000], ids=["fifo", "list", "brackets"])
+def test_a_holders_file_that_names_nobody_is_read_without_waiting_and_believed(tmp_path: Path, content: bytes | None):
+    path = tmp_path / FOLDER / "000001.json"
+    path.parent.mkdir()
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    holder = Holder.of(tmp_path)
+    assert holder is not None and holder.facts == {} and holder.alive()
+
+
 def test_where_no_file_can_be_made_time_is_told_by_the_clock_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
