@@ -67,7 +67,9 @@ def helping(*, help: str = "a"):
 def of_sets(*, dataset: str = "a"):
     return points(count=8)
 
-def shared(*, vocabulary, tags: int | None, length: float, vectors: Path, user: int, files: str, keep_duplicates=False):
+def shared(
+    *, vocabulary, tags: int | None, length: float, vectors: Path, user: int, files: str, keep_duplicates: bool = False
+):
     assert (tags, length, vectors, user, files, keep_duplicates) == (3, 4.0, Path("there"), 5, "f", True)
     assert vocabulary == 6
     return points(count=8)
