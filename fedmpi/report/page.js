@@ -178,10 +178,23 @@ function byConfiguration(mode, alone) {
     strokeDash: { field: "configuration", type: "nominal", scale: { domain, range: some.map(dash) }, legend },
   };
 }
-/** Lines with bands; rows: {configuration, x, y, low, high, …}. */
-function lines(rows, mode, alone, { x, y, log = false, zero = false, rule = null, tooltip = [], step = false }) {
-  const encoding = byConfiguration(mode, alone), scale = log ? { type: "log" } : { zero };
-  const xs = { field: "x", type: "quantitative", title: x, scale: { nice: false, zero: false }, axis: { grid: false, tickCount: 6 } };
+/** An axis of whole numbers: a tick at each of a few, and between many at whole ones only. */
+function whole(numbers) {
+  const some = [...new Set(numbers)].sort((a, b) => a - b);
+  return some.length <= 12 ? { values: some } : { tickMinStep: 1 };
+}
+/** Room around values that are all the same, which has none of its own. */
+function around(rows, log, zero) {
+  const values = rows.flatMap((row) => [row.y, row.low, row.high]).filter((value) => value !== null && value !== undefined);
+  const [least, most] = values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  if (least !== most || (zero && least !== 0)) return {};
+  return { domain: log ? [least / 2, least * 2] : [least - (Math.abs(least) / 2 || 1), least + (Math.abs(least) / 2 || 1)] };
+}
+/** Lines with bands, points where there is one value only; rows: {configuration, x, y, low, high, …}. */
+function lines(rows, mode, alone, { x, y, log = false, zero = false, rule = null, tooltip = [], step = false, counted = false }) {
+  const encoding = byConfiguration(mode, alone), scale = { ...(log ? { type: "log" } : { zero }), ...(rule === null ? around(rows, log, zero) : {}) };
+  const ticks = counted ? { tickCount: 6, ...whole(rows.map((row) => row.x)) } : { tickCount: 6 };
+  const xs = { field: "x", type: "quantitative", title: x, scale: { nice: false, zero: false }, axis: { grid: false, ...ticks } };
   const ys = { field: "y", type: "quantitative", title: y, scale, axis: { tickCount: 6 } };
   const layer = [];
   if (rows.some((row) => row.low !== undefined && row.low !== null)) {
@@ -190,6 +203,10 @@ function lines(rows, mode, alone, { x, y, log = false, zero = false, rule = null
   }
   if (rule !== null) layer.push({ data: { values: [{}] }, mark: { type: "rule", strokeDash: [4, 4], color: "#888" }, encoding: { y: { datum: rule } } });
   layer.push({ mark: { type: "line", ...(step ? { interpolate: "step-after" } : {}) }, encoding: { x: xs, y: ys, ...encoding } });
+  const count = new Map();
+  rows.forEach((row) => count.set(row.configuration, (count.get(row.configuration) ?? 0) + 1));
+  const single = rows.filter((row) => count.get(row.configuration) === 1);
+  if (single.length) layer.push({ data: { values: single }, mark: { type: "point", filled: true, size: 60, opacity: 1 }, encoding: { x: xs, y: ys, color: encoding.color } });
   layer.push({ params: [{ name: "near", select: { type: "point", on: "pointermove", nearest: true, clear: "pointerout" } }],
     mark: { type: "point", filled: true, size: 70 },
     encoding: { x: xs, y: ys, color: encoding.color, opacity: { condition: { param: "near", empty: false, value: 1 }, value: 0 },
@@ -239,7 +256,7 @@ function lineFigure(name, title, keys, note, further = {}) {
       key: { label: "show", options: further.groups ? grouped(keys) : keys.map((key) => [key, data.metrics[key]]), value: keys[0] },
       axis: { label: "against", options: axisOptions() }, ...(further.rule === undefined ? { scale: { ...logScale, value: further.wideRange && wideRange(keys[0]) ? "log" : "linear" } } : {}) }),
     rows: (state) => curve(state.key, state.axis, state.scale === "log"),
-    spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: data.axes[state.axis], y: data.metrics[state.key], log: state.scale === "log", rule: further.rule ?? null, tooltip: SEEDS }) });
+    spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: data.axes[state.axis], counted: state.axis === "round", y: data.metrics[state.key], log: state.scale === "log", rule: further.rule ?? null, tooltip: SEEDS }) });
 }
 
 /* ---- figures of single runs ---- */
@@ -248,10 +265,10 @@ function runOptions(part) {
   const some = data.runs.map((run, i) => [String(i), runName(run)]).filter(([i]) => data.runs[i][part]);
   return { run: { label: "run", options: some } };
 }
-const cellLayer = (x, y, colourTitle, format, tooltip, domain) => ({ mark: { type: "rect", tooltip: true },
+const cellLayer = (rows, x, y, colourTitle, format, tooltip, domain) => ({ mark: { type: "rect", tooltip: true },
   encoding: {
-    x: { field: "left", type: "quantitative", title: x, scale: { nice: false, zero: false }, axis: { grid: false, tickMinStep: 1 } }, x2: { field: "right" },
-    y: { field: "top", type: "quantitative", title: y, scale: { nice: false, zero: false, reverse: true }, axis: { grid: false, tickMinStep: 1 } }, y2: { field: "bottom" },
+    x: { field: "left", type: "quantitative", title: x, scale: { nice: false, zero: false }, axis: { grid: false, ...whole(rows.map((row) => row.left + 0.5)) } }, x2: { field: "right" },
+    y: { field: "top", type: "quantitative", title: y, scale: { nice: false, zero: false, reverse: true }, axis: { grid: false, ...whole(rows.map((row) => row.top + 0.5)) } }, y2: { field: "bottom" },
     color: { field: "value", type: "quantitative", title: colourTitle, scale: { scheme: "viridis", ...(domain ? { domain } : {}) }, legend: { format, gradientLength: 180, titleLimit: 400, gradientThickness: 10, direction: "horizontal" } }, tooltip } });
 function participationRows(state) {
   const part = data.runs[state.run].participation, rows = [];
@@ -343,7 +360,7 @@ function section(id, title, ...parts) {
   document.getElementById("contents").append(make("a", { href: "#s-" + id }, title));
 }
 function results() {
-  const scores = ["test_accuracy", "val_accuracy", "test_macro_f1", "val_macro_f1", "test_loss", "val_loss"].filter((key) => configurations.some((one) => one.final[key]));
+  const scores = Object.keys(data.metrics).filter((key) => /^(test|val)_/.test(key) && configurations.some((one) => one.final[key]));
   const best = ["test_accuracy", "val_accuracy"].filter((key) => configurations.some((one) => one.best[key]));
   const costs = Object.keys(data.axes).filter((axis) => axis !== "round");
   const titles = { samples: "samples", megabytes: "MB", seconds: "seconds", virtual_seconds: "virtual s" };
@@ -392,7 +409,7 @@ function evennessTable() {
   })), "Effective share: (Σu)²/(N Σu²) of the times u that each of N clients took part; 1 and a Gini coefficient of 0: all equally often.");
 }
 function runsTable() {
-  const columns = ["run", "configuration"].map((title) => ({ title })).concat(["seed", "rounds"].map((title) => ({ title, number: true })), { title: "ended" }, ["ranks", "clients", "parameters"].map((title) => ({ title, number: true })), { title: "engine" }, { title: "versions" });
+  const columns = ["run", "configuration"].map((title) => ({ title })).concat(["seed", "rounds"].map((title) => ({ title, number: true })), { title: "ended" }, ["ranks", "clients", "parameters"].map((title) => ({ title, number: true })), { title: "engine", text: true }, { title: "versions" });
   const rows = data.runs.map((run) => [run.name, named(run.configuration), run.seed, run.rounds, run.ending, ...[run.ranks_count, run.clients_count, run.parameters].map((value) => ({ text: number(value), sort: value })), run.engine || "–", run.versions || "–"]);
   return card("Runs", "runs", table("runs", columns, rows));
 }
@@ -419,14 +436,14 @@ function build() {
     const what = data.targets.rises ? "an accuracy" : "a loss";
     section("target", (data.targets.rises ? "Up to " : "Down to ") + what, targetTable(), new Figure({ name: "target", title: "Cost of " + what, wide: true, note: "What had been spent when " + what + " was first reached; over the runs that reached it.",
       controls: () => ({ axis: { label: "cost in", options: axisOptions() }, scale: logScale }),
-      rows: (state) => targetRows(state).filter((row) => state.scale !== "log" || row.y > 0),
-      spec: (state, rows, mode, alone) => lines(state.scale === "log" ? rows.map((row) => (row.low > 0 ? row : { ...row, low: null })) : rows, mode, alone, { x: data.metrics[data.targets.key], y: data.axes[state.axis], zero: true, log: state.scale === "log", tooltip: [{ field: "reached", title: "runs that reached it" }] }) }));
+      rows: (state) => (state.scale === "log" ? targetRows(state).filter((row) => row.y > 0).map((row) => (row.low > 0 ? row : { ...row, low: null })) : targetRows(state)),
+      spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: data.metrics[data.targets.key], y: data.axes[state.axis], zero: true, log: state.scale === "log", tooltip: [{ field: "reached", title: "runs that reached it" }] }) }));
   }
   section("clients", "Who took part", anyRun("participation") ? [
     new Figure({ name: "participation", title: "Clients and rounds", note: several, wide: true, controls: () => runOptions("participation"), rows: participationRows, height: () => 300,
-      spec: (state) => cellLayer("round", "client", "share of the clients of a cell that took part", ".2~f", [{ field: "low", title: "clients from" }, { field: "high", title: "below" }, { field: "from", title: "rounds from" }, { field: "to", title: "below" }, { field: "count", title: "times" }, { field: "value", title: "share", format: ".3~f" }], [0, 1]) }),
+      spec: (state, rows) => cellLayer(rows, "round", "client", "share of the clients of a cell that took part", ".2~f", [{ field: "low", title: "clients from" }, { field: "high", title: "below" }, { field: "from", title: "rounds from" }, { field: "to", title: "below" }, { field: "count", title: "times" }, { field: "value", title: "share", format: ".3~f" }], [0, 1]) }),
     new Figure({ name: "uses", title: "Clients that took part at most so often", note: severalSeeds ? "The first seed of each configuration." : null, rows: useRows,
-      spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: "times", y: "share of the clients", zero: true, step: true }) }),
+      spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: "times", counted: true, y: "share of the clients", zero: true, step: true }) }),
     told(["client_use_gini"]).length ? lineFigure("use", "Evenness over the rounds", told(["client_use_gini", "client_use_effective", "clients_used", "sample_use_gini", "sample_use_effective", "samples_used"])) : null, evennessTable(),
   ] : [told(["client_use_gini"]).length ? lineFigure("use", "Evenness over the rounds", told(["client_use_gini", "client_use_effective", "clients_used"])) : null,
     make("div", { class: "card wide" }, make("p", { class: "note" }, "Who took part was not recorded: run with --set logging.participants=true."))]);
@@ -442,12 +459,12 @@ function build() {
   section("strata", "Strata", anyRun("strata") ? [new Figure({ name: "strata", title: "Strata over the rounds", note: "Numbers of strata mean nothing from one clustering to the next.", wide: true,
     controls: () => ({ ...runOptions("strata"), what: { label: "show", options: [["clients", "clients of the stratum"], ["drawn", "clients drawn"], ["share", "share drawn"]] } }), rows: strataRows,
     height: (_, rows) => Math.min(360, 60 + 22 * new Set(rows.map((row) => row.stratum)).size),
-    spec: (state) => cellLayer("round", "stratum", { clients: "clients", drawn: "clients drawn", share: "share drawn" }[state.what], state.what === "share" ? ".2~f" : "d", [{ field: "round" }, { field: "stratum" }, { field: "clients" }, { field: "drawn" }]) }),
+    spec: (state, rows) => cellLayer(rows, "round", "stratum", { clients: "clients", drawn: "clients drawn", share: "share drawn" }[state.what], state.what === "share" ? ".2~f" : "d", [{ field: "round" }, { field: "stratum" }, { field: "clients" }, { field: "drawn" }]) }),
     varies("strata") ? lineFigure("strata-count", "Number of strata", ["strata"]) : null] : []);
   section("sizes", "Size estimates", told(["size_ratio"]).length ? [lineFigure("size-ratio", "Estimated size / true size", ["size_ratio"], "1 is the truth.", { rule: 1 }), lineFigure("sizes", "Estimate, truth and what follows", told(["size_estimate", "size_true", "sampling_probability", "clipped_fraction", "size_asked"]))] : []);
   section("mediators", "Mediators", anyRun("mediators") ? [new Figure({ name: "mediators", title: "How far label mixes are from the target", note: "Kullback–Leibler divergence over mediators and over participants: median, middle half, and all of them.", wide: true, controls: () => runOptions("mediators"), rows: mediatorRows,
     spec: (state, rows, mode) => {
-      const of = { field: "of", type: "nominal", title: null, scale: { domain: ["mediators", "participants"], range: [colour(0, mode), colour(1, mode)] } }, x = { field: "round", type: "quantitative", title: "round", scale: { nice: false, zero: false }, axis: { grid: false } };
+      const of = { field: "of", type: "nominal", title: null, scale: { domain: ["mediators", "participants"], range: [colour(0, mode), colour(1, mode)] } }, x = { field: "round", type: "quantitative", title: "round", scale: { nice: false, zero: false }, axis: { grid: false, ...whole(rows.map((row) => row.round)) } };
       const band = (low, high, opacity) => ({ mark: { type: "area", opacity }, encoding: { x, y: { field: low, type: "quantitative", title: "KL divergence" }, y2: { field: high }, color: of } });
       return { layer: [band("least", "most", 0.12), band("lower", "upper", 0.25), { mark: { type: "line", point: rows.length < 30 }, encoding: { x, y: { field: "median", type: "quantitative" }, color: of, tooltip: ["of", "round", "least", "lower", "median", "upper", "most"].map((field) => ({ field })) } }] };
     } })] : []);

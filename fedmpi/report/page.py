@@ -185,6 +185,12 @@ def _common(groups: Sequence[Configuration]) -> list[list[str]]:
     return [[key, shown(value)] for key, value in groups[0].table.items() if key not in apart]
 
 
+def _engine(description: str) -> str:
+    """The engine's name; of one that was chosen by the run also what it chose, without the counts."""
+    name, _, words = description.partition(": ")
+    return f"{name}: {words.partition('; so far')[0]}" if name == "auto" and words else name
+
+
 def _run(configuration: int, run: OneRun, runs: int) -> dict[str, Any]:
     found = {
         "participation": panels.participation(run, runs),
@@ -200,7 +206,7 @@ def _run(configuration: int, run: OneRun, runs: int) -> dict[str, Any]:
         "seed": run.seed,
         "rounds": len(run.records),
         "ending": run.ending,
-        "engine": str(run.summary.get("engine", "")).partition(":")[0],
+        "engine": _engine(str(run.summary.get("engine", ""))),
         "ranks_count": run.summary.get("ranks"),
         "clients_count": run.summary.get("clients"),
         "parameters": run.summary.get("parameters"),

@@ -161,6 +161,70 @@ def test_a_phone_shows_it_without_scrolling_sideways(chromium: Any, page_file: P
     page.context.close()
 
 
+def test_a_phone_breaks_no_word_of_the_first_column_into_pieces(chromium: Any, page_file: Path) -> None:
+    page, _ = opened(chromium.new_context(viewport={"width": 390, "height": 844}, is_mobile=True), page_file)
+    lines = page.evaluate(
+        """[...document.querySelectorAll("#evenness td:first-child, #differences .tall td:first-child")].map((cell) => {
+            const text = document.createRange();
+            text.selectNodeContents(cell);
+            return [cell.innerText, new Set([...text.getClientRects()].map((part) => Math.round(part.bottom))).size];
+        })"""
+    )
+    assert lines and not [text for text, count in lines if " " not in text.strip() and count > 2], "44 % of the width"
+    page.context.close()
+
+
+def test_single_and_constant_values_few_strata_and_low_bands_are_drawn_as_they_are(
+    chromium: Any, tmp_path: Path
+) -> None:
+    """One evaluation is a point, a constant has its own value beside it, ticks are at whole strata and rounds."""
+    for seed in (0, 1):
+        folder = tmp_path / f"run-{seed}"
+        folder.mkdir()
+        (folder / "config.toml").write_text(f'preset = "fedsts"\nrounds = 3\nseed = {seed}\n')
+        work = [
+            {
+                "round": t,
+                "samples": 9,
+                "seconds": 0.1,
+                "train_loss": 1.0,
+                "lr": 0.05,
+                "stratum_sizes": [3, 2],
+                "allocation": [1, 1],
+            }
+            for t in range(3)
+        ]
+        work[2] |= {"test_accuracy": 0.25, "test_mine": 1.5}
+        work[0] |= {"val_accuracy": 0.5, "samples": 9 if seed else 9000}
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in work))
+    write_report([tmp_path], tmp_path / "report.html")
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    page, heard = opened(context, tmp_path / "report.html")
+    draw_all(page)
+    texts = """(name) => { const found = [], walk = (item) => {
+        if (item.text !== undefined) found.push(String(item.text));
+        (item.items || []).forEach(walk);
+    }; walk(figures.find((one) => one.name === name).view.scenegraph().root); return found; }"""
+    coloured = """(id) => { const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
+        const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+        let n = 0;
+        for (let i = 0; i < data.length; i += 4) n += data[i + 3] > 200 && data[i + 2] - data[i] > 100;
+        return n; }"""
+    heads = [head.strip(" ↕") for head in page.locator("#results th").all_inner_texts()]
+    assert heads[:4] == ["configuration", "test accuracy", "validation accuracy", "test_mine"]
+    assert page.evaluate(coloured, "curve") > 20, "the point of the only evaluation"
+    page.select_option("#training select[name=key]", "lr")
+    page.evaluate("figures.find((one) => one.name === 'training').draw()")
+    assert {"0.05", "0.04"} <= set(page.evaluate(texts, "training")), "a constant's own value is on its axis"
+    assert page.evaluate(texts, "strata")[:5] == ["1", "2", "3", "round", "1"]
+    assert not [text for text in page.evaluate(texts, "strata") if "." in text]
+    page.select_option("#target select[name=axis]", "samples")
+    page.select_option("#target select[name=scale]", "log")
+    page.evaluate("figures.find((one) => one.name === 'target').draw()")
+    assert heard == [], "no band goes down to 0 where the scale is logarithmic"
+    context.close()
+
+
 def test_every_figure_comes_as_svg_and_csv(page: Any, page_file: Path) -> None:
     names = [figure.get_attribute("id") for figure in page.locator("figure").all()]
     for name in names:  # each in a tab of its own: Chromium ends a tab's downloads after the tenth

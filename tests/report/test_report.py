@@ -254,6 +254,16 @@ def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
     assert panels.traffic(Configuration("", {}, (run,)))["links"] == {"client_up": 1.0}
 
 
+def test_the_engine_that_auto_chose_is_told_without_its_counts() -> None:
+    def told(engine: str) -> str:
+        run = OneRun(Path("run"), {}, [{"round": 0}], {"engine": engine}, "finished")
+        return str(contents([run])["runs"][0]["engine"])
+
+    chosen = "auto: one-step clients are merged, the others batched (trial: sequential 18, batched 13 ms a client)"
+    assert told(f"{chosen}; so far 0 merged and 40 others on this rank") == chosen
+    assert told("sequential: one client after another") == "sequential"
+
+
 def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:
     page = render(shown, "/* </script> */")
     assert "<title>all &lt;three&gt; of them" in page and "@@" not in page
