@@ -46,7 +46,7 @@ def test_runs_are_found_by_name_and_below_folders_once_each(tmp_path: Path) -> N
 
 
 def test_runs_come_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
-    ordered = ["epochs=1", "epochs=5", "epochs=20", "lr=1e-05", "lr=0.001", "lr=0.01", "lr=1", "lr=1e+16", "rounds"]
+    ordered = ["epochs=1", "epochs=5", "epochs=20", "lr=1e-05", "lr=0.001", "lr=0.01", "lr=5", "lr=1e+16", "rounds"]
     ordered += [f"t={'0' * zeros}7" for zeros in (5, 4, 3, 2, 1, 0)]
     for name in sorted(ordered):
         (tmp_path / name).mkdir()
