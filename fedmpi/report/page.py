@@ -54,7 +54,9 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     told = [run for run in runs if run.records]
     if not told:
         raise UserError(f"nothing to report: {runs[0].folder} and the others have no record of a round yet")
-    page = render(contents(told, title), drawing_library()).encode(errors="replace")  # names may be no UTF-8
+    shown_runs = contents(told, title)
+    shown_runs["notes"] += _without_records([run for run in runs if not run.records])
+    page = render(shown_runs, drawing_library()).encode(errors="replace")  # names may be no UTF-8
     try:
         write_whole(out, page)
     except OSError as error:
@@ -123,6 +125,13 @@ def _unfinished(runs: Sequence[tuple[int, OneRun]]) -> list[str]:
     named = ", ".join(f"{run.name} ({len(run.records)} of {run.table.get('rounds')} rounds)" for run in some[:8])
     more = f" and {len(some) - 8} more" if len(some) > 8 else ""
     return [f"not finished, but shown and averaged as far as they are: {named}{more}"] if some else []
+
+
+def _without_records(runs: Sequence[OneRun]) -> list[str]:
+    """Which runs are not on the page, as they have no record of a round, and why where a sweep has noted that."""
+    named = [f"{run.name}{f' (failed: {run.failure})' if run.failure else ''}" for run in runs[:8]]
+    more = f" and {len(runs) - 8} more" if len(runs) > 8 else ""
+    return [f"not shown, without a record of a round: {'; '.join(named)}{more}"] if runs else []
 
 
 def _not_finite(runs: Sequence[tuple[int, OneRun]]) -> list[str]:

@@ -264,6 +264,18 @@ def test_the_engine_that_auto_chose_is_told_without_its_counts() -> None:
     assert told("sequential: one client after another") == "sequential"
 
 
+def test_runs_that_failed_before_their_first_round_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text('preset = "fedavg"\nrounds = 9\n')
+    (tmp_path / "good" / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1}\n')
+    (tmp_path / "bad" / "sweep.json").write_text('{"labels": {}, "failure": "the loss is nan"}')
+    monkeypatch.setattr("fedmpi.report.page.drawing_library", lambda: "")
+    write_report([tmp_path], tmp_path / "report.html")
+    said = "not shown, without a record of a round: bad (failed: the loss is nan)"
+    assert said in (tmp_path / "report.html").read_text()
+
+
 def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:
     page = render(shown, "/* </script> */")
     assert "<title>all &lt;three&gt; of them" in page and "@@" not in page
