@@ -5,6 +5,7 @@ The deaths themselves are in tests/mpi/test_deaths.py, with the MPI that survive
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,24 @@ def values(run: fedmpi.Run) -> list[list[float]]:
     return [value.flatten().tolist() for value in run.model.state_dict().values()]
 
 
+SYSTEMS = {
+    "in memory": ADAM,
+    "in a checkpoint": SCAFFOLD | {"checkpoint.every": 2},
+    "nowhere": FEEDBACK | {"checkpoint.every": 0},
+}
+
+
+@cache
+def without_deaths(name: str) -> fedmpi.Run:
+    return fedmpi.run(COMMON | SYSTEMS[name])
+
+
 @pytest.mark.parametrize("folder", [True, False])
-@pytest.mark.parametrize(
-    ("system", "kept"),
-    [(ADAM, (3, 4)), (SCAFFOLD | {"checkpoint.every": 2}, (2, 4)), (FEEDBACK | {"checkpoint.every": 0}, (0, 0))],
-    ids=["in memory", "in a checkpoint", "nowhere"],
-)
+@pytest.mark.parametrize(("name", "kept"), [("in memory", (3, 4)), ("in a checkpoint", (2, 4)), ("nowhere", (0, 0))])
 def test_rounds_done_again_leave_nothing(
-    system: dict[str, Any], kept: tuple[int, int], folder: bool, dies: list[int], tmp_path: Path
+    name: str, kept: tuple[int, int], folder: bool, dies: list[int], tmp_path: Path
 ):
-    whole = fedmpi.run(COMMON | system)
+    system, whole = SYSTEMS[name], without_deaths(name)
     dies += [3, 4]
     heard: list[int] = []
     out = tmp_path / "RUN" if folder else None
