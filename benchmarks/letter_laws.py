@@ -52,6 +52,7 @@ class Population:
     sizes: str
     digit_weight: float
     skew: float
+    shape: float = 1.5
 
     def counts(self, seed: int, concentration: float) -> Ints:
         """Samples of every client and class (N, C)."""
@@ -59,7 +60,7 @@ class Population:
         options = {
             "variant": "LTRF2",
             "size_law": self.sizes,
-            "shape": 1.5,
+            "shape": self.shape,
             "alpha": concentration,
             "total": self.total,
             "test_total": 0,
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--concentration", type=float, nargs="+", default=[1.0], help="of the clients' class mixes")
     parser.add_argument("--clients-kl", type=float, help="divergence of the clients, in place of a concentration")
     parser.add_argument("--sizes", nargs="+", default=["pareto"], choices=SIZE_LAWS)
+    parser.add_argument("--shape", type=float, default=1.5, help="of the sizes: Pareto's exponent, or a lognormal's σ")
     parser.add_argument("--digit-weight", type=float, nargs="+", default=[1.0], help="a digit's frequency, of a letter")
     parser.add_argument("--skew", type=float, nargs="+", default=[1.0], help="power of the class totals")
     parser.add_argument("--total", type=int, default=230_752)
@@ -130,7 +132,7 @@ def main() -> None:
     print(f"| sizes, digits, skew, concentration; n = {asked.seeds} | {' | '.join(heads)} |")
     print("|---|" + "---:|" * len(heads))
     for sizes, weight, skew in itertools.product(asked.sizes, asked.digit_weight, asked.skew):
-        population = Population(asked.named, asked.total, asked.clients, sizes, weight, skew)
+        population = Population(asked.named, asked.total, asked.clients, sizes, weight, skew, asked.shape)
         fitted = None if asked.clients_kl is None else [population.concentration(asked.clients_kl)]
         for concentration in fitted or asked.concentration:
             cells = row(population, concentration, asked.seeds, asked.alpha, asked.online, asked.most)
