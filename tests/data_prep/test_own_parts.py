@@ -217,18 +217,8 @@ def test_what_a_reader_of_ones_own_does_not_know_is_refused(
 
 def test_a_reader_of_ones_own_may_have_options_of_other_data_sets_that_mean_the_same_kind(own: Path) -> None:
     options = ["--tags", "3", "--length", "4", "--vectors", "there", "--user", "5", "--keep-duplicates", "--files", "f"]
-    words = [
-        "prep_of_mine:shared",
-        *options,
-        "--vocabulary",
-        "6",
-        "--partition",
-        "iid",
-        "--clients",
-        "2",
-        "--out",
-        "shards",
-    ]
+    options += ["--vocabulary", "6"]
+    words = ["prep_of_mine:shared", *options, "--partition", "iid", "--clients", "2", "--out", "shards"]
     assert main(words) == 0
 
 
