@@ -41,6 +41,7 @@ def allocate(
     count: int,
     generator: np.random.Generator,
     capacity: Ints | None = None,
+    every_stratum: bool = True,
 ) -> Allocation:
     """Split `count` participants over the strata.
 
@@ -58,6 +59,8 @@ def allocate(
         Purpose.ALLOCATION.
     capacity : ndarray of int64, shape (H,), optional
         Available clients of each stratum; default all.
+    every_stratum : bool
+        Neyman: at least one from every stratum while m >= H.
     """
     room = sizes if capacity is None else np.minimum(capacity, sizes)
     total = min(count, int(room.sum()))
@@ -67,7 +70,7 @@ def allocate(
         return equal(total, generator, room)
     if spreads is None:
         raise ValueError("Neyman allocation needs the spreads of the strata")
-    return neyman(sizes, spreads, total, generator, room)
+    return neyman(sizes, spreads, total, generator, room, every_stratum)
 
 
 def proportional(sizes: Ints, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
@@ -84,18 +87,26 @@ def equal(count: int, generator: np.random.Generator, capacity: Ints) -> Allocat
     return _integer_proportional((capacity > 0).astype(np.int64), count, generator, capacity)
 
 
-def neyman(sizes: Ints, spreads: Floats, count: int, generator: np.random.Generator, capacity: Ints) -> Allocation:
+def neyman(
+    sizes: Ints,
+    spreads: Floats,
+    count: int,
+    generator: np.random.Generator,
+    capacity: Ints,
+    every_stratum: bool = True,
+) -> Allocation:
     """m_h ∝ N_h S_h (FedSTaS, Algorithm 2; Neyman 1934) in whole numbers.
 
     With m at least the number of non-empty strata the real solution of 1 <= m_h <= capacity is rounded by largest
-    remainders: nothing is left to chance. With fewer, 0 <= m_h <= capacity is rounded at random; a stratum without
-    spread (a single client, say) then takes the smallest positive spread, or else it could never be drawn. Without any
-    spread at all the weights are those of the proportional allocation.
+    remainders: nothing is left to chance. With fewer, or where not every stratum must have one, 0 <= m_h <= capacity is
+    rounded at random, so that E[m_h] is the share; a stratum without spread (a single client, say) then takes the
+    smallest positive spread, or else it could never be drawn. Without any spread at all the weights are those of the
+    proportional allocation.
     """
     open_strata, population, room = capacity > 0, sizes.astype(np.float64), capacity.astype(np.float64)
     if not (spreads[open_strata] > 0).any():
         spreads = np.ones_like(spreads)
-    if count >= open_strata.sum():
+    if every_stratum and count >= open_strata.sum():
         lower = open_strata.astype(np.float64)
         quotas = bounded_shares(population * spreads, population, lower, room, count)
         draws = largest_remainders(quotas, count)

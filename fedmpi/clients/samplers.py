@@ -58,6 +58,7 @@ def stratified_clients(
     view: View,
     *,
     allocation: Literal["proportional", "neyman", "equal"] = "neyman",
+    every_stratum: bool = True,
     draw: Literal["uniform", "importance"] = "importance",
     design: Literal["systematic", "sequential"] = "systematic",
 ) -> Cohort:
@@ -68,6 +69,8 @@ def stratified_clients(
     view : View
     allocation : str
         How m is split over the strata.
+    every_stratum : bool
+        Neyman: at least one participant from every stratum while m >= H.
     draw : str
         Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient.
     design : str
@@ -83,6 +86,7 @@ def stratified_clients(
         view.streams,
         view.round,
         allocation=allocation,
+        every_stratum=every_stratum,
         draw=draw,
         design=design,
         over_selection=view.over_selection,

@@ -60,6 +60,7 @@ def stratified(
     round: int,
     *,
     allocation: Rule = "proportional",
+    every_stratum: bool = True,
     draw: Draw = "uniform",
     design: Design = "systematic",
     over_selection: float = 1.0,
@@ -79,7 +80,7 @@ def stratified(
         m, participants wanted.
     streams, round
         Purpose.ALLOCATION and Purpose.STRATUM_DRAW of the round are used.
-    allocation, draw, design : str
+    allocation, every_stratum, draw, design
         See `allocation.allocate` and `draws.draw_by_norm`.
     over_selection : float
         >= 1: ⌈m_h · over_selection⌉ clients are asked in every stratum, of which the server takes the first m_h to
@@ -105,6 +106,7 @@ def stratified(
         count,
         streams.generator(Purpose.ALLOCATION, round),
         np.array([len(part) for part in members], np.int64),
+        every_stratum,
     )
     generator = streams.generator(Purpose.STRATUM_DRAW, round)
     clients, inclusion = [np.empty(0, np.int64)], [np.empty(0)]

@@ -149,6 +149,9 @@ class ParticipationTable(OpenTable):
     """How m is split over the strata."""
     spread: Annotated[Literal["std", "pairwise"], only_with("allocation", "neyman")] = "std"
     """Neyman's S_h: standard deviation within the stratum, or the mean pairwise distance of the authors' code."""
+    every_stratum: Annotated[bool, only_with("allocation", "neyman")] = True
+    """Neyman: every stratum has a participant at least while m is no smaller than H; if false, a round may leave some
+    out, and m_h is m N_h S_h / Σ N_h S_h in expectation."""
     draw: Literal["uniform", "importance"] = "importance"
     """Inside a stratum: uniform, or with p_k proportional to the norm of the (compressed) gradient."""
     design: Annotated[Literal["systematic", "sequential"], only_with("draw", "importance")] = "systematic"

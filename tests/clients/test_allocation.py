@@ -26,18 +26,29 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     return sizes, spreads, capacity, draw(st.integers(1, int(sizes.sum())))
 
 
-@settings(max_examples=150, deadline=None)
-@given(problems(), st.sampled_from(["proportional", "neyman", "equal"]), st.integers(0, 5))
-def test_every_allocation_sums_up_and_stays_within_its_bounds(problem, rule, round) -> None:  # type: ignore[no-untyped-def]
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.sampled_from(["proportional", "neyman", "equal"]), st.booleans(), st.integers(0, 5))
+def test_every_allocation_sums_up_and_stays_within_its_bounds(problem, rule, every, round) -> None:  # type: ignore[no-untyped-def]
     sizes, spreads, capacity, count = problem
-    result = allocate(rule, sizes, spreads, count, stream(round), capacity)
+    result = allocate(rule, sizes, spreads, count, stream(round), capacity, every)
     wanted = min(count, capacity.sum())
     assert result.draws.sum() == wanted
     assert result.expected.sum() == pytest.approx(wanted)
     assert (result.draws <= capacity).all()
     assert (np.abs(result.draws - result.expected) < 1).all()
-    if rule == "neyman" and wanted >= (capacity > 0).sum():
+    if rule == "neyman" and every and wanted >= (capacity > 0).sum():
         assert (result.draws[capacity > 0] >= 1).all()
+
+
+def test_a_large_stratum_can_have_all_draws_where_not_every_stratum_must_have_one() -> None:
+    """N_h S_h = 85 · 2, 5 · 0.2 three times: m_h is 10 · 170/173 and 10/173 in expectation; one each otherwise."""
+    sizes, spreads = np.array([85, 5, 5, 5]), np.array([2.0, 0.2, 0.2, 0.2])
+    assert allocate("neyman", sizes, spreads, 10, stream()).draws.tolist() == [7, 1, 1, 1]
+    free = [allocate("neyman", sizes, spreads, 10, stream(round), every_stratum=False) for round in range(2000)]
+    assert free[0].expected == pytest.approx(10 * np.array([170, 1, 1, 1]) / 173)
+    drawn = np.array([allocation.draws for allocation in free])
+    assert set(drawn[:, 0].tolist()) == {9, 10}
+    assert np.abs(drawn.mean(axis=0) - free[0].expected).max() < 5 * drawn.std(axis=0).max() / 2000**0.5
 
 
 @pytest.mark.parametrize("sizes", [[7, 5, 3], [1, 1, 1, 97], [13], [2, 2, 2, 2, 2]])
