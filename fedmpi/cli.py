@@ -231,7 +231,7 @@ def compare(
         str | None, typer.Option("--metric", metavar="KEY", help="Of the records [test_accuracy].")
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", metavar="X", help="A value that is to be reached.")
+        float | None, typer.Option("--target", metavar="X", help="A value to reach; from above where less is better.")
     ] = None,
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="NAME", help="What the others are compared with [the first].")

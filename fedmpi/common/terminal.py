@@ -10,12 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
-
-WIDEST = 10_000
-"""Columns of a terminal on which every table fits: on a narrower one, none measures as wider than that."""
 
 
 def console() -> Console:
@@ -53,17 +49,31 @@ def show_table(
     """
     cells = [list(row) for row in rows]
     table = Table(*headings, title=title or None, caption=caption or None)
-    for number, column in enumerate(table.columns):
+    texts = [[row[number] for row in (headings, *cells)] for number in range(len(headings))]
+    least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
+    whole = [max(1, *map(cell_len, column)) for column in texts]
+    room = screen.width - 3 * len(headings) - 1  # lines and margins
+    for number, (column, width) in enumerate(zip(table.columns, _widths(least, whole, room), strict=True)):
         column.justify = "right" if number >= left else "left"
-        words = [word for row in (headings, *cells) for word in row[number].split()]
-        column.min_width = max(map(cell_len, words), default=1)  # no word is cut, and no column vanishes
+        column.width = width  # no word is cut, and no column vanishes
     for row in cells:
         table.add_row(*row)
-    if Measurement.get(screen, screen.options.update(width=WIDEST), table).minimum <= screen.width:
+    if sum(least) <= room:
         screen.print(table)
         return
     for line in filter(None, (title, *(line for row in cells for line in _in_lines(headings, row)), caption)):
         screen.print(Text(paragraph(line, "" if line in (title, caption) else "  ")), soft_wrap=True)
+
+
+def _widths(least: Sequence[int], whole: Sequence[int], room: int) -> list[int]:
+    """Of columns, between what they need and what they would like; what is left is shared by those that still lack."""
+    widths, left = list(least), max(0, room - sum(least))
+    lacks = [most - fewest for most, fewest in zip(whole, least, strict=True)]
+    for place, number in enumerate(sorted(range(len(least)), key=lacks.__getitem__)):
+        more = min(lacks[number], left // (len(least) - place))
+        widths[number] += more
+        left -= more
+    return widths
 
 
 def _in_lines(headings: Sequence[str], row: Sequence[str]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held
 from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
+from fedmpi.records.run_log import RunLog
 from fedmpi.records.tracking import Trackers, open_trackers, refuse_unusable
 from fedmpi.records.tracking.names import numbers
 from fedmpi.records.tracking.picture import picture, shown
@@ -151,7 +152,6 @@ class Recorder:
 
     def _open_log(self) -> None:
         self._handler = RunLog(self.folder / "run.log")
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._level = log.level
         log.addHandler(self._handler)
         log.setLevel(logging.INFO)
@@ -327,6 +327,10 @@ class Recorder:
         self._finished = True
         return summary
 
+    def failed(self, error: Exception) -> None:
+        """Note what ends the run, before it is closed."""
+        self._handler.failed(error)
+
     def close(self) -> None:
         """Flush and close the log and the events; a checkpoint that is being written is waited for."""
         try:
@@ -366,18 +370,6 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write the run folder {folder} ({error.strerror or error}): {remedy(error)}, or choose another --out"
     )
-
-
-class RunLog(logging.FileHandler):
-    """RUN/run.log; where it cannot be written, that is warned of once and the run goes on."""
-
-    _failed = False
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Say it once, without a traceback."""
-        if not self._failed:
-            self._failed = True
-            log.warning("%s cannot be written", self.baseFilename)
 
 
 def open_recorder(

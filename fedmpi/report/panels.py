@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.evenness import evenness
-from fedmpi.common.files import read_plain
 from fedmpi.common.types import Ints
 from fedmpi.records.client_table import last_evaluation, read_clients
 from fedmpi.records.history import LINKS, SCORES, Record
 from fedmpi.records.participants import clients_from_text
+from fedmpi.records.run_log import read_log
 from fedmpi.report.configured import Configuration
 from fedmpi.report.curves import rounded, thinned
 from fedmpi.results.gather import OneRun
@@ -27,7 +26,6 @@ MOST_ROWS, MOST_COLUMNS = 64, 100
 POINTS, MOST_POINTS = 20_000, 500
 """Clients shown by their own scores, of all runs together and of each."""
 MOST_WARNINGS = 40
-LOG_LINE = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) (.*)$")
 
 
 def heat_size(runs: int) -> tuple[int, int]:
@@ -190,11 +188,7 @@ def warnings(runs: Sequence[OneRun]) -> list[dict[str, Any]]:
 
 
 def _warned(log: Path) -> list[str]:
-    try:
-        lines = read_plain(log).decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [match[2][:500] for match in map(LOG_LINE.match, lines) if match]
+    return [text[:500] for level, text in read_log(log) if level in ("WARNING", "ERROR", "CRITICAL")]
 
 
 def scores(records: Sequence[Record]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from fedmpi.records.history import Record
 from fedmpi.records.hold import Holder
 from fedmpi.records.progress import open_display, show_summary
 from fedmpi.records.reading import read_record, read_summary
+from fedmpi.records.run_log import ended_by
 from fedmpi.results.gather import NOTE
 
 LOOK = 0.5
@@ -94,8 +95,8 @@ def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callab
         except KeyError as error:
             raise UserError(f"{folder / 'summary.json'} does not say {error}: it is damaged") from None
     else:
-        failure = read_summary(folder / NOTE).get("failure", "")
-        why = f" (its sweep says: {failure})" if failure else ""
+        failure, told = read_summary(folder / NOTE).get("failure", ""), ended_by(folder / "run.log")
+        why = f" (its sweep says: {failure})" if failure else f" ({told})" if told else ""
         ended = f"stopped after round {len(run.records)} of {rounds}{why}"
         print(f"{ended}: continue with --resume --out {folder}", flush=True)
 

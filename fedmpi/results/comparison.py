@@ -161,10 +161,16 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
             for other in groups
             for key in keys
             if other.parts.get(key, "").lower() == wanted.lower()
-            and all(group.parts.get(part) == value for part, value in other.parts.items() if part != key)
+            and all(group.parts.get(part) == other.parts[part] for part in _named(other) if part != key)
         ]
         found.append(alike[0] if alike else None)
     return found
+
+
+def _named(group: SeedGroup) -> list[str]:
+    """The parts of its name that its own sweep gave it; the others it has because another variant lists such a key."""
+    given = [part for part in group.parts if all(part in run.labels for run in group.runs.values())]
+    return given or list(group.parts)
 
 
 def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], Sequence[SeedGroup | None]]]) -> None:

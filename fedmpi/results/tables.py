@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -24,6 +25,8 @@ LATEX = str.maketrans(
         "^": r"\textasciicircum{}",
     }
 )
+MINUS = re.compile(r"(?<![^\s\[(])-(?=\d)")
+"""The sign of a number, and no hyphen."""
 
 
 def render(comparison: Comparison, screen: Console) -> None:
@@ -33,6 +36,8 @@ def render(comparison: Comparison, screen: Console) -> None:
         _show(screen, heads, cells, block.title if len(comparison.blocks) > 1 else "")
         for line in block.notes:
             print(paragraph(line, "note  ", "    "))
+    for line in _without_reference(comparison):
+        print(paragraph(line, "note  ", "    "))
     if len(comparison.blocks) > 1:
         words = "runs on other data, or evaluated on another part, have tables of their own and are not compared"
         print(paragraph(words, "note  ", "    "))
@@ -54,6 +59,20 @@ def _show(screen: Console, heads: list[str], cells: list[list[str]], title: str)
     for part in parts:
         chosen = [0, *part]
         show_table(screen, [heads[n] for n in chosen], [[row[n] for n in chosen] for row in cells], title)
+
+
+def _without_reference(comparison: Comparison) -> list[str]:
+    """The rows of each block that are compared with nothing."""
+    if comparison.reference is None:
+        return []
+    wanted, found = comparison.reference.lower(), []
+    for _, rows in comparison.blocks:
+        others = [row.group for row in rows if row.reference is None]
+        alone = [group.label for group in others if wanted not in map(str.lower, (group.label, *group.parts.values()))]
+        if alone:
+            words = f"no row named {comparison.reference} is otherwise as {'; '.join(alone)}: no difference is shown"
+            found.append(words)
+    return found
 
 
 def _left_out(comparison: Comparison) -> list[str]:
@@ -111,8 +130,13 @@ def _tabular(comparison: Comparison, block: GroupsAlike, rows: Sequence[Row]) ->
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    line = " & ".join(" ".join(cell.split()).translate(LATEX).replace("±", r"$\pm$") for cell in cells) + r" \\"
+    line = " & ".join(_latex_cell(cell) for cell in cells) + r" \\"
     return f"{{}}{line}" if line.startswith(("[", "*")) else line  # else an option of the command before it
+
+
+def _latex_cell(cell: str) -> str:
+    plain = " ".join(cell.split()).translate(LATEX).replace("±", r"$\pm$")
+    return MINUS.sub("$-$", plain)
 
 
 def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference") -> tuple[list[str], list[list[str]]]:

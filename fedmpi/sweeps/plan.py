@@ -268,9 +268,10 @@ def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
     try:
         return build_config(layers)
     except UserError as error:
-        if origin in str(error):
+        if f"run {name}" in str(error):
             raise
-        raise UserError(f"{origin}, run {name}: {error}") from error
+        where = f"run {name}" if origin in str(error) else f"{origin}, run {name}"
+        raise UserError(f"{where}: {error}") from error
 
 
 def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import fedmpi
 from fedmpi.common.errors import UserError
+from fedmpi.records.run_log import read_log
 from fedmpi.report.watching import Tail, watch
 
 SMALL: dict[str, Any] = {"rounds": 3, "logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 1}
@@ -100,3 +101,19 @@ def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
     assert f"stopped after round {done} of 5 (its sweep says: no disk left): continue" in capsys.readouterr().out
     with pytest.raises(UserError, match="holds no run"):
         watch(tmp_path / "none")
+
+
+def test_a_run_that_failed_says_why_until_it_is_begun_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(record: object) -> None:
+        raise OSError("no room in here")
+
+    with pytest.raises(fedmpi.PartFailure):
+        fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=fails)
+    watch(tmp_path)
+    first = capsys.readouterr().out
+    assert "stopped after round 0 of 3 (ended by: the function on_round" in first and "no room in here)" in first
+    level, words = read_log(tmp_path / "run.log")[-1]
+    assert level == "ERROR" and words.startswith("ended by: the function on_round")
+    fedmpi.run("fedavg", SMALL, out=tmp_path, resume=True, stop=lambda: True)
+    watch(tmp_path)
+    assert "ended by" not in capsys.readouterr().out

@@ -290,8 +290,19 @@ def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> Non
                 labels=labels,
             )
     text = as_latex(compared(tmp_path))
+    assert "[+" in text and "& -" not in text
     assert "\nno difference & 3" in text and "\na difference & 3" in text and text.count("*") == 1
     assert r"]* \\" in text and "difference to no difference" in text
+
+
+def test_latex_sets_the_sign_of_a_number_as_a_minus_and_leaves_hyphens_alone(tmp_path: Path) -> None:
+    for seed in range(3):
+        for number, name in enumerate(("two-step", "one-step-2")):
+            told = [0.5 - 0.2 * number + 0.3 * seed * number]
+            config = {"seed": seed, "local.lr": 0.1 + number}
+            write_run(tmp_path / f"{number}{seed}", told, config, labels={"run": name, "seed": seed})
+    found = as_latex(compared(tmp_path, reference="two-step"))
+    assert "\none-step-2 & 3" in found and "+10.00 [$-$64.52, +84.52]" in found
 
 
 def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_path: Path) -> None:
@@ -454,3 +465,21 @@ def test_no_name_changes_what_latex_reads(tmp_path: Path) -> None:
     for line in ("{}[200] & 1", "{}* one & 1", r"100 \% \& & 1"):
         assert sum(one.startswith(line) for one in lines) == 2
     assert all(one[:1] in ("", "\\", "{", "1", "%", " ") for one in lines), "nothing of a name stands for itself"
+
+
+def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
+    """A variant lists μ, which the reference does not know; rates are crossed; one variant has a rate of its own."""
+    for seed in (0, 1):
+        runs = [("FedAvg", lr, 0.0, {}) for lr in (0.1, 0.2)]
+        runs += [("Prox", lr, mu, {"local.proximal_mu": mu}) for lr in (0.1, 0.2) for mu in (0.1, 1.0)]
+        for name, lr, mu, own in [*runs, ("Alone", 0.3, 0.0, {})]:
+            labels = {"run": name, "seed": seed, "local.lr": lr, **own}
+            config = {"seed": seed, "local.lr": lr, "local.proximal_mu": mu}
+            write_run(tmp_path / f"{name},{lr},{mu},{seed}", [lr + mu / 2 + seed / 100], config, labels=labels)
+    found = compared(tmp_path, reference="FedAvg")
+    [(_, rows)] = found.blocks
+    told = {row.group.label: row.difference for row in rows if row.reference and row.reference is not row.group}
+    expected = {f"Prox, lr = {lr}, proximal_mu = {mu}": mu / 2 for lr in (0.1, 0.2) for mu in (0.1, 1.0)}
+    assert told == pytest.approx(expected)
+    words = "no row named FedAvg is otherwise as Alone, lr = 0.3, proximal_mu = 0.0: no difference is shown"
+    assert words in " ".join(rendered(found).split())
