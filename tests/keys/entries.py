@@ -222,6 +222,7 @@ KEYS: dict[str, Key] = {
         lambda a, b: all(max(draws) - min(draws) <= 1 for draws in a.told("allocation")),
     ),
     "participation.spread": Key(STRATA, ("std", "pairwise"), "strata"),
+    "participation.every_stratum": Key(STRATA, ("true", "false"), "strata"),
     "participation.draw": Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
     "participation.design": Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
     "samples.rule": Key(

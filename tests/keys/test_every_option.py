@@ -37,6 +37,7 @@ OPTIONS: dict[tuple[str, str], Key] = {
         "cohort",
     ),
     ("stratified", "allocation"): Key(STRATA, ("equal", "proportional"), "strata"),
+    ("stratified", "every_stratum"): Key(STRATA, ("true", "false"), "strata"),
     ("stratified", "draw"): Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
     ("stratified", "design"): Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
     ("power-of-choice", "candidates"): Key(LARGEST, ("3", "12"), "cohort"),

@@ -26,6 +26,7 @@ NOWHERE: dict[str, list[str]] = {
     "participation.noise=drop": [STRATA, SOME],
     "participation.projection_above=9": [HISTOGRAM, SOME],
     "participation.spread=pairwise": [f"{STRATA} participation.allocation=equal", SOME],
+    "participation.every_stratum=false": [f"{STRATA} participation.allocation=equal", SOME],
     "participation.design=sequential": [f"{STRATA} participation.draw=uniform", SOME],
     "samples.wanted=50": [SOME, f"{SOME} samples.rule=ratio samples.ratio=0.5"],
     "samples.size_estimate=duchi": [f"{SOME} samples.rule=exact samples.wanted=50"],

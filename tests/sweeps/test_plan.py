@@ -249,6 +249,14 @@ def test_a_model_that_cannot_be_is_refused_before_any_run_starts(table: str, sai
     assert said in str(refused.value)
 
 
+def test_a_run_that_a_key_of_all_runs_does_not_suit_is_named(tmp_path: Path) -> None:
+    variants = "".join(f'[[sweep.run]]\nname = "{p}"\npreset = "{p}"\n' for p in ("fedavg", "fedsampling"))
+    with pytest.raises(
+        UserError, match=r"^run fedsampling,seed=3: participation.count \(from .*mine.toml\) means noth"
+    ):
+        planned(f"[sweep]\nseed = [3]\n{variants}", tmp_path)
+
+
 def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedmpi.models as models
 
