@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedmpi.cluster import Cluster, RankLost
+from fedmpi.cluster import Cluster
+from fedmpi.cluster.living import is_loss
 from fedmpi.cluster.refusal import on_server
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
@@ -271,10 +272,8 @@ def _run(
             experiment, recorder, on_round=on_round, stop=stop, progress=progress, recovery=recovery
         )
         ending = simulation.run()
-    except RankLost:
-        raise
     except Exception as error:
-        if recorder is not None:
+        if recorder is not None and (recovery is None or not is_loss(error)):
             recorder.failed(error)
         raise
     finally:

@@ -29,7 +29,7 @@ class RunLog(logging.FileHandler):
     _failed = False
 
     def __init__(self, path: Path):
-        super().__init__(path)
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a path need not be text
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
     def handleError(self, record: logging.LogRecord) -> None:

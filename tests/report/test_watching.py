@@ -95,7 +95,7 @@ def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
         and f"round {done}/5" in shown
         and f"continue with --resume --out {tmp_path}" in shown
     )
-    assert "its sweep says" not in shown
+    assert "its sweep says" not in shown and f"stopped after round {done} of 5: continue" in shown
     (tmp_path / "sweep.json").write_text('{"labels": {}, "failure": "no disk left"}')
     watch(tmp_path, sleep=never)
     assert f"stopped after round {done} of 5 (its sweep says: no disk left): continue" in capsys.readouterr().out
@@ -107,13 +107,19 @@ def test_a_run_that_failed_says_why_until_it_is_begun_again(tmp_path: Path, caps
     def fails(record: object) -> None:
         raise OSError("no room in here")
 
-    with pytest.raises(fedmpi.PartFailure):
-        fedmpi.run("fedavg", SMALL, out=tmp_path, on_round=fails)
+    for out in (None, tmp_path):
+        with pytest.raises(fedmpi.PartFailure, match="no room in here"):
+            fedmpi.run("fedavg", SMALL, out=out, on_round=fails)
     watch(tmp_path)
     first = capsys.readouterr().out
     assert "stopped after round 0 of 3 (ended by: the function on_round" in first and "no room in here)" in first
     level, words = read_log(tmp_path / "run.log")[-1]
     assert level == "ERROR" and words.startswith("ended by: the function on_round")
+    (tmp_path / "sweep.json").write_text('{"labels": {}, "failure": "on_round failed"}')
+    watch(tmp_path)
+    told = capsys.readouterr().out
+    assert "(its sweep says: on_round failed): continue" in told and "ended by" not in told
+    (tmp_path / "sweep.json").unlink()
     fedmpi.run("fedavg", SMALL, out=tmp_path, resume=True, stop=lambda: True)
     watch(tmp_path)
     assert "ended by" not in capsys.readouterr().out

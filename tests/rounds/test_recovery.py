@@ -87,6 +87,7 @@ def test_rounds_done_again_leave_nothing(
     kept = kept if folder or system is ADAM else (0, 0)
     assert [lost["resumed_at"] for lost in run.summary["lost_ranks"]] == list(kept)
     assert heard == [*range(3), *range(kept[0], 4), *range(kept[1], 6)]
+    assert out is None or "ended by" not in (out / "run.log").read_text()
     assert run.summary["samples_total"] == whole.summary["samples_total"]
 
 
