@@ -163,8 +163,12 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
             if other.parts.get(key, "").lower() == wanted.lower()
             and all(group.parts.get(part) == other.parts[part] for part in _named(other) if part != key)
         ]
-        found.append(alike[0] if alike else None)
+        found.append(max(alike, key=lambda other: _in_common(group, other), default=None))
     return found
+
+
+def _in_common(group: SeedGroup, other: SeedGroup) -> int:
+    return sum(group.parts[part] == value for part, value in other.parts.items())
 
 
 def _named(group: SeedGroup) -> list[str]:

@@ -483,3 +483,47 @@ def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
     assert told == pytest.approx(expected)
     words = "no row named FedAvg is otherwise as Alone, lr = 0.3, proximal_mu = 0.0: no difference is shown"
     assert words in " ".join(rendered(found).split())
+
+
+def test_of_several_references_the_one_that_is_most_alike_counts(tmp_path: Path) -> None:
+    """One sweep has a rate of its own for all variants and does not name it; the other one crosses rates."""
+    for lr, own in ((0.5, {}), (0.1, {"local.lr": 0.1}), (0.2, {"local.lr": 0.2})):
+        for name, mu in (("FedAvg", 0.0), ("Prox", 0.1)):
+            config = {"local.lr": lr, "local.proximal_mu": mu}
+            write_run(tmp_path / f"{name},{lr}", [lr + mu], config, labels={"run": name, **own})
+    [(_, rows)] = compared(tmp_path, reference="FedAvg").blocks
+    assert {row.group.label: row.reference.label for row in rows if row.reference} == {
+        f"Prox, lr = {lr}": f"FedAvg, lr = {lr}" for lr in (0.1, 0.2, 0.5)
+    }
+
+
+def test_runs_of_no_sweep_are_compared_with_their_like_and_those_without_one_are_told(tmp_path: Path) -> None:
+    for preset, mu, rates in (("fedavg", 0.0, (0.1, 0.2)), ("fedprox", 0.1, (0.1, 0.2, 0.3, 0.4))):
+        for lr in rates:
+            config = {"preset": preset, "local.lr": lr, "local.proximal_mu": mu}
+            write_run(tmp_path / f"{preset}{lr}", [lr + mu], config)
+    found = compared(tmp_path, reference="FedAvg")
+    [(_, rows)] = found.blocks
+    told = {row.group.label: row.reference.label for row in rows if row.reference}
+    assert told == {f"fedprox, lr = {lr}": f"fedavg, lr = {lr}" for lr in (0.1, 0.2)}
+    words = "no row named FedAvg is otherwise as fedprox, lr = 0.3; fedprox, lr = 0.4: no difference is shown"
+    assert words in " ".join(rendered(found).split())
+    assert "otherwise as" not in rendered(compared(tmp_path, reference="FEDAVG, lr = 0.1"))
+
+
+def test_only_signs_of_numbers_are_minus_signs_in_latex(tmp_path: Path) -> None:
+    for number, name in enumerate(("a (-1)", "b -c", "3-4")):
+        write_run(tmp_path / str(number), [0.5], {"local.x": -number - 1}, labels={"run": name, "local.x": -number - 1})
+    text = as_latex(compared(tmp_path))
+    for line in ("a ($-$1), x = $-$1 & 1", "b -c, x = $-$2 & 1", "3-4, x = $-$3 & 1"):
+        assert f"\n{line}" in text
+
+
+def test_what_only_some_seeds_of_a_reference_name_does_not_count(tmp_path: Path) -> None:
+    mu = "local.proximal_mu"
+    for seed in (0, 1):
+        for name, value in (("FedAvg", 0.0), ("Prox", 0.1)):
+            labels = {"run": name, "seed": seed, **({mu: value} if name == "Prox" or seed else {})}
+            write_run(tmp_path / f"{name}{seed}", [0.5 + value], {"seed": seed, mu: value}, labels=labels)
+    [(_, [_, prox])] = compared(tmp_path, reference="FedAvg").blocks
+    assert prox.reference is not None and prox.common == (0, 1)
