@@ -268,9 +268,10 @@ def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
     try:
         return build_config(layers)
     except UserError as error:
-        if f"run {name}" in str(error):
+        whole = f"{origin}, run {name}"
+        if whole in str(error):
             raise
-        where = f"run {name}" if origin in str(error) else f"{origin}, run {name}"
+        where = f"run {name}" if origin in str(error) else whole
         raise UserError(f"{where}: {error}") from error
 
 

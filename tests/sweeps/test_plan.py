@@ -257,6 +257,19 @@ def test_a_run_that_a_key_of_all_runs_does_not_suit_is_named(tmp_path: Path) -> 
         planned(f"[sweep]\nseed = [3]\n{variants}", tmp_path)
 
 
+def test_a_run_is_named_once_and_with_its_file_whatever_the_words_of_the_error(tmp_path: Path) -> None:
+    for text, settings, said in (
+        ("[sweep]\nlocal.lr = [0.1, -1]", (), r"local.lr.* \(from [^ ]*mine.toml, run lr=-1\)"),
+        ("[sweep]\nlocal.lr = [0.1]", ("local.momentu=7",), r"[^ ]*mine.toml, run lr=0.1: unknown key local.momentu"),
+    ):
+        with pytest.raises(UserError, match=f"^{said}") as refused:
+            planned(text, tmp_path, settings)
+        assert str(refused.value).count("run lr=") == 1
+    (tmp_path / "run a").mkdir()
+    with pytest.raises(UserError, match=r"^run a: participation.count \(from .*mine.toml\) means nothing"):
+        planned('[[sweep.run]]\nname = "a"\npreset = "fedsampling"\n', tmp_path / "run a")
+
+
 def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedmpi.models as models
 
