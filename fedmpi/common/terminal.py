@@ -48,26 +48,26 @@ def show_table(
         Columns that are texts.
     """
     cells = [list(row) for row in rows]
-    table = Table(*headings, title=title or None, caption=caption or None)
     texts = [[row[number] for row in (headings, *cells)] for number in range(len(headings))]
     least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
     whole = [max(1, *map(cell_len, column)) for column in texts]
     room = screen.width - 3 * len(headings) - 1  # lines and margins
+    if sum(least) > room:
+        for line in filter(None, (title, *(line for row in cells for line in _in_lines(headings, row)), caption)):
+            screen.print(Text(paragraph(line, "" if line in (title, caption) else "  ")), soft_wrap=True)
+        return
+    table = Table(*headings, title=title or None, caption=caption or None)
     for number, (column, width) in enumerate(zip(table.columns, _widths(least, whole, room), strict=True)):
         column.justify = "right" if number >= left else "left"
         column.width = width  # no word is cut, and no column vanishes
     for row in cells:
         table.add_row(*row)
-    if sum(least) <= room:
-        screen.print(table)
-        return
-    for line in filter(None, (title, *(line for row in cells for line in _in_lines(headings, row)), caption)):
-        screen.print(Text(paragraph(line, "" if line in (title, caption) else "  ")), soft_wrap=True)
+    screen.print(table)
 
 
 def _widths(least: Sequence[int], whole: Sequence[int], room: int) -> list[int]:
     """Of columns, between what they need and what they would like; what is left is shared by those that still lack."""
-    widths, left = list(least), max(0, room - sum(least))
+    widths, left = list(least), room - sum(least)
     lacks = [most - fewest for most, fewest in zip(whole, least, strict=True)]
     for place, number in enumerate(sorted(range(len(least)), key=lacks.__getitem__)):
         more = min(lacks[number], left // (len(least) - place))

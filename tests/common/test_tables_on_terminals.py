@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from fedmpi.common.terminal import show_table
@@ -42,3 +43,39 @@ def test_long_texts_leave_short_columns_their_room(width: int) -> None:
 
 def test_a_table_that_does_not_fit_is_told_line_by_line() -> None:
     assert "┃" in told(80) and "┃" not in told(40) and "worst 10 %: 0.5896" in told(40)
+
+
+def shown(width: int, headings: tuple[str, ...], row: tuple[str, ...]) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width, color_system=None)
+    show_table(screen, headings, [row], left=len(headings))
+    return screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("headings", "row", "least"),
+    [
+        (("run", "mean"), ("fedavg", "0.5"), 6 + 4),
+        (("run", ""), ("fedavg", ""), 6 + 1),
+        (("run", "rate"), ("\u5b66\u4e60\u7387", "0.5"), 6 + 4),
+        (("a run",), ("of fedavg",), 6),
+    ],
+)
+def test_a_table_is_drawn_from_the_width_on_that_its_words_need(
+    headings: tuple[str, ...], row: tuple[str, ...], least: int
+) -> None:
+    """Lines and margins are 3 for each column, and 1; a column without a word has room for one character."""
+    needed = least + 3 * len(headings) + 1
+    assert "┃" not in "".join(shown(needed - 1, headings, row))
+    lines = shown(needed, headings, row)
+    assert {cell_len(line) for line in lines if line} == {needed}
+    assert all(word in "".join(lines) for word in " ".join((*headings, *row)).split())
+    assert all("" not in line.split("│")[1:-1] for line in lines if "│" in line), "no column vanishes"
+
+
+@pytest.mark.parametrize("width", [40, 47, 60, 81])
+def test_what_is_left_is_used_up_and_shared_by_the_columns_that_lack_it(width: int) -> None:
+    words = "of a text " * 12
+    lines = shown(width, ("one", "another", "short"), (words, words, "it is new"))
+    first, second, short = (len(part) for part in lines[0].strip("┏┓").split("┳"))
+    assert len(lines[0]) == width and short == len(" it is new ") and abs(first - second) <= 5
+    assert any(" it is new " in line for line in lines)
