@@ -93,7 +93,7 @@ def neyman(
     count: int,
     generator: np.random.Generator,
     capacity: Ints,
-    every_stratum: bool = True,
+    every_stratum: bool,
 ) -> Allocation:
     """m_h ∝ N_h S_h (FedSTaS, Algorithm 2; Neyman 1934) in whole numbers.
 

@@ -51,6 +51,14 @@ def test_a_large_stratum_can_have_all_draws_where_not_every_stratum_must_have_on
     assert np.abs(drawn.mean(axis=0) - free[0].expected).max() < 5 * drawn.std(axis=0).max() / 2000**0.5
 
 
+def test_a_stratum_without_spread_takes_the_smallest_of_the_strata_that_can_be_drawn_from() -> None:
+    """S_h = 0, 2 and 0.1, the last one away: m_h is m N_h / N of the first two."""
+    sizes, spreads, capacity = np.array([10, 30, 10]), np.array([0.0, 2.0, 0.1]), np.array([10, 30, 0])
+    for count, every in ((1, True), (4, False)):
+        found = allocate("neyman", sizes, spreads, count, stream(), capacity, every)
+        assert found.expected == pytest.approx(count * np.array([0.25, 0.75, 0.0]))
+
+
 @pytest.mark.parametrize("sizes", [[7, 5, 3], [1, 1, 1, 97], [13], [2, 2, 2, 2, 2]])
 @pytest.mark.parametrize("count", [1, 4, 11])
 def test_proportional_rounding_has_exactly_the_expected_value_m_times_share(sizes: list[int], count: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from fedmpi.clients.devices import first_to_arrive
 from fedmpi.clients.strata import Strata, make_strata, stratified
 from fedmpi.common.streams import Streams
+from fedmpi.config import load_config
 
 LABELS = np.array([0] * 20 + [1] * 12 + [2] * 6 + [-1] * 2 + [3] * 2)
 NORMS = np.random.default_rng(0).lognormal(size=len(LABELS))
@@ -90,3 +91,24 @@ def test_importance_without_norms_is_a_mistake_of_the_caller() -> None:
 def test_labels_with_gaps_are_refused() -> None:
     with pytest.raises(ValueError, match="gaps"):
         make_strata(np.array([0, 2, 2]))
+
+
+@pytest.mark.parametrize("draw", ["uniform", "importance"])
+@pytest.mark.parametrize("every", [None, True, False])
+def test_unless_told_otherwise_neyman_draws_from_every_stratum(draw: str, every: bool | None) -> None:
+    """One stratum has next to all the spread; another one has nobody left."""
+    strata = make_strata(LABELS, np.array([1e3, 1e-3, 1e-3, 1e-3]), NORMS)
+    own = {} if every is None else {"every_stratum": every}
+    available = np.flatnonzero(LABELS != 2)
+    drawn = []
+    for t in range(20):
+        cohort = stratified(
+            strata, available, 5, Streams(0), t, allocation="neyman", draw=draw, over_selection=1.5, **own
+        )  # type: ignore[arg-type]
+        drawn.append(cohort.strata.draws.tolist())  # type: ignore[union-attr]
+        assert ((cohort.inclusion > 0) & (cohort.inclusion <= 1 + 1e-12)).all()
+    assert drawn == [[3, 1, 0, 1] if every is not False else [5, 0, 0, 0]] * 20
+
+
+def test_the_preset_of_fedsts_asks_for_a_draw_from_every_stratum() -> None:
+    assert load_config(None, ["preset=fedsts"]).participation.every_stratum is True
