@@ -47,7 +47,7 @@ def show_table(
     left : int
         Columns that are texts.
     """
-    cells = [list(row) for row in rows]
+    headings, *cells = [[" ".join(cell.split()) for cell in row] for row in (headings, *rows)]
     texts = [[row[number] for row in (headings, *cells)] for number in range(len(headings))]
     least = [max((cell_len(word) for text in column for word in text.split()), default=1) for column in texts]
     whole = [max(1, *map(cell_len, column)) for column in texts]
@@ -60,6 +60,7 @@ def show_table(
     for number, (column, width) in enumerate(zip(table.columns, _widths(least, whole, room), strict=True)):
         column.justify = "right" if number >= left else "left"
         column.width = width  # no word is cut, and no column vanishes
+        column.overflow = "fold"  # else rich takes the blank behind a wide character for too much, and cuts
     for row in cells:
         table.add_row(*row)
     screen.print(table)

@@ -79,3 +79,10 @@ def test_what_is_left_is_used_up_and_shared_by_the_columns_that_lack_it(width: i
     first, second, short = (len(part) for part in lines[0].strip("┏┓").split("┳"))
     assert len(lines[0]) == width and short == len(" it is new ") and abs(first - second) <= 5
     assert any(" it is new " in line for line in lines)
+
+
+@pytest.mark.parametrize("width", range(30, 50))
+def test_no_blank_of_a_name_cuts_a_word(width: int) -> None:
+    row = ("  of-the-user", "a\tproximal\t\u5b66\u4e60\u7387-rate term", "two\nlines", "more\u00a0  blanks")
+    text = "\n".join(shown(width, ("run", "\tname", "words", "told"), row))
+    assert "…" not in text and all(word in text for word in " ".join(row).split())
