@@ -487,13 +487,13 @@ def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
 
 def test_of_several_references_the_one_that_is_most_alike_counts(tmp_path: Path) -> None:
     """One sweep has a rate of its own for all variants and does not name it; the other one crosses rates."""
-    for lr, own in ((0.5, {}), (0.1, {"local.lr": 0.1}), (0.2, {"local.lr": 0.2})):
+    for lr, own in ((0.05, {}), (0.1, {"local.lr": 0.1}), (0.2, {"local.lr": 0.2})):
         for name, mu in (("FedAvg", 0.0), ("Prox", 0.1)):
             config = {"local.lr": lr, "local.proximal_mu": mu}
             write_run(tmp_path / f"{name},{lr}", [lr + mu], config, labels={"run": name, **own})
     [(_, rows)] = compared(tmp_path, reference="FedAvg").blocks
     assert {row.group.label: row.reference.label for row in rows if row.reference} == {
-        f"Prox, lr = {lr}": f"FedAvg, lr = {lr}" for lr in (0.1, 0.2, 0.5)
+        f"Prox, lr = {lr}": f"FedAvg, lr = {lr}" for lr in (0.05, 0.1, 0.2)
     }
 
 
