@@ -168,7 +168,7 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
 
 
 def _in_common(group: SeedGroup, other: SeedGroup) -> int:
-    return sum(group.parts[part] == value for part, value in other.parts.items())
+    return sum(group.parts.get(part) == value for part, value in other.parts.items())
 
 
 def _named(group: SeedGroup) -> list[str]:
