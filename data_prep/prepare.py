@@ -23,7 +23,7 @@ from data_prep.sources import fetch
 from data_prep.stop import check
 from data_prep.writer import write_shards
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import MissingFiles, UserError
 from fedmpi.common.registry import parts as parts_of
 from fedmpi.common.streams import Purpose, Streams
 
@@ -228,7 +228,7 @@ def _locate(chosen: DataSet, job: Job) -> Path | None:
             f"--raw names {chosen.files}{page}"
         )
     if not job.raw.exists():
-        raise UserError(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
+        raise MissingFiles(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
     return job.raw
 
 

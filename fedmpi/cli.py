@@ -199,7 +199,7 @@ def sweep(
     from fedmpi.sweeps.standing import announce, look
 
     if dry_run:
-        show_plan(planned, runs, runner.check(planned, runs))
+        show_plan(planned, runs, *runner.look_over(planned, runs))
         return 0
     if launched:
         [run] = runs

@@ -43,6 +43,10 @@ def raised(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot be written ({type(failed).__name__})"
 
 
+class MissingFiles(UserError):
+    """Files of the user's that something will read are not there (yet)."""
+
+
 class RunFailure(UserError):
     """A run cannot go on for a reason outside of it, such as a full disk: what, where, what to do. Exit code 1."""
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from rich.live import Live
 from rich.text import Text
 
+from fedmpi.common.errors import MissingFiles
 from fedmpi.common.terminal import console, on_terminal, paragraph, show_table, spoken
 from fedmpi.sweeps.labels import spoken_labels
 from fedmpi.sweeps.plan import PlannedRun, Sweep
@@ -22,8 +23,10 @@ SCORES = (
 )
 
 
-def show_plan(sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Standing]) -> None:
-    """The table of --dry-run: index, what differs, folder and state of each run, and the shards."""
+def show_plan(
+    sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Standing], missing: Sequence[MissingFiles] = ()
+) -> None:
+    """The table of --dry-run: index, what differs, folder and state of each run, the shards, and missing files."""
     ranks = f", {sweep.ranks} ranks each" if sweep.ranks > 1 else ""
     rows = [
         [str(run.index), run.name, spoken_labels(run.labels), _state(run, standing)]
@@ -34,6 +37,8 @@ def show_plan(sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Stan
     for data in {run.data.folder: run.data for run in runs if run.data is not None}.values():
         state = "prepared" if data.ready() else "to be prepared"
         print(paragraph(f"{state}: fedmpi prepare {' '.join(data.command)}", "shards  ", "    "))
+    for sentence in dict.fromkeys(map(str, missing)):
+        print(paragraph(sentence, "missing ", "    "))
 
 
 def _state(run: PlannedRun, standing: Standing) -> str:

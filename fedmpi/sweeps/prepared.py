@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common.errors import RunFailure, UserError, shown
+from fedmpi.common.errors import MissingFiles, RunFailure, UserError, shown
 from fedmpi.common.files import make_folder
 from fedmpi.data.schema import MANIFEST, PREPARING, read_manifest
 from fedmpi.records.hold import Hold, Holder
@@ -66,8 +66,10 @@ class Preparation:
 
         Raises
         ------
+        MissingFiles
+            The files of the data set are not where `raw` says.
         UserError
-            An unknown data set, partition or option, missing files, or a folder that holds other shards.
+            An unknown data set, partition or option, or a folder that holds other shards.
         """
         if self.ready():
             return
@@ -78,7 +80,8 @@ class Preparation:
                 data_prep([*self.command, "--dry-run"])
         except UserError as error:
             if not self.ready():  # another process has just prepared them
-                raise UserError(f"[prepare] for {self.title}: {error}") from error
+                kind = MissingFiles if isinstance(error, MissingFiles) else UserError
+                raise kind(f"[prepare] for {self.title}: {error}") from error
 
     def ready(self) -> bool:
         """Whether the shards are there, whole.

@@ -21,7 +21,7 @@ from typing import Literal
 
 from fedmpi.cluster.launcher import library_version
 from fedmpi.cluster.resources import MOST_THREADS, cores_allowed
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import refuse_unwritable
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.sweeps.children import ends_with_parent, how_it_ended, last_words
@@ -75,12 +75,24 @@ def check(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
     UserError
         Folders that cannot be written or hold another run, shards that cannot be prepared, no mpiexec.
     """
+    standings, missing = look_over(sweep, runs)
+    if missing:
+        raise missing[0]
+    return standings
+
+
+def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing], list[MissingFiles]]:
+    """How far each run is, and what says which files of data sets are missing; all else is refused as in `check`."""
     standings = check_folders(sweep, runs)
+    missing = []
     for data in _shards([run for run, now in zip(runs, standings, strict=True) if now.state != "finished"]):
-        data.check()
+        try:
+            data.check()
+        except MissingFiles as error:
+            missing.append(error)
     if sweep.ranks > 1:
         launcher(sweep.ranks)
-    return standings
+    return standings, missing
 
 
 def check_folders(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:

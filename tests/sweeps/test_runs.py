@@ -175,6 +175,26 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
     assert not any(tmp_path.iterdir())
 
 
+def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    common = {"dataset": "mnist", "partition": "iid", "clients": 5}
+    data = {path.name: {**common, "raw": str(path)} for path in (here, there)}
+    sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.shards": ["here", "there"]}}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(sweep))
+    words = ["-m", "fedmpi", "sweep", f"{tmp_path}/mine.toml", "--out", f"{tmp_path}/out"]
+    listed = run_alone([*words, "--dry-run"])
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.stdout.count("missing ") == 1 and listed.stdout.count("to be prepared") == 2
+    told = " ".join(listed.stdout.partition("missing ")[2].split())
+    assert told.startswith(f"[prepare] for there: --raw {there} does not exist; it must name ")
+    for further in ((), ("--prepare",)):
+        refused = run_alone([*words, *further])
+        assert refused.returncode == 2 and f"[prepare] for there: --raw {there} does not exist" in refused.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "out"}
+    assert not list(tmp_path.glob("out/*/*.toml")), "nothing was started"
+
+
 def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
