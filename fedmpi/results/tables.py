@@ -27,6 +27,8 @@ LATEX = str.maketrans(
 )
 MINUS = re.compile(r"(?<![^\s\[(])-(?=\d)")
 """The sign of a number, and no hyphen."""
+POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]?)0*(\d+)(?![\w.])")
+"""A number as Python writes very large and very small ones: 1.5e-05."""
 
 
 def render(comparison: Comparison, screen: Console) -> None:
@@ -136,7 +138,12 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 def _latex_cell(cell: str) -> str:
     plain = " ".join(cell.split()).translate(LATEX).replace("±", r"$\pm$")
-    return MINUS.sub("$-$", plain)
+    return POWER.sub(_power, MINUS.sub("$-$", plain))
+
+
+def _power(found: re.Match[str]) -> str:
+    sign = "-" if found[2] == "-" else ""
+    return rf"${found[1]} \cdot 10^{{{sign}{found[3]}}}$"
 
 
 def _cells(comparison: Comparison, rows: Sequence[Row], mark: str = " difference") -> tuple[list[str], list[list[str]]]:
