@@ -15,8 +15,8 @@ import importlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -234,12 +234,18 @@ def _attempt(
         on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
         experiment = Experiment.connect(config, cluster)
         after.callback(experiment.close)
-        try:
-            return _run(experiment, folder, resume, on_round, progress, stop, recovery)
-        except SystemExit as left:  # in an evaluation, or wherever else no part is named
-            raise RunFailure(
-                f"code of yours called sys.exit({left.code!r}) in the middle of a run: let it raise an exception"
-            ) from left
+        return _run(experiment, folder, resume, on_round, progress, stop, recovery)
+
+
+@contextmanager
+def exits_refused() -> Iterator[None]:
+    """Have `sys.exit` fail the run, in an evaluation or wherever else no part is named."""
+    try:
+        yield
+    except SystemExit as left:
+        raise RunFailure(
+            f"code of yours called sys.exit({left.code!r}) in the middle of a run: let it raise an exception"
+        ) from left
 
 
 def _configured(
@@ -268,10 +274,11 @@ def _run(
         announce(experiment)
         if progress and cluster.is_server and not (recovery is not None and recovery.losses):
             print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
-        simulation = Simulation(
-            experiment, recorder, on_round=on_round, stop=stop, progress=progress, recovery=recovery
-        )
-        ending = simulation.run()
+        with exits_refused():
+            simulation = Simulation(
+                experiment, recorder, on_round=on_round, stop=stop, progress=progress, recovery=recovery
+            )
+            ending = simulation.run()
     except Exception as error:
         if recorder is not None and (recovery is None or not is_loss(error)):
             recorder.failed(error)

@@ -25,6 +25,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.inspect.report import inspect_store
 from fedmpi.process.guard import run_guarded
 from fedmpi.records.recorder import WRITTEN
+from fedmpi.records.run_log import ended_by
 from fedmpi.rounds.workers import check_threads
 from tests.fuzz import checkpoints, parts, places, raw, readers, runs, shards, texts
 
@@ -305,10 +306,12 @@ class _Leaves(nn.Module):
 
 
 @pytest.mark.parametrize("while_training", [True, False])
-def test_a_model_that_leaves_does_not_end_the_run_as_if_it_were_done(while_training: bool) -> None:
+def test_a_model_that_leaves_does_not_end_the_run_as_if_it_were_done(while_training: bool, tmp_path: Path) -> None:
     settings = {"rounds": 1, "local.batch_size": 7, "local.engine": "sequential", "model.name": _Leaves}
-    with pytest.raises((ClientFailure, RunFailure), match=r"SystemExit: 0|sys\.exit"):
-        fedmpi.run("fedavg", {**settings, "model.while_training": while_training}, data="digits:clients=4")
+    with pytest.raises((ClientFailure, RunFailure), match=r"SystemExit: 0|sys\.exit") as raised:
+        settings["model.while_training"] = while_training
+        fedmpi.run("fedavg", settings, data="digits:clients=4", out=tmp_path)
+    assert str(raised.value) in ended_by(tmp_path / "run.log")
 
 
 def test_clients_that_diverge_together_are_a_failure_that_names_one() -> None:

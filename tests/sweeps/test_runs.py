@@ -178,14 +178,14 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
 def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    common = {"dataset": "mnist", "partition": "iid", "clients": 5}
+    common = {"dataset": "mnist", "partition": "iid", "clients": 5, "seed": "{seed}"}
     data = {path.name: {**common, "raw": str(path)} for path in (here, there)}
     sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.shards": ["here", "there"]}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(sweep))
     words = ["-m", "fedmpi", "sweep", f"{tmp_path}/mine.toml", "--out", f"{tmp_path}/out"]
     listed = run_alone([*words, "--dry-run"])
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.count("missing ") == 1 and listed.stdout.count("to be prepared") == 2
+    assert listed.stdout.count("missing ") == 1 and listed.stdout.count("to be prepared") == 4
     told = " ".join(listed.stdout.partition("missing ")[2].split())
     assert told.startswith(f"[prepare] for there: --raw {there} does not exist; it must name ")
     for further in ((), ("--prepare",)):
