@@ -69,9 +69,9 @@ def broadcasts_of_plans_never_told_ahead() -> int:
     ("settings", "ahead"),
     [
         ("server.trains=never", 5),
-        ("server.trains=always", 0),
+        pytest.param("server.trains=always", 0, marks=pytest.mark.slow),
         ("server.trains=never topology.placement=shared topology.balance=measured", 0),
-        ("server.trains=never topology.placement=owner", 5),
+        pytest.param("server.trains=never topology.placement=owner", 5, marks=pytest.mark.slow),
     ],
 )
 def test_plans_that_nothing_can_change_are_told_ahead(settings: str, ahead: int):

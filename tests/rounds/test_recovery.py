@@ -73,8 +73,17 @@ def without_deaths(name: str) -> fedmpi.Run:
     return fedmpi.run(COMMON | SYSTEMS[name])
 
 
-@pytest.mark.parametrize("folder", [True, False])
-@pytest.mark.parametrize(("name", "kept"), [("in memory", (3, 4)), ("in a checkpoint", (2, 4)), ("nowhere", (0, 0))])
+@pytest.mark.parametrize(
+    ("name", "kept", "folder"),
+    [
+        ("in memory", (3, 4), False),
+        ("in a checkpoint", (2, 4), True),
+        ("nowhere", (0, 0), True),
+        pytest.param("in memory", (3, 4), True, marks=pytest.mark.slow),
+        pytest.param("in a checkpoint", (2, 4), False, marks=pytest.mark.slow),
+        pytest.param("nowhere", (0, 0), False, marks=pytest.mark.slow),
+    ],
+)
 def test_rounds_done_again_leave_nothing(
     name: str, kept: tuple[int, int], folder: bool, dies: list[int], tmp_path: Path
 ):

@@ -51,6 +51,7 @@ def test_every_sweep_could_be_started(
     assert sorted(raw.iterdir()) == [raw / "raw"], "nothing is written"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_is_listed_where_no_data_are(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -172,6 +172,7 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
     with pytest.raises(UserError) as raised:
         check(planned, planned.runs)
     assert f"[prepare] for {prepared['dataset']}: " in str(raised.value) and said in str(raised.value)
+    assert isinstance(raised.value, MissingFiles) == ("raw" in prepared), "all else stops --dry-run too"
     assert not any(tmp_path.iterdir())
 
 
