@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import tomli_w
 
 from fedmpi import api
 from fedmpi.cluster.resources import MOST_THREADS
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
@@ -31,7 +31,7 @@ from fedmpi.sweeps import runner
 from fedmpi.sweeps.calling import sweep
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
-from fedmpi.sweeps.runner import Started, check, command, exit_code, run_sweep
+from fedmpi.sweeps.runner import Started, check, command, exit_code, look_over, run_sweep
 from fedmpi.sweeps.standing import announce, look
 from tests.end_to_end.runs import curve, records
 from tests.mpi.launch import end_job, run_alone, start_job
@@ -136,6 +136,18 @@ def test_runs_are_started_as_a_user_would(tmp_path: Path) -> None:
     assert command(run, 3)[1:3] == ["-n", "3"] and command(run, 3)[0].endswith("mpiexec")
 
 
+def test_ranks_that_nothing_could_start_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for ranks in (1, 2):
+        planned = plan_sweep(TWO_SEEDS, tmp_path / "out", ranks=ranks)
+        with pytest.raises(UserError, match="ranks = 2, but there is no mpiexec") if ranks == 2 else nullcontext():
+            check(planned, planned.runs)
+    assert not any(tmp_path.iterdir())
+
+
 DYING = """
 import os, subprocess, sys
 from fedmpi.sweeps.children import ends_with_parent
@@ -194,6 +206,11 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
         assert refused.returncode == 2 and f"[prepare] for there: --raw {there} does not exist" in refused.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "out"}
     assert not list(tmp_path.glob("out/*/*.toml")), "nothing was started"
+    planned = plan_sweep(tmp_path / "mine.toml", tmp_path / "out")
+    for run in planned.runs:
+        run.folder.mkdir(parents=True)
+        (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
+    assert look_over(planned, planned.runs)[1] == [], "finished runs need no data"
 
 
 def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path: Path) -> None:
