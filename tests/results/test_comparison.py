@@ -521,12 +521,12 @@ def test_only_signs_of_numbers_are_minus_signs_in_latex(tmp_path: Path) -> None:
 
 def test_powers_of_ten_are_set_as_such_in_latex(tmp_path: Path) -> None:
     for number, lr in enumerate((1e-05, 2.5e-07, 3e20, 0.5)):
-        labels = {"run": f"r{number}e-05", "local.lr": lr}
+        labels = {"run": f"r{number}e-05 in 2e-05s", "local.lr": lr}
         write_run(tmp_path / str(number), [0.5], {"local.lr": lr}, labels=labels, test_loss=[-4e-06])
     text = as_latex(compared(tmp_path, metric="test_loss"))
     told = (r"$1 \cdot 10^{-5}$", r"$2.5 \cdot 10^{-7}$", r"$3 \cdot 10^{20}$", "0.5")
     for number, value in enumerate(told):
-        assert f"\nr{number}e-05, lr = {value} & 1 & $-$$4 \\cdot 10^{{-6}}$" in text
+        assert f"\nr{number}e-05 in 2e-05s, lr = {value} & 1 & $-$$4 \\cdot 10^{{-6}}$" in text
 
 
 def test_what_only_some_seeds_of_a_reference_name_does_not_count(tmp_path: Path) -> None:
