@@ -253,8 +253,9 @@ def rank_that_saves(folder: Path) -> Path:
     """
     path = folder / "launcher"
     path.write_text(
-        '#!/bin/bash\ntrap "exit ${CODE:-75}" USR1\necho started >> "$STARTED"\n'
+        '#!/bin/bash\ntrap "exit ${CODE:-75}" USR1\n'
         'if [ -n "${ROUND:-}" ]; then echo "{}" >> "$ROUND"; fi\n'
+        'echo started >> "$STARTED"\n'
         'if [ -n "${HEALS:-}" ]; then [ "$(wc -l < "$STARTED")" -ge "$HEALS" ] && exit 0\n'
         '[ "$UNSTARTED" = 76 ] || { mkdir -p "${FEDMPI_NOT_STARTED%/*}"; touch "$FEDMPI_NOT_STARTED"; }\n'
         "exit ${UNSTARTED%% *}; fi\n"
