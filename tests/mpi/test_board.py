@@ -40,14 +40,15 @@ def passed(n: int, *words: str) -> str:
         "large_broadcasts",
         "foretold",
         "without bells",
-        "without room",
-        "without memory",
+        pytest.param("without room", marks=pytest.mark.slow),
+        pytest.param("without memory", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_of_a_node(program: str):
     passed(3, *program.split())
 
 
+@pytest.mark.slow
 def test_two_ranks_meet_as_well():
     passed(2, "many_meetings", "400")
 
