@@ -163,8 +163,8 @@ def check_job(job: Job) -> None:
     _read_options(chosen, job.read_options)
     _checked_law(job)
     _check_shifts(job)
-    _locate(chosen, job)
     check_folder(job.out, job.overwrite)
+    _locate(chosen, job)  # the last: that files are missing need not stop everybody
 
 
 def _checked_law(job: Job) -> Law:

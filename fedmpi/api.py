@@ -238,7 +238,7 @@ def _attempt(
 
 
 @contextmanager
-def exits_refused() -> Iterator[None]:
+def _exits_refused() -> Iterator[None]:
     """Have `sys.exit` fail the run, in an evaluation or wherever else no part is named."""
     try:
         yield
@@ -259,6 +259,7 @@ def _configured(
     return given_config(config, {**overrides, **objects} if isinstance(overrides, Mapping) else overrides)
 
 
+@_exits_refused()
 def _run(
     experiment: Experiment,
     folder: Path | None,
@@ -271,10 +272,10 @@ def _run(
     config, cluster, simulation = experiment.config, experiment.cluster, None
     recorder = _open_recorder(experiment, folder, resume, recovery)
     try:
-        announce(experiment)
-        if progress and cluster.is_server and not (recovery is not None and recovery.losses):
-            print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
-        with exits_refused():
+        with _exits_refused():  # here, so that the log tells what it makes of them
+            announce(experiment)
+            if progress and cluster.is_server and not (recovery is not None and recovery.losses):
+                print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
             simulation = Simulation(
                 experiment, recorder, on_round=on_round, stop=stop, progress=progress, recovery=recovery
             )

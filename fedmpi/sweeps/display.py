@@ -24,7 +24,7 @@ SCORES = (
 
 
 def show_plan(
-    sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Standing], missing: Sequence[MissingFiles] = ()
+    sweep: Sweep, runs: Sequence[PlannedRun], standings: Sequence[Standing], missing: Sequence[MissingFiles]
 ) -> None:
     """The table of --dry-run: index, what differs, folder and state of each run, the shards, and missing files."""
     ranks = f", {sweep.ranks} ranks each" if sweep.ranks > 1 else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.sweeps.children import TAIL, error_sentence, last_words
 from fedmpi.sweeps.prepared import Preparation, prepare
 
@@ -27,6 +27,10 @@ def test_folders_that_cannot_be_prepared_are_refused_before_that(
     ):
         with pytest.raises(UserError, match=rf"^\[prepare\] for digits: .*{said}"):
             Preparation("", tmp_path / place, words).check()
+    unread = ("mnist", "--partition", "iid", "--raw", "nowhere")
+    with pytest.raises(UserError, match=r"^\[prepare\] for mnist: .*something else") as raised:
+        Preparation("", tmp_path / "full", unread).check()
+    assert not isinstance(raised.value, MissingFiles), "which would not stop --dry-run"
     wanted = Preparation("", tmp_path / "shards", words)
     wanted.check()
     with monkeypatch.context() as patched:
