@@ -1,6 +1,8 @@
 """What engines read: the samples of clients as torch tensors, normalised, on the device of the work.
 
-A client that was read whole stays in memory, normalised, within a budget, so that later rounds only take views.
+A client that was read whole stays in memory, normalised, within a budget, so that later rounds only take views. On a
+processor samples that a model receives as they are stored are not copied: the tensors lie on the mapped file, whose
+pages the ranks of a node share, or on the user's own arrays.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ class Normaliser:
 
     def __init__(self, description: DataDescription, device: torch.device):
         self.device = device
-        self.output = torch.int32 if description.dtype == "int32" else torch.float32
+        words = description.dtype == "int32"
+        self.output, self._plain = (torch.int32, np.dtype(np.int32)) if words else (torch.float32, np.dtype(np.float32))
         self.scale: torch.Tensor | None = None
         self.shift: torch.Tensor | None = None
-        if description.dtype == "int32" or (description.dtype == "float32" and not description.mean):
+        if words or (description.dtype == "float32" and not description.mean):
             return
         mean = np.asarray(description.mean or 0.0, np.float64)
         std = np.asarray(description.std or 1.0, np.float64)
@@ -53,16 +56,28 @@ class Normaliser:
         self.scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
         self.shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
 
-    def __call__(self, x: npt.NDArray[np.generic], out: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise (r, \\*feature_shape) into `out` or a new tensor."""
-        if out is None:
-            out = torch.empty(x.shape, dtype=self.output, device=self.device)
-        if self.device.type == "cpu":
-            np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
-        else:
+    def __call__(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Features (r, \\*feature_shape) as a model receives them, to be read only.
+
+        On a processor, those that stay as they are stay where they are.
+        """
+        if self.device.type != "cpu":
             stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
-            out.copy_(stored.to(self.device, non_blocking=True))  # widened there, not before the transfer
+            out = stored.to(self.device, non_blocking=True).to(self.output)  # widened there, not before the transfer
+        elif self.scale is None and x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned:
+            return torch.from_numpy(np.asarray(_Lent(x)))
+        else:
+            out = torch.empty(x.shape, dtype=self.output)
+            np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
+
+
+class _Lent:
+    """An array that says of itself that it can be written to: torch has no others, and warns of them."""
+
+    def __init__(self, x: npt.NDArray[np.generic]):
+        self.x = x  # kept while its memory is in use
+        self.__array_interface__ = x.__array_interface__ | {"data": (x.ctypes.data, False)}
 
 
 class ClientData:
@@ -129,7 +144,9 @@ class ClientData:
         if rows is not None:
             return self._tensors(x.take(rows, axis=0), y.take(rows, axis=0))
         tensors = self._tensors(x, y)
-        self._keep(client, tensors)
+        lent = tensors[0].data_ptr() == x.ctypes.data
+        if self._residence.takes(_OBJECT_BYTES + sum(tensor.nbytes for tensor in tensors[lent:])):
+            self._kept[client] = tensors
         return tensors
 
     def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
@@ -218,8 +235,3 @@ class ClientData:
     def _pick(self, kept: Tensors, rows: Ints) -> Tensors:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
-
-    def _keep(self, client: int, tensors: Tensors) -> None:
-        size = _OBJECT_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if self._residence.takes(size):
-            self._kept[client] = tensors

@@ -216,7 +216,7 @@ class SequentialEngine:
         at_once = _rows_at_once(x, size)
         for order in passes(rule, n, generator):
             if order is None:
-                yield x, y
+                yield x if self.hooks is None else x.clone(), y  # an algorithm's own loss may write to what it is given
                 continue
             index = torch.from_numpy(order).to(y.device)
             for rows in torch.split(index, at_once):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
@@ -75,3 +78,45 @@ def test_the_test_part_is_normalised_as_the_training_part(store: ShardStore) -> 
     x, y = data.test()
     assert torch.equal(x[:3], data.load(0)[0]) and y.tolist() == [0, 1, 2] * 3
     assert torch.equal(data.test(2, 5)[0], x[2:5]) and data.validation() is None
+
+
+def floats(**more: object) -> ClientArrays:
+    x = np.random.default_rng(3).standard_normal((10, 4)).astype(np.float32)
+    return ClientArrays(x, np.arange(10) % 2, np.repeat([0, 1], 5), test=(x[:3], [0, 1, 0]), **more)  # type: ignore[arg-type]
+
+
+def test_samples_that_stay_as_they_are_are_not_copied() -> None:
+    arrays = floats()
+    data = ClientData(arrays.store, resident_bytes=0)
+    for x, there in ((data.load(1)[0], arrays.x[5:]), (data.test()[0], arrays.test[0])):
+        assert x.data_ptr() == there.ctypes.data and np.array_equal(x.numpy(), there)
+    scaled = ClientData(floats(mean=1.0).store).load(1)[0]
+    assert scaled.data_ptr() != arrays.x[5:].ctypes.data and np.array_equal(scaled.numpy(), arrays.x[5:] - 1)
+
+
+def test_only_what_is_copied_counts_as_resident(tmp_path: Path) -> None:
+    floats().save(tmp_path / "floats")
+    targets = 5 * 8
+    for budget, kept in ((targets - 1, False), (targets + 1024, True)):
+        data = ClientData(open_store(tmp_path / "floats"), resident_bytes=budget)
+        assert (data.load(0)[1] is data.load(0)[1]) is kept
+
+
+def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> None:
+    arrays = floats()
+    arrays.save(tmp_path / "floats")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's of arrays that cannot be written to
+        x = ClientData(open_store(tmp_path / "floats")).load(0)[0]
+    gc.collect()
+    assert np.array_equal(x.numpy(), arrays.x[:5])
+
+
+def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
+    plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    turned, swapped = np.asfortranarray(x), x.astype(">f4")
+    odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(4, 2)
+    assert not odd.flags.aligned
+    for given in (turned, swapped, odd, x.astype(np.float64)):
+        assert plain(given).tolist() == x.tolist()

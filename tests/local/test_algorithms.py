@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmpi import ClientArrays, run
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import resolve
@@ -23,6 +24,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.timing import time_engines
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
+from tests.local import own_algorithms
 from tests.local.stacks import IMAGES, TEXTS, Source, flat_model, ragged_sizes, relative_difference
 from tests.local.synthetic import BatchNormNet
 
@@ -475,3 +477,16 @@ def test_the_least_of_proximal_terms_are_none(mu: float) -> None:
             model, source = flat_model("text-cnn", description, dtype, **given), Source(description, SIZES, dtype)
             ends.append(list(simulate(BatchedEngine, name, model, source, rule))[-1])
         assert relative_difference(*ends) < 1e-5
+
+
+@pytest.mark.parametrize("batch", [4, "all"])
+def test_an_own_objective_may_write_to_its_samples(batch: int | str) -> None:
+    x = np.random.default_rng(5).standard_normal((24, 6)).astype(np.float32)
+    kept, y = x.copy(), np.arange(24) % 3
+    data = ClientArrays(x, y, np.repeat(range(4), 6), test=(x[:3], y[:3]))
+    plan = {"rounds": 2, "participation.count": 4, "local.batch_size": batch, "local.epochs": 2, "model.name": "mlp"}
+    written, left = (
+        run("fedavg", plan | {"local.algorithm": own_algorithms.Halving, "local.in_place": in_place}, data=data)
+        for in_place in (True, False)
+    )
+    assert written.records[-1]["train_loss"] == left.records[-1]["train_loss"] and np.array_equal(x, kept)
