@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import own_networks as own
 from benchmarks.devices import CPU, described, now
+from benchmarks.networks import as_users_write_it
 from benchmarks.rooflines import Machine, count_step, measure_machine
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
@@ -132,7 +133,7 @@ def measure(name: str, passes: int, machine: Machine, device: torch.device) -> s
     """A line of the table."""
     case = CASES[name]
     torch.manual_seed(1)
-    here, model, plain = MadeUp(case), FlatModel(case.make(), device), case.make().to(device)
+    here, model, plain = MadeUp(case), FlatModel(case.make(), device), as_users_write_it(case.make()).to(device)
     torch.manual_seed(1)
     source = MadeUp(case, device)
     began = now(device)

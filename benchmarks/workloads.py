@@ -115,8 +115,8 @@ class Workload:
         return f"benchmarks.networks:{'own_' * own}{self.model}"
 
     def network(self, store: ShardStore) -> nn.Module:
-        """The network with the initial weights that fedmpi gives it."""
-        return build(self.model_name(), {}, store.description, 0)
+        """The network of the naive loop, the floors and the peers, with the initial weights that fedmpi gives it."""
+        return networks.as_users_write_it(build(self.model_name(), {}, store.description, 0))
 
 
 WARM_UP = 2

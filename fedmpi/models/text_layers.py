@@ -87,6 +87,21 @@ def _read_vectors(path: Path, vocabulary: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
+class WordConvolution(nn.Conv1d):
+    """What nn.Conv1d computes, (n, E, L) to (n, F, L'), without a copy where a word's values lie side by side.
+
+    That is how they come from a table of word vectors; oneDNN then computes in their order (channels last).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or input.stride(1) != 1:
+            return super().forward(input)
+        padding = self.padding if isinstance(self.padding, str) else (0, *self.padding)
+        weight = self.weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        ways = (1, *self.stride), padding, (1, *self.dilation), self.groups
+        return nn.functional.conv2d(input.unsqueeze(2), weight, self.bias, *ways).squeeze(2)
+
+
 class MaxOverTime(nn.Module):
     """Convolutions of several widths over the words, ReLU, then the maximum over all positions (Kim 2014, Eq 2–3).
 
@@ -102,13 +117,22 @@ class MaxOverTime(nn.Module):
 
     def __init__(self, dimension: int, filters: int, widths: Sequence[int]):
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv1d(dimension, filters, width) for width in widths)
+        self.convolutions = nn.ModuleList(WordConvolution(dimension, filters, width) for width in widths)
 
     def forward(self, words: Tensor) -> Tensor:
         """From (n, L, E) to (n, len(widths) · F)."""
         channels_first = words.transpose(1, 2)
-        maxima = [convolution(channels_first).max(2).values for convolution in self.convolutions]
-        return torch.cat(maxima, 1).relu()
+        return torch.cat([_largest(convolution(channels_first)) for convolution in self.convolutions], 1).relu()
+
+
+def _largest(features: Tensor) -> Tensor:
+    """The maximum over the positions, (n, F, L) to (n, F); its gradient goes to the first position that has it.
+
+    It is found by pooling, which goes through the features once in whatever order they lie.
+    """
+    image = features.detach().unsqueeze(2)
+    places = nn.functional.max_pool2d(image, (1, features.shape[2]), return_indices=True)[1].flatten(1)
+    return features.transpose(1, 2).gather(1, places.unsqueeze(1)).squeeze(1)
 
 
 class AttentivePooling(nn.Module):

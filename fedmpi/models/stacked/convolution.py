@@ -18,6 +18,7 @@ from torch.nn import functional
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stacked
 from fedmpi.models.stacked.weights import Weight
+from fedmpi.models.text_layers import WordConvolution
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,11 @@ def _pixel_by_pixel(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
 
 _unfolded: Any = Unfolded.apply
 _one_by_one: Any = OneByOne.apply
-ARRANGED[nn.Conv1d] = {"weight": (0, 2, 1)}
+ARRANGED[nn.Conv1d] = ARRANGED[WordConvolution] = {"weight": (0, 2, 1)}
 ARRANGED[nn.Conv2d] = {"weight": (0, 2, 3, 1)}
 
 
-@built_in(nn.Conv1d)
+@built_in(nn.Conv1d, WordConvolution)
 def of_texts(layer: nn.Conv1d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
     if layer.groups > 1:
         grouped: Tensor = separately(of_images)(layer, weights, x)
