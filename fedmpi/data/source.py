@@ -44,7 +44,8 @@ class Normaliser:
     def __init__(self, description: DataDescription, device: torch.device):
         self.device = device
         words = description.dtype == "int32"
-        self.output, self._plain = (torch.int32, np.dtype(np.int32)) if words else (torch.float32, np.dtype(np.float32))
+        self.output = torch.int32 if words else torch.float32
+        self._plain = np.dtype(np.int32 if words else np.float32)
         self.scale: torch.Tensor | None = None
         self.shift: torch.Tensor | None = None
         if words or (description.dtype == "float32" and not description.mean):

@@ -96,10 +96,16 @@ class WordConvolution(nn.Conv1d):
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or input.stride(1) != 1:
             return super().forward(input)
-        padding = self.padding if isinstance(self.padding, str) else (0, *self.padding)
         weight = self.weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        ways = (1, *self.stride), padding, (1, *self.dilation), self.groups
-        return nn.functional.conv2d(input.unsqueeze(2), weight, self.bias, *ways).squeeze(2)
+        return nn.functional.conv2d(
+            input.unsqueeze(2),
+            weight,
+            self.bias,
+            (1, *self.stride),
+            self.padding if isinstance(self.padding, str) else (0, *self.padding),
+            (1, *self.dilation),
+            self.groups,
+        ).squeeze(2)
 
 
 class MaxOverTime(nn.Module):
