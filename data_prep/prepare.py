@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from data_prep.display import WriteDisplay
 from data_prep.folder import check_folder
 from data_prep.given import law_of
 from data_prep.listing import FLAGS, flag
-from data_prep.partitions import PARTITIONS, Law, partition
+from data_prep.partitions import PARTITIONS, Law, completed, partition
 from data_prep.partitions.common import OptionValue
 from data_prep.shifts import LABEL_NOISE, SHIFT, check_part, shifted, with_label_noise
 from data_prep.sources import fetch
 from data_prep.stop import check
-from data_prep.writer import write_shards
+from data_prep.writer import check_numbers, write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import MissingFiles, UserError
 from fedmpi.common.registry import parts as parts_of
@@ -101,12 +102,7 @@ def prepare(job: Job, console: Console, cluster: Cluster) -> None:
     UserError
         Unknown names, options that do not belong, missing or damaged files, an impossible partition.
     """
-    chosen = data_set(job.name)
-    if chosen.own is not None:
-        chosen.own.checked(job.reader_options)
-    options = _read_options(chosen, job.read_options)
-    law = _checked_law(job)
-    _check_shifts(job)
+    chosen, options, law = _checked(job)
     console.print(f"{chosen.name}: licence: {chosen.licence}", f"cite: {chosen.citation}", sep="\n", markup=False)
     folder = _locate(chosen, job) or _fetch_once(chosen, cluster)
     tally = Tally(strict=job.strict)
@@ -157,14 +153,22 @@ def check_job(job: Job) -> None:
     UserError
         As `prepare`.
     """
+    chosen, _, _ = _checked(job)
+    check_folder(job.out, job.overwrite)
+    _locate(chosen, job)  # the last: that files are missing need not stop everybody
+
+
+def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
+    """The data set, how it is read and the law, once everything is known to fit that can be told without the data."""
     chosen = data_set(job.name)
     if chosen.own is not None:
         chosen.own.checked(job.reader_options)
-    _read_options(chosen, job.read_options)
-    _checked_law(job)
-    _check_shifts(job)
-    check_folder(job.out, job.overwrite)
-    _locate(chosen, job)  # the last: that files are missing need not stop everybody
+    options = _read_options(chosen, job.read_options)
+    law = _checked_law(job)
+    check_numbers(job.shards, job.val)
+    check_part(SHIFT, job.shift, job.shift_options)
+    check_part(LABEL_NOISE, job.label_noise, job.noise_options)
+    return chosen, options, law
 
 
 def _checked_law(job: Job) -> Law:
@@ -180,14 +184,8 @@ def _checked_law(job: Job) -> Law:
                 f"the partition {job.law} takes no {flag(name)} (that is for {', '.join(owners)}); "
                 f"its options: {', '.join(map(flag, taken)) or 'none'}"
             )
-    if law.checked is not None:
-        law.checked(job.law_options)
+    completed(law, job.law, job.clients, job.law_options)
     return law
-
-
-def _check_shifts(job: Job) -> None:
-    check_part(SHIFT, job.shift, job.shift_options)
-    check_part(LABEL_NOISE, job.label_noise, job.noise_options)
 
 
 def _read_options(chosen: DataSet, given: dict[str, Any]) -> ReadOptions:
@@ -229,6 +227,8 @@ def _locate(chosen: DataSet, job: Job) -> Path | None:
         )
     if not job.raw.exists():
         raise MissingFiles(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
+    if job.raw.is_dir() and os.access(job.raw, os.R_OK) and not any(job.raw.iterdir()):
+        raise MissingFiles(f"--raw {job.raw} is empty; it must name {chosen.files}{page}")
     return job.raw
 
 

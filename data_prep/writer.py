@@ -107,10 +107,7 @@ def write_shards(
     UserError
         The folder holds something else or cannot be written, or an argument is impossible.
     """
-    if shards < 1:
-        raise UserError(f"--shards {shards} is impossible: ask for at least one")
-    if not 0.0 <= val_fraction < 1.0:
-        raise UserError(f"--val {val_fraction} is impossible: give a fraction of at least 0 and below 1")
+    check_numbers(shards, val_fraction)
     _check(raw)
     test = np.arange(len(raw.test_y))
     if partition.balanced_test and raw.has_classes:
@@ -276,6 +273,14 @@ def _write_vectors(raw: RawDataset, folder: Path) -> ShardFile | None:
         stream.flush()
         os.fsync(stream.fileno())
     return entry(folder / VECTORS)
+
+
+def check_numbers(shards: int, val_fraction: float) -> None:
+    """Refuse numbers of shards, and shares of validation samples, that are none; raises `UserError`."""
+    if shards < 1:
+        raise UserError(f"--shards {shards} is impossible: ask for at least one")
+    if not 0.0 <= val_fraction < 1.0:
+        raise UserError(f"--val {val_fraction} is impossible: give a fraction of at least 0 and below 1")
 
 
 def _check(raw: RawDataset) -> None:

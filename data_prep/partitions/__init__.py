@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -16,7 +16,18 @@ from data_prep.partitions.registry import PARTITIONS
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints
 
-__all__ = ["NEEDS", "PARTITIONS", "Draw", "Law", "LawOption", "Partition", "Request", "law_named", "partition"]
+__all__ = [
+    "NEEDS",
+    "PARTITIONS",
+    "Draw",
+    "Law",
+    "LawOption",
+    "Partition",
+    "Request",
+    "completed",
+    "law_named",
+    "partition",
+]
 
 
 def partition(
@@ -73,10 +84,7 @@ def partition(
         raise UserError(
             f"there is no partition {name!r}{_nearest(name, PARTITIONS)}; there are {', '.join(PARTITIONS)}"
         )
-    if clients is None and law.clients == "required":
-        raise UserError(f"the partition {name} needs the number of clients: add --clients N")
-    if clients is not None and clients < 1:
-        raise UserError(f"--clients {clients} is impossible: ask for at least one client")
+    complete = completed(law, name, clients, options)
     known = {"users": users, "superclasses": superclasses, "attributes": attribute_of}
     if law.needs and known[law.needs] is None:
         raise UserError(
@@ -89,7 +97,6 @@ def partition(
         )
     if len(labels) == 0:
         raise UserError("the data set has no training sample to partition: check the files given by --raw")
-    complete = _complete(name, law, options)
     labels = np.asarray(labels, np.int64)
     asked = Request(labels, classes, clients, generator, users, complete, class_names, superclasses, attribute_of)
     draw = law.draw(asked)
@@ -97,7 +104,20 @@ def partition(
     return Partition(draw.rows, draw.offsets, name, found, draw.users, draw.balanced_test, draw.notes, draw.test_total)
 
 
-def _complete(name: str, law: Law, given: dict[str, OptionValue | None]) -> dict[str, OptionValue]:
+def completed(
+    law: Law, name: str, clients: int | None, given: Mapping[str, OptionValue | None]
+) -> dict[str, OptionValue]:
+    """All options of a law of partition, as far as they can be checked without data.
+
+    Raises
+    ------
+    UserError
+        An unknown option, a missing or impossible value, or number of clients.
+    """
+    if clients is None and law.clients == "required":
+        raise UserError(f"the partition {name} needs the number of clients: add --clients N")
+    if clients is not None and clients < 1:
+        raise UserError(f"--clients {clients} is impossible: ask for at least one client")
     if law.checked is not None:
         return law.checked({key: value for key, value in given.items() if value is not None})
     known = {option.name: option for option in law.options}

@@ -174,7 +174,12 @@ def test_what_a_sweep_has_started_ends_when_it_is_killed(how: str) -> None:
         ({"dataset": "digits", "partition": "idd"}, "did you mean iid?"),
         ({"dataset": "digits", "partition": "iid", "alhpa": 3}, "did you mean --alpha?"),
         ({"dataset": "digits", "partition": "iid", "alpha": 3}, "the partition iid takes no --alpha"),
-        ({"dataset": "mnist", "partition": "iid", "raw": "nowhere"}, "--raw nowhere does not exist"),
+        ({"dataset": "digits", "partition": "iid", "clients": 0}, "--clients 0 is impossible"),
+        ({"dataset": "digits", "partition": "iid"}, "needs the number of clients"),
+        ({"dataset": "digits", "partition": "iid", "clients": 5, "shards": 0}, "--shards 0 is impossible"),
+        ({"dataset": "digits", "partition": "iid", "clients": 5, "val": 7.0}, "--val 7.0 is impossible"),
+        ({"dataset": "digits", "partition": "dirichlet", "clients": 5, "alpha": -1}, "--alpha -1.0 is impossible"),
+        ({"dataset": "mnist", "partition": "iid", "clients": 5, "raw": "nowhere"}, "--raw nowhere does not exist"),
     ],
 )
 def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
@@ -189,22 +194,26 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
 
 
 def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
+    here, there, held = tmp_path / "here", tmp_path / "there", tmp_path / "held"
+    for folder in (here, held):
+        folder.mkdir()
+    (held / "something").touch()
     common = {"dataset": "mnist", "partition": "iid", "clients": 5, "seed": "{seed}"}
-    data = {path.name: {**common, "raw": str(path)} for path in (here, there)}
-    sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.shards": ["here", "there"]}}
+    data = {path.name: {**common, "raw": str(path)} for path in (held, here, there)}
+    sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.shards": list(data)}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(sweep))
     words = ["-m", "fedmpi", "sweep", f"{tmp_path}/mine.toml", "--out", f"{tmp_path}/out"]
     listed = run_alone([*words, "--dry-run"])
     assert (listed.returncode, listed.stderr) == (0, "")
-    assert listed.stdout.count("missing ") == 1 and listed.stdout.count("to be prepared") == 4
-    told = " ".join(listed.stdout.partition("missing ")[2].split())
-    assert told.startswith(f"[prepare] for there: --raw {there} does not exist; it must name ")
+    assert listed.stdout.count("to be prepared") == 6
+    _, *told = (" ".join(one.split()) for one in listed.stdout.split("missing "))
+    first, other = (f"[prepare] for here: --raw {here} is empty", f"[prepare] for there: --raw {there} does not exist")
+    for said, sentence in zip(told, (first, other), strict=True):  # once, though each seed has shards of its own
+        assert said.startswith(f"{sentence}; it must name ")
     for further in ((), ("--prepare",)):
         refused = run_alone([*words, *further])
-        assert refused.returncode == 2 and f"[prepare] for there: --raw {there} does not exist" in refused.stderr
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "out"}
+        assert refused.returncode == 2 and first in " ".join(refused.stderr.split())
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "held", "out"}
     assert not list(tmp_path.glob("out/*/*.toml")), "nothing was started"
     planned = plan_sweep(tmp_path / "mine.toml", tmp_path / "out")
     for run in planned.runs:
