@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout, remove_dropout
+from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 Precision = Literal["float32", "bfloat16"]
@@ -31,12 +32,12 @@ class FlatModel:
     Buffers such as batch norm's statistics travel and are averaged like parameters. What never changes or cannot be
     averaged stays out: frozen parameters (requires_grad = False), integer buffers (every client starts with their first
     values, see `restart`), non-persistent buffers. The module's dropout layers are swapped for those of
-    `models.dropout`.
+    `models.dropout`, and its convolutions over words compute as in `models.word_convolution`.
 
     Parameters
     ----------
     module : nn.Module
-        Taken over: moved to `device`, its dropout layers replaced.
+        Taken over: moved to `device`, such layers replaced until it is `released`.
     device : torch.device or str
         Where the flat vectors and the module live.
     loss : Loss
@@ -75,6 +76,7 @@ class FlatModel:
         _check_values(module)
         self.loss = loss
         self.masks = install_dropout(module)
+        install_word_convolutions(module)
         self.stacked_forms: dict[Any, Any] = {}
         self.module = module.to(device)
         self.device = torch.device(device)
@@ -127,6 +129,7 @@ class FlatModel:
         for tensor in (*self.parameters, *self.buffers):
             tensor.data = tensor.data.clone()
         remove_dropout(self.module)
+        remove_word_convolutions(self.module)
         return self.module.to("cpu").eval()
 
     def restart(self) -> None:

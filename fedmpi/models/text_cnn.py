@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
-from fedmpi.models.text_layers import MaxOverTime, WordConvolution, embedding, pooled_classifier, text_shape
+from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_classifier, text_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -65,7 +65,7 @@ class SameConvolution(nn.Module):
 
     def __init__(self, dimension: int, filters: int, width: int):
         super().__init__()
-        self.convolution = WordConvolution(dimension, filters, width, padding="same")
+        self.convolution = nn.Conv1d(dimension, filters, width, padding="same")
 
     def forward(self, words: Tensor) -> Tensor:
         """From (n, L, E) to (n, L, filters)."""

@@ -87,27 +87,6 @@ def _read_vectors(path: Path, vocabulary: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-class WordConvolution(nn.Conv1d):
-    """What nn.Conv1d computes, (n, E, L) to (n, F, L'), without a copy where a word's values lie side by side.
-
-    That is how they come from a table of word vectors; oneDNN then computes in their order (channels last).
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu" or input.stride(1) != 1:
-            return super().forward(input)
-        weight = self.weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        return nn.functional.conv2d(
-            input.unsqueeze(2),
-            weight,
-            self.bias,
-            (1, *self.stride),
-            self.padding if isinstance(self.padding, str) else (0, *self.padding),
-            (1, *self.dilation),
-            self.groups,
-        ).squeeze(2)
-
-
 class MaxOverTime(nn.Module):
     """Convolutions of several widths over the words, ReLU, then the maximum over all positions (Kim 2014, Eq 2–3).
 
@@ -123,7 +102,7 @@ class MaxOverTime(nn.Module):
 
     def __init__(self, dimension: int, filters: int, widths: Sequence[int]):
         super().__init__()
-        self.convolutions = nn.ModuleList(WordConvolution(dimension, filters, width) for width in widths)
+        self.convolutions = nn.ModuleList(nn.Conv1d(dimension, filters, width) for width in widths)
 
     def forward(self, words: Tensor) -> Tensor:
         """From (n, L, E) to (n, len(widths) · F)."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stacked
 from fedmpi.models.stacked.weights import Weight
-from fedmpi.models.text_layers import WordConvolution
+from fedmpi.models.word_convolution import WordConvolution
 
 
 @dataclass(frozen=True)

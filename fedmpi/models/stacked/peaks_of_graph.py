@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 from torch.nn import functional
 
 from fedmpi.models.stacked.trace import Along, Traced
+from fedmpi.models.word_convolution import WordConvolution
 
 
 def find_peaks(traced: Traced) -> dict[fx.Node, tuple[list[fx.Node], bool]]:
@@ -19,7 +20,7 @@ def find_peaks(traced: Traced) -> dict[fx.Node, tuple[list[fx.Node], bool]]:
     found = {}
     for node in traced.graph.nodes:
         part = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if type(part) is nn.Conv1d and _plain(part) and traced.along(node) == Along(0, 1):
+        if isinstance(part, nn.Conv1d) and _plain(part) and traced.along(node) == Along(0, 1):
             followed = _to_maximum(traced, node)
             if followed is not None:
                 found[node] = followed
@@ -27,6 +28,8 @@ def find_peaks(traced: Traced) -> dict[fx.Node, tuple[list[fx.Node], bool]]:
 
 
 def _plain(part: nn.Conv1d) -> bool:
+    if type(part) not in (nn.Conv1d, WordConvolution):
+        return False
     window = part.stride, part.dilation, part.groups, part.padding_mode
     return window == ((1,), (1,), 1, "zeros") and part.padding in ((0,), "valid") and part.weight.requires_grad
 
