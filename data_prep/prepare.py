@@ -156,6 +156,8 @@ def check_job(job: Job) -> None:
     chosen, _, _ = _checked(job)
     check_folder(job.out, job.overwrite)
     _locate(chosen, job)  # the last: that files are missing need not stop everybody
+    if job.raw is not None and job.raw.is_dir() and os.access(job.raw, os.R_OK) and not any(job.raw.iterdir()):
+        raise MissingFiles(f"--raw {job.raw} is empty; it must name {chosen.files}")
 
 
 def _checked(job: Job) -> tuple[DataSet, ReadOptions, Law]:
@@ -227,8 +229,6 @@ def _locate(chosen: DataSet, job: Job) -> Path | None:
         )
     if not job.raw.exists():
         raise MissingFiles(f"--raw {job.raw} does not exist; it must name {chosen.files}{page}")
-    if job.raw.is_dir() and os.access(job.raw, os.R_OK) and not any(job.raw.iterdir()):
-        raise MissingFiles(f"--raw {job.raw} is empty; it must name {chosen.files}{page}")
     return job.raw
 
 

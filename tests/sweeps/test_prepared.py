@@ -27,7 +27,7 @@ def test_folders_that_cannot_be_prepared_are_refused_before_that(
     ):
         with pytest.raises(UserError, match=rf"^\[prepare\] for digits: .*{said}"):
             Preparation("", tmp_path / place, words).check()
-    unread = ("mnist", "--partition", "iid", "--raw", "nowhere")
+    unread = ("mnist", "--partition", "iid", "--clients", "6", "--raw", "nowhere")
     with pytest.raises(UserError, match=r"^\[prepare\] for mnist: .*something else") as raised:
         Preparation("", tmp_path / "full", unread).check()
     assert not isinstance(raised.value, MissingFiles), "which would not stop --dry-run"
