@@ -10,12 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+LEAST_SHARE = 1 / 8
+"""Values of the texts by those of the filters below which it does not pay: the filters are put in order, too. Measured
+with 16 to 400 filters on 1 to 20 texts of 30 words; a single text goes another way in torch, and is quicker there."""
+
 
 class WordConvolution(nn.Conv1d):
     """What nn.Conv1d computes, (n, E, L) to (n, F, L')."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dim() != 3 or input.stride(1) != 1 or input.device.type != "cpu":
+        word_by_word = input.dim() == 3 and input.stride(1) == 1 and input.device.type == "cpu"
+        if not word_by_word or len(input) == 1 or input.numel() < LEAST_SHARE * self.weight.numel():
             return super().forward(input)
         weight = self.weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
         return nn.functional.conv2d(

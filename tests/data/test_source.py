@@ -15,7 +15,7 @@ from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData, Normaliser
+from fedmpi.data.source import LEAST_LENT, ClientData, Normaliser
 
 SIZES = [3, 1, 7, 4, 5]
 
@@ -81,7 +81,7 @@ def test_the_test_part_is_normalised_as_the_training_part(store: ShardStore) -> 
 
 
 def floats(**more: object) -> ClientArrays:
-    x = np.random.default_rng(3).standard_normal((10, 4)).astype(np.float32)
+    x = np.random.default_rng(3).standard_normal((10, LEAST_LENT // 8)).astype(np.float32)  # 3 are enough
     return ClientArrays(x, np.arange(10) % 2, np.repeat([0, 1], 5), test=(x[:3], [0, 1, 0]), **more)  # type: ignore[arg-type]
 
 
@@ -92,6 +92,13 @@ def test_samples_that_stay_as_they_are_are_not_copied() -> None:
         assert x.data_ptr() == there.ctypes.data and np.array_equal(x.numpy(), there)
     scaled = ClientData(floats(mean=1.0).store).load(1)[0]
     assert scaled.data_ptr() != arrays.x[5:].ctypes.data and np.array_equal(scaled.numpy(), arrays.x[5:] - 1)
+
+
+def test_a_few_values_are_copied_sooner() -> None:
+    plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
+    for values, lent in ((LEAST_LENT // 4 - 2, False), (LEAST_LENT // 4, True)):
+        x = np.ones((values // 2, 2), np.float32)
+        assert (plain(x).data_ptr() == x.ctypes.data) is lent and plain(x).tolist() == x.tolist()
 
 
 def test_only_what_is_copied_counts_as_resident(tmp_path: Path) -> None:
@@ -114,9 +121,9 @@ def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> No
 
 def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
     plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
-    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    x = np.arange(LEAST_LENT, dtype=np.float32).reshape(-1, 2)
     turned, swapped = np.asfortranarray(x), x.astype(">f4")
-    odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(4, 2)
+    odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 2)
     assert not odd.flags.aligned
     for given in (turned, swapped, odd, x.astype(np.float64)):
         assert plain(given).tolist() == x.tolist()
