@@ -20,7 +20,7 @@ from fedmpi.local.work import ClientTask, LocalRule
 log = logging.getLogger("fedmpi")
 
 MOST_APART = 1e-3
-"""Relative difference of two engines' updates after a few steps that rounding does not explain."""
+"""Relative difference of two engines' updates after a few steps that is looked into: whether rounding explains it."""
 
 
 class EngineTrial:
@@ -82,24 +82,28 @@ class EngineTrial:
         """
         engine = self.engine
         assert isinstance(engine, CompositeEngine)
-        apart = engine.compare_candidates(tasks, model, rule, round, total)
-        measured = self.cluster.gather(np.append(engine.time_candidates(tasks, model, rule, round, total), apart))
+        work = tasks, model, rule, round, total
+        apart = engine.compare_candidates(*work)
+        strange = not apart <= MOST_APART and not engine.apart_by_rounding(apart, *work)
+        measured = self.cluster.gather(np.append(engine.time_candidates(*work), [apart, strange]))
         self._settle(*self._quickest(engine.candidates, measured) if measured is not None else ("", ""))
 
     def _quickest(self, candidates: Sequence[str], measured: list[np.ndarray]) -> tuple[str, str]:
         """The quicker engine by the ranks' times, or the first one where they differ by more than rounding, and why;
         empty when nobody had a client to time."""
-        clients, *seconds = np.sum(measured, axis=0)[:-1].tolist()
+        clients, *seconds = np.sum(measured, axis=0)[:-2].tolist()
         if not clients:
             return "", ""
-        apart = max((float(one[-1]) for one in measured), key=lambda one: np.inf if np.isnan(one) else one)
-        if not apart <= MOST_APART:
+        apart = _largest(measured)
+        if strange := [one for one in measured if one[-1]]:
             why = (
-                f"{candidates[1]} differs from it by {apart:.1g} of an update on two clients, more than {MOST_APART:g}"
+                f"{candidates[1]} differs from it by {_largest(strange):.1g} of an update on two clients, "
+                f"more than {MOST_APART:g} and than a rounding makes of it alone"
             )
             log.warning("engine trial: %s from now on: %s", candidates[0], why)
             return candidates[0], why
-        log.info("engine trial: the updates of two clients differ by %.1g of their length", apart)
+        by_rounding = f", as {candidates[0]} alone from a model off by a rounding" if apart > MOST_APART else ""
+        log.info("engine trial: the updates of two clients differ by %.1g of their length%s", apart, by_rounding)
         per_client = {name: 1000 * total / clients for name, total in zip(candidates, seconds, strict=True)}
         quickest = min(per_client, key=lambda name: per_client[name])
         figures = ", ".join(f"{name} {milliseconds:.3g}" for name, milliseconds in per_client.items())
@@ -134,6 +138,11 @@ class EngineTrial:
         content = {"engine": name, "trial_clients": clients, "milliseconds_per_client": milliseconds}
         with writing(self._path.parent):
             write_whole(self._path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _largest(measured: list[np.ndarray]) -> float:
+    """How far the engines lie apart on the rank where it is most."""
+    return max((float(one[-2]) for one in measured), key=lambda one: np.inf if np.isnan(one) else one)
 
 
 def _bytes(text: str) -> np.ndarray:

@@ -21,7 +21,7 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import Observed, relative_difference, time_engines
+from fedmpi.local.timing import Observed, differ_by_rounding, relative_difference, time_engines
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, Engine, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
@@ -112,6 +112,19 @@ class CompositeEngine:
         assert self.rival is not None
         others = self._split(tasks, rule, total)[1]
         return relative_difference((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
+
+    def apart_by_rounding(
+        self,
+        apart: float,
+        tasks: Sequence[ClientTask],
+        start: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> bool:
+        """Whether rounding explains that the `candidates` lie so far apart on these tasks; see `differ_by_rounding`."""
+        others = self._split(tasks, rule, total)[1]
+        return differ_by_rounding(apart, self.rest, others, start, rule, round, self.merged.source.sizes)
 
     def settle(self, name: str, why: str) -> None:
         """Leave what is not merged to this one of the `candidates`."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.rounding import explained_by_rounding
 from fedmpi.common.types import Ints
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count
@@ -91,17 +92,51 @@ def relative_difference(
     float
         0 where there is nothing to compare; not a number where only one of the sums is finite.
     """
-    total = FloatSum(np.zeros(start.numel(), np.float32), start.device)
-    few = _spread(tasks, sizes)[:COMPARED_CLIENTS] if tasks else []
+    with _unobserved(engines):
+        return _apart(engines, (start, start), _few(tasks, sizes), rule, round)
+
+
+def differ_by_rounding(
+    apart: float,
+    engine: Observed,
+    tasks: Sequence[ClientTask],
+    start: Tensor,
+    rule: LocalRule,
+    round: int,
+    sizes: Ints,
+) -> bool:
+    """Whether the engine's own sum moves about as far as two engines lie apart, when the model is off by a rounding.
+
+    Parameters
+    ----------
+    apart : float
+        See `relative_difference`; the engine is the first one there, the others are parameters of it.
+    """
+    few = _few(tasks, sizes)
+    with _unobserved([engine]):
+        return explained_by_rounding(
+            apart, lambda beside: _apart((engine, engine), (start, beside), few, rule, round), start
+        )
+
+
+def _few(tasks: Sequence[ClientTask], sizes: Ints) -> list[ClientTask]:
+    """The tasks on which engines are compared."""
+    return _spread(tasks, sizes)[:COMPARED_CLIENTS] if tasks else []
+
+
+def _apart(
+    engines: Sequence[Engine], starts: Sequence[Tensor], tasks: list[ClientTask], rule: LocalRule, round: int
+) -> float:
+    """How far the tasks' mean updates by two engines, each from its start, lie apart, relative to the first one's."""
+    total = FloatSum(np.zeros(starts[0].numel(), np.float32), starts[0].device)
     rule = replace(rule, optimizer="sgd", epochs=None, steps=COMPARED_STEPS)
     lengths = []
-    with _unobserved(engines):
-        for engine, sign in zip(engines, (1, -1), strict=True):
-            if few:
-                signed = [replace(task, coefficient=sign / len(few)) for task in few]
-                engine.train(signed, start, rule, round, total)
-            lengths.append(float(total.tensor.norm()))
-    apart, length = lengths[1], lengths[0]
+    for engine, start, sign in zip(engines, starts, (1, -1), strict=True):
+        if tasks:
+            signed = [replace(task, coefficient=sign / len(tasks)) for task in tasks]
+            engine.train(signed, start, rule, round, total)
+        lengths.append(float(total.tensor.norm()))
+    length, apart = lengths
     if not length:
         return math.inf if apart else 0.0
     return apart / length

@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
+from fedmpi.local import engine_trial
 from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.timing import relative_difference, time_engines
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
+from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, flat_model, relative_error, summed, tasks_of
 
 SIZES = [3, 40, 25, 1, 37, 18]
@@ -203,3 +206,73 @@ def test_an_update_where_there_is_none_alone_is_no_rounding(clock: Clock):
     given = tasks_of(source), torch.zeros(4), RULE, 0, source.sizes
     assert relative_difference((still, astray), *given) == np.inf
     assert relative_difference((still, still), *given) == 0
+
+
+class OnTheEdge(nn.Module):
+    """Half of its units stand where ReLU begins: a rounding of their weights decides whether they learn."""
+
+    def __init__(self, wide: float):
+        super().__init__()
+        self.first, self.second = nn.Linear(36, 20, bias=False), nn.Linear(20, 5)
+        with torch.no_grad():
+            self.first.weight[:10, 18:] = -self.first.weight[:10, :18]
+            self.second.weight[:, :10] *= wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        twice = torch.cat([x[:, :18], x[:, :18]], 1)
+        return self.second(torch.relu(self.first(twice)))
+
+
+class FromBeside:
+    """The sequential engine from values that are off."""
+
+    name = "batched"
+
+    def __init__(self, engine: SequentialEngine, off: float):
+        self.engine, self.off = engine, off
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+    def train(
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: FloatSum
+    ) -> WorkReport:
+        sign = torch.randn(start.shape, generator=torch.Generator().manual_seed(5)).sign()
+        return self.engine.train(tasks, start * (1 + self.off * sign), rule, round, total)
+
+
+ROUNDING = float(torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize(
+    ("wide", "off", "taken"),
+    [(0.2, ROUNDING, True), (0.0, ROUNDING, True), (0.0, 1e-2, False), (30.0, ROUNDING, False)],
+    ids=["jumps that rounding decides", "no jumps", "no jumps but other values", "jumps too large to tell"],
+)
+def test_differences_that_one_engine_alone_makes_of_a_rounding_are_no_fault(
+    wide: float, off: float, taken: bool, caplog: pytest.LogCaptureFixture
+):
+    source = InMemorySource(SMALL_IMAGES, SIZES)
+    torch.manual_seed(0)
+    model = FlatModel(OnTheEdge(wide))
+    engine = choose_engine(
+        Config.model_validate({"participation": {"clients": "all"}, "local": {"engine": "auto"}}),
+        model,
+        source,
+        STREAMS,
+    )
+    assert isinstance(engine, CompositeEngine)
+    engine.rival = FromBeside(engine.sequential, off)
+    before = model.initial.clone()
+    given = tasks_of(source), model.initial, RULE, 0, source.sizes
+    apart = relative_difference((engine.sequential, engine.rival), *given)
+    assert (apart > engine_trial.MOST_APART) == (wide > 0 or off > ROUNDING), apart
+    total = FloatSum(np.zeros(model.size, np.float32))
+    with caplog.at_level("INFO", "fedmpi"):
+        EngineTrial(Cluster.connect(), engine, max(SIZES)).decide(tasks_of(source), model.initial, RULE, 0, total)
+    assert not engine.candidates and not total.tensor.any() and torch.equal(model.initial, before)
+    assert ("batched differs from it by" in caplog.text) is not taken
+    assert ("alone from a model off by a rounding" in caplog.text) is (taken and wide > 0)
+    if not taken:
+        assert engine.rest is engine.sequential

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedmpi.data.schema import DataDescription
+from fedmpi.models.stacked import trial
 from fedmpi.models.stacked.image import Geometry
 from fedmpi.models.stacked.net import stacked, why_not_stackable
 
@@ -170,3 +171,32 @@ def test_texts_may_have_any_layers_before_and_after_their_words():
     padded = nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(24, 3))
     net = stacked(padded, TEXTS)
     assert net.embedding.padding == 0 and len(net.slots) == 2
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.GroupNorm(3, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(108, 3), nn.Softplus()
+    )
+
+
+def test_rounding_is_no_reason_to_refuse_a_stacked_form(monkeypatch: pytest.MonkeyPatch):
+    """A limit below every rounding stands for networks whose gradients jump."""
+    monkeypatch.setitem(trial.TOLERANCE, torch.float32, 0.0)
+    assert stacked(dropping(), IMAGES) is not None
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["outputs", "gradients"])
+def test_a_form_that_is_off_by_more_than_rounding_is_refused(part: int, monkeypatch: pytest.MonkeyPatch):
+    """The masks of the tries are the client's own: with others, every difference would be explained."""
+    monkeypatch.setitem(trial.TOLERANCE, torch.float32, 0.0)
+    form = trial._stacked
+
+    def off(*given):
+        found = form(*given)
+        found[1][part].mul_(1.001)
+        return found
+
+    monkeypatch.setattr(trial, "_stacked", off)
+    assert stacked(dropping(), IMAGES) is None
+    assert "gives other" in str(why_not_stackable(dropping(), IMAGES))
