@@ -2,6 +2,7 @@
 
     python -m benchmarks.beside W1 W2 W3 S4 S6 --other ../fedmpi-before      this copy against that one
     python -m benchmarks.beside W1 W2 --set local.algorithm=scaffold         those settings against the workload's own
+    python -m benchmarks.beside residual lstm --other ../fedmpi-before       single models (`benchmarks.workloads`)
 
 A pass runs both, the first one first in odd passes and second in even ones; the ratio is taken within a pass. Printed
 are the median of the passes and the lowest and highest. On a machine whose speed wavers the last column says more: the
@@ -23,8 +24,9 @@ import numpy as np
 
 from benchmarks.contestants import REPOSITORY, fedmpi_command, read_run, settings
 from benchmarks.measure import run_tree
-from benchmarks.workloads import WARM_UP, WORKLOADS, Workload, prepare
+from benchmarks.workloads import MODELS, OWN, WARM_UP, WORKLOADS, Workload, prepare
 
+ALL = WORKLOADS | MODELS | OWN
 FAST = 0.1
 """Share of the rounds that count as fast."""
 
@@ -73,7 +75,7 @@ def bootstrap(pairs: Sequence[tuple[list[float], list[float]]], draws: int = 200
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="+", choices=[*WORKLOADS])
+    parser.add_argument("workloads", nargs="+", choices=[*ALL])
     parser.add_argument("--other", type=Path, help="another copy of the repository")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the other")
     parser.add_argument("--both", action="append", default=[], metavar="KEY=VALUE", help="settings of both")
@@ -86,7 +88,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.workloads:
-            workload = WORKLOADS[name]
+            workload = ALL[name]
             pairs = measured(workload, asked, Path(folder) / "data", Path(folder) / "work")
             medians = [(statistics.median(one), statistics.median(other)) for one, other in pairs]
             one, other = (statistics.median(column) for column in zip(*medians, strict=True))

@@ -261,8 +261,9 @@ class EvaluationTable(Table):
     """The test part; val: the samples held out of the clients (data_prep --val); both; auto: both where there are
     validation samples, else test. The best round is the one with the highest accuracy on val where that is evaluated,
     else on test."""
-    batch_size: Count = 2000
-    """Samples evaluated at once."""
+    batch_size: Count | Literal["auto"] = "auto"
+    """Samples evaluated at once. auto: 2,000, and on a processor fewer where the model's widest layer makes more than 8
+    MiB of so many: those passes would leave the caches."""
     target_accuracy: Probability | None = None
     """The summary reports the first round that reached this test accuracy (with on = "val": validation accuracy)."""
     clients: Annotated[int | str | None, BeforeValidator(_viewed)] = None

@@ -20,11 +20,10 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.local.failures import named_client
 from fedmpi.local.probes import client_gradients
-from fedmpi.local.traits import forward_traits, kept_generator, seed_module
+from fedmpi.local.traits import forward_traits, kept_generator, rows_of_a_pass, seed_module
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally
 
@@ -65,7 +64,7 @@ class ClientMeasures:
         self._point = torch.empty_like(self.model.initial)
         measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]
-        self._rows = rows_at_once(data.description, ROWS_AT_ONCE)
+        self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
 
     def __call__(self, round: int, w: Tensor, clients: Ints, names: Sequence[str]) -> Floats:
         """The numbers of these clients at the model w (d,), float64 (k, names); NaN for clients without samples.

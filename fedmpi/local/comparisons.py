@@ -17,10 +17,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
 from fedmpi.config import Config
 from fedmpi.local.diagnostics import weight_divergence
+from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 ROWS_AT_ONCE = 2000
@@ -42,9 +42,10 @@ class LocalLosses:
     """
 
     def __init__(self, config: Config, data: DataSource, device: torch.device, loss: Loss = CROSS_ENTROPY):
-        self.data, self._rows = data, rows_at_once(data.description, ROWS_AT_ONCE)
+        self.data = data
         module = build(config.model.name, config.model.options, data.description, config.seed)
         self.model = FlatModel(module, device, loss)
+        self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
         self.model.module.eval()
         self.start = self.model.initial
         self._own = torch.empty_like(self.start)

@@ -22,12 +22,11 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
-from fedmpi.local.traits import forward_traits
+from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.models.memory import halved
-from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
@@ -71,7 +70,7 @@ class MergedEngine:
     ):
         self.on_divergence = on_divergence or OnDivergence()
         self._left_out: list[int] = []
-        self._rows = rows_at_once(source.description, CHUNK_ROWS.get(model.device.type, CHUNK_ROWS["cpu"]))
+        self._rows: int | None = None
         self.model, self.source, self.streams, self.rank, self.precision = model, source, streams, rank, precision
         self._offsets: Ints | None = None
         self._load_positions = getattr(source, "load_positions", None)
@@ -273,6 +272,9 @@ class MergedEngine:
 
     def _chunk(self, ends: Ints, first: int) -> slice:
         """The samples of one pass from `first` on, about `_rows`; more of them where a single client has more."""
+        if self._rows is None:
+            most = CHUNK_ROWS.get(self.model.device.type, CHUNK_ROWS["cpu"])
+            self._rows = rows_of_a_pass(self.model, self.source.description, most, training=True)
         place = int(np.searchsorted(ends, first + self._rows, side="right"))
         last = int(ends[max(place - 1, 0)])
         return slice(first, last if last > first else int(ends[place]))

@@ -20,11 +20,10 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.failures import named_client
-from fedmpi.local.traits import forward_traits, kept_generator, seed_module
+from fedmpi.local.traits import forward_traits, kept_generator, rows_of_a_pass, seed_module
 from fedmpi.local.work import DataSource
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel, add_gradients
-from fedmpi.tasks.kinds import rows_at_once
 
 Probe = Literal["full", "batch", "sample"]
 
@@ -82,6 +81,7 @@ def client_gradients(
     """
     point, gradient = torch.empty_like(w), torch.zeros_like(w[: model.trainable])
     draws = forward_traits(model, source.description).seeded
+    at_once = rows_of_a_pass(model, source.description, PROBE_ROWS, training=True)
     for client in clients:
         client = int(client)
         with named_client(client, rank), kept_generator() if draws else nullcontext():
@@ -89,7 +89,7 @@ def client_gradients(
                 seed_module(streams, round, client)
             rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client, purpose)
             x, y = source.load(client, rows)
-            _mean_gradient(model, point.copy_(w), x, y, gradient, rows_at_once(source.description, PROBE_ROWS))
+            _mean_gradient(model, point.copy_(w), x, y, gradient, at_once)
             if not bool(torch.isfinite(gradient.sum())):
                 raise FloatingPointError("its gradient is not finite: training diverged; lower local.lr")
         yield client, gradient

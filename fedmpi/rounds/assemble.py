@@ -160,7 +160,15 @@ class Experiment:
         agree_on_traits(cluster, model, data.description)
         hooks = make_hooks(config, model, store.clients)
         refuse_large_run(
-            config, cluster, model, data.sizes, evaluated.most_samples, layout.workers, hooks, cluster.memory_for_rank()
+            config,
+            cluster,
+            model,
+            data.description,
+            data.sizes,
+            evaluated.most_samples,
+            layout.workers,
+            hooks,
+            cluster.memory_for_rank(),
         )
         engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
         cohorts = CohortDraw(

@@ -35,10 +35,10 @@ from fedmpi.local.work import ClientTask
 from fedmpi.models.memory import halved
 from fedmpi.records.client_table import Columns
 from fedmpi.records.history import Record
+from fedmpi.rounds.evaluated import rows_evaluated
 from fedmpi.rounds.training import Trainer
 from fedmpi.rounds.workers import Layout
 from fedmpi.tasks.by_client import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, has_accuracy
-from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.spread import spread
 
 log = logging.getLogger("fedmpi")
@@ -145,7 +145,7 @@ class ClientsView:
         self.streams, self.rows, self.layout, self.trainer = streams, rows, layout, trainer
         self.model = trainer.engine.sequential.model
         self.used = np.zeros(len(rows.counts), np.int64)
-        self._most = self._at_once = rows_at_once(rows.data.description, self.part.batch_size)
+        self._most = self._at_once = rows_evaluated(self.part, self.model, rows.data.description)
         self._panel = self._drawn()
         self._shares: tuple[Ints, Share] | None = None
         self._far: tuple[Ints, Floats] | None = None

@@ -10,9 +10,12 @@ from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import Config
 from fedmpi.config.choices import all_chosen, options_of_part
+from fedmpi.config.server_tables import EvaluationTable
 from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.residence import RESIDENT_BYTES
+from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
+from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved
 from fedmpi.records.confusion import Confusion
@@ -20,6 +23,8 @@ from fedmpi.tasks.evaluation import Evaluation, evaluate
 from fedmpi.tasks.kinds import rows_at_once
 from fedmpi.tasks.metrics import Metric
 
+MOST_ROWS = 2000
+"""Samples evaluated at once unless the configuration says another number, or they are too wide."""
 NAMES = {"test": "test", "val": "validation"}
 
 
@@ -28,6 +33,13 @@ def task_metrics(config: Config) -> list[Metric]:
     always = KINDS[config.task.kind].metrics
     chosen = [*(resolve("metric", name) for name in always), *all_chosen(config, "metric")]
     return [Metric(part, options_of_part(config, part)) for part in dict.fromkeys(chosen)]
+
+
+def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDescription) -> int:
+    """Samples that a model is evaluated on at once (`evaluation.batch_size`)."""
+    if table.batch_size == "auto":
+        return rows_of_a_pass(model, description, MOST_ROWS)
+    return rows_at_once(description, table.batch_size)
 
 
 class EvaluatedParts:
@@ -55,7 +67,8 @@ class EvaluatedParts:
 
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
-        self._data, self._rows = data, rows_at_once(data.description, config.evaluation.batch_size)
+        self._data, self._table = data, config.evaluation
+        self._rows: int | None = None
         self.metrics = task_metrics(config)
         self.confusion: Confusion | None = None
         self._names = store.manifest.class_names
@@ -71,6 +84,8 @@ class EvaluatedParts:
 
     def scores(self, flat: FlatModel, model: Tensor) -> dict[str, float]:
         """Loss, metrics of the task and what else is chosen of the global model (d,) on each part."""
+        if self._rows is None:
+            self._rows = rows_evaluated(self._table, flat, self._data.description)
         flat.bind(model)
         facts: dict[str, float] = {}
         for part in self.names:
@@ -84,13 +99,15 @@ class EvaluatedParts:
 
     def _evaluated(self, flat: FlatModel, x: Tensor, y: Tensor) -> Evaluation:
         """The evaluation, with half as many samples at once as often as the device has no memory for more."""
+        assert self._rows is not None
+        rows = min(self._rows, len(y))
         while True:
             try:
-                return evaluate(flat.module, x, y, self._rows, flat.loss, self.metrics)
+                return evaluate(flat.module, x, y, rows, flat.loss, self.metrics)
             except torch.OutOfMemoryError:
-                if min(self._rows, len(y)) == 1:
+                if rows == 1:
                     raise
-            self._rows = halved(min(self._rows, len(y)), "samples evaluated")
+            self._rows = rows = halved(rows, "samples evaluated")
 
     def samples(self, part: str) -> tuple[Tensor, Tensor]:
         """Features and labels of "test" or "val" on this rank's device; kept if they are not too large."""

@@ -27,6 +27,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models import build, in_words
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.room import VECTORS, VECTORS_BESIDE_A_DEVICE, NoRoom, shown_bytes, too_large
+from fedmpi.rounds.evaluated import rows_evaluated
 
 BYTES_A_VISIT = 100
 """Of the plan of a round's relays: client, epoch, worker and cost of a visit, as arrays and as tuples."""
@@ -75,6 +76,7 @@ def refuse_large_run(
     config: Config,
     cluster: Cluster,
     model: FlatModel,
+    description: DataDescription,
     sizes: Ints,
     test_rows: int,
     workers: int,
@@ -89,6 +91,7 @@ def refuse_large_run(
     cluster : Cluster
     model : FlatModel
         Tried already (`local.traits`).
+    description : DataDescription
     sizes : int64 (N,)
         Effective sizes of all clients.
     test_rows : int
@@ -111,7 +114,8 @@ def refuse_large_run(
         _kept_of_clients(config, model, len(sizes), workers, hooks),
     ]
     if model.device.type == "cpu":
-        needs += [_laid_out(config, sizes), _batch(config, model, sizes), _evaluated(config, model, test_rows)]
+        evaluated = _evaluated(config, model, description, test_rows)
+        needs += [_laid_out(config, sizes), _batch(config, model, sizes), evaluated]
     refuse([need for need in needs if need is not None], room)
 
 
@@ -215,10 +219,10 @@ def _batch(config: Config, model: FlatModel, sizes: Ints) -> Need | None:
     )
 
 
-def _evaluated(config: Config, model: FlatModel, test_rows: int) -> Need:
-    rows = min(config.evaluation.batch_size, test_rows)
+def _evaluated(config: Config, model: FlatModel, description: DataDescription, test_rows: int) -> Need:
+    rows = min(rows_evaluated(config.evaluation, model, description), test_rows)
     return Need(
         rows * known_traits(model).bytes_widest,
-        f"{rows:,} samples evaluated at once (evaluation.batch_size = {config.evaluation.batch_size:,})",
+        f"{rows:,} samples evaluated at once (evaluation.batch_size = {config.evaluation.batch_size!r})",
         "set a smaller one",
     )

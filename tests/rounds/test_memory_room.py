@@ -128,7 +128,7 @@ def planned(most: int | None, *settings: str) -> None:
     description = open_store("digits").description
     model = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     forward_traits(model, description)
-    refuse_large_run(config, Cluster.connect(), model, SIZES, 400, 1, make_hooks(config, model, N), most)
+    refuse_large_run(config, Cluster.connect(), model, description, SIZES, 400, 1, make_hooks(config, model, N), most)
 
 
 MEDIATORS = ("topology.kind=mediators", "topology.mediator_epochs=10_000", "local.optimizer=adam")

@@ -1,0 +1,153 @@
+"""How many samples go through a model at once: on a processor as few as keep its widest layer within the caches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedmpi
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.client_numbers import ClientMeasures
+from fedmpi.local.comparisons import LocalLosses
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.probes import client_gradients
+from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
+from tests.local.synthetic import STREAMS, InMemorySource, relative_error, summed, tasks_of
+
+IMAGES = DataDescription((1, 32, 32), "float32", 4, "image", 0, (), ())
+TOKENS = DataDescription((64,), "int32", 50_000, "text", 60, (), (), targets="tokens", target_shape=(64,))
+WIDE, WIDE_ROWS = 16, 128
+"""Channels of `Spread` on IMAGES that make 64 KiB a sample, and how many samples make 8 MiB (in float64 half as many)."""
+ONE_STEP = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None)
+
+
+class Spread(nn.Module):
+    """Every pixel becomes so many values; notes how many samples it was given, in training and in evaluation."""
+
+    def __init__(self, channels: int, norm: bool | str = False):
+        super().__init__()
+        self.spread = nn.Conv2d(1, channels, 1)
+        self.norm = nn.BatchNorm2d(channels, track_running_stats=norm != "always") if norm else nn.Identity()
+        self.out = nn.Linear(channels, 4)
+        self.seen: dict[bool, list[int]] = {True: [], False: []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[self.training].append(len(x))
+        return self.out(self.norm(self.spread(x)).relu().mean((2, 3)))
+
+
+def spread(channels: int, norm: bool | str = False, dtype: torch.dtype = torch.float32) -> FlatModel:
+    torch.manual_seed(5)
+    return FlatModel(Spread(channels, norm).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("channels", "rows"), [(1, 2000), (WIDE, WIDE_ROWS), (2 * WIDE, WIDE_ROWS // 2), (32 * WIDE, LEAST_ROWS)]
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_pass_takes_as_many_samples_as_keep_the_widest_layer_small(channels: int, rows: int, training: bool) -> None:
+    model = spread(channels)
+    assert rows_of_a_pass(model, IMAGES, 2000, training) == rows
+    assert rows_of_a_pass(model, IMAGES, 20, training) == 20
+
+
+def test_samples_that_influence_one_another_are_not_parted() -> None:
+    in_training, always = spread(WIDE, norm=True), spread(WIDE, norm="always")
+    assert rows_of_a_pass(in_training, IMAGES, 2000, training=True) == 2000
+    assert rows_of_a_pass(in_training, IMAGES, 2000) == WIDE_ROWS
+    assert rows_of_a_pass(always, IMAGES, 2000) == 2000
+
+
+def test_a_device_takes_as_many_as_it_is_given_but_for_large_outputs() -> None:
+    model = SimpleNamespace(device=torch.device("cuda"))
+    assert rows_of_a_pass(model, IMAGES, 2000) == 2000  # type: ignore[arg-type]
+    assert rows_of_a_pass(model, TOKENS, 2000) == (1 << 26) // (4 * 64 * 50_000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("channels", "passes"), [(WIDE, [64, 64, 29]), (1, [157])])
+def test_merged_clients_go_through_a_wide_model_in_small_passes(channels: int, passes: list[int]) -> None:
+    source, model = InMemorySource(IMAGES, [90, 7, 60], torch.float64), spread(channels, dtype=torch.float64)
+    forward_traits(model, IMAGES)
+    model.module.seen[True].clear()
+    found, _ = summed(MergedEngine(model, source, STREAMS), model, tasks_of(source), ONE_STEP)
+    assert model.module.seen[True] == passes
+    assert relative_error(found, -0.1 * gradient_of(model, *source.load_many([0, 1, 2], [None] * 3))) < 1e-12
+
+
+@pytest.mark.parametrize(("norm", "passes"), [(False, [64, 36]), (True, [100])])
+def test_a_probe_of_a_wide_model_is_made_in_small_passes_unless_samples_influence_one_another(
+    norm: bool, passes: list[int]
+) -> None:
+    source, model = InMemorySource(IMAGES, [100], torch.float64), spread(WIDE, norm, torch.float64)
+    forward_traits(model, IMAGES)
+    model.module.seen[True].clear()
+    [(_, found)] = client_gradients(source, model, [0], model.initial, "full", STREAMS, 0)
+    assert model.module.seen[True] == passes
+    assert relative_error(found, gradient_of(model, *source.load(0))[: model.trainable]) < 1e-12
+
+
+def gradient_of(model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+    """That of the mean loss of all these samples in one pass."""
+    model.bind(model.initial)
+    model.module.train()
+    loss = nn.functional.cross_entropy(model.module(x), y)
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, model.parameters)])
+
+
+def test_losses_of_clients_are_measured_in_small_passes() -> None:
+    source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg")
+    model = config.model.model_copy(update={"name": "tests.local.test_passes:wide"})
+    config = config.model_copy(update={"model": model})
+    losses = LocalLosses(config, source, torch.device("cpu"))
+    losses.model.module.seen[False].clear()
+    before = losses.before(0, losses.start)
+    assert max(losses.model.module.seen[False]) == WIDE_ROWS
+    measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
+    measures.model.module.seen[False].clear()
+    told = measures(0, measures.model.initial, np.array([0]), ["loss"])
+    assert max(measures.model.module.seen[False]) == WIDE_ROWS
+    assert told[0, 0] == pytest.approx(before, rel=1e-6)
+
+
+def wide(description: DataDescription) -> nn.Module:
+    """A model for configurations."""
+    torch.manual_seed(5)
+    return Spread(WIDE)
+
+
+class Noted(Spread):
+    """Whose samples of every evaluation are noted for all copies of it."""
+
+    given: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            Noted.given.append(len(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"), [({}, [WIDE_ROWS] * 2 + [44]), ({"evaluation.batch_size": 200}, [200, 100])]
+)
+def test_an_evaluation_is_made_in_small_passes_unless_a_number_is_asked_for(
+    asked: dict[str, int], parts: list[int]
+) -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
+    data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
+    keys = {"rounds": 1, "participation.count": 2, "local.engine": "sequential", "evaluation.clients": "all", **asked}
+    Noted.given.clear()
+    done = fedmpi.run("fedavg", keys, data=data, model=Noted(WIDE))
+    assert sum(Noted.given) >= 600  # the test part and the clients' own rows, besides what the model is tried on
+    assert max(Noted.given) == parts[0]
+    pairs = [Noted.given[i : i + len(parts)] for i in range(len(Noted.given))]
+    assert parts in pairs  # the test part
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
+    assert done.records[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
