@@ -23,7 +23,7 @@ from tests.local.synthetic import STREAMS, InMemorySource, relative_error, summe
 IMAGES = DataDescription((1, 32, 32), "float32", 4, "image", 0, (), ())
 TOKENS = DataDescription((64,), "int32", 50_000, "text", 60, (), (), targets="tokens", target_shape=(64,))
 WIDE, WIDE_ROWS = 16, 128
-"""Channels of `Spread` on IMAGES that make 64 KiB a sample, and how many samples make 8 MiB (in float64 half as many)."""
+"""Channels of `Spread` on IMAGES that make 64 KiB a sample; samples that make 8 MiB, in float64 half as many."""
 ONE_STEP = LocalRule(lr=0.1, epochs=None, steps=1, batch_size=None)
 
 
