@@ -66,10 +66,10 @@ class Board:
         for rank in np.flatnonzero((self._wanted > 0) & (self._wanted <= everybody)):
             self._bells[rank].ring()
 
-    def wait(self) -> None:
-        """Wait until all ranks have come to where this one is."""
+    def wait(self, long: bool = False) -> None:
+        """Wait until all ranks have come to where this one is; where it is known to take `long`, asleep at once."""
         self._node.Iprobe()
-        wait_until(self._all_here, pause=self._rest)
+        wait_until(self._all_here, pause=self._rest, long=long)
         self._window.Sync()
 
     def meet(self) -> None:

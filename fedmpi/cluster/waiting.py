@@ -34,6 +34,7 @@ def wait_until(
     limit: float | None = None,
     longest_sleep: float = LONGEST_SLEEP,
     pause: Callable[[float], None] | None = None,
+    long: bool = False,
 ) -> bool:
     """Poll `arrived` until it is true.
 
@@ -47,29 +48,31 @@ def wait_until(
         The longest sleep between two polls, in seconds.
     pause : callable, optional
         pause(seconds waited so far): what is done between two polls instead of such a sleep.
+    long : bool
+        Whether it is known that this takes long: no eager polls, which would take a core from who computes.
 
     Returns
     -------
     bool
         Whether it became true within the limit.
     """
-    for _ in range(EAGER_TESTS):
+    for _ in range(1 if long else EAGER_TESTS):
         if arrived():
             return True
     activity.wait(True)
     try:
-        return _poll(arrived, limit, pause or partial(_sleep, longest_sleep))
+        return _poll(arrived, limit, pause or partial(_sleep, longest_sleep), 0.0 if long else YIELDING_SECONDS)
     finally:
         activity.wait(False)
 
 
-def _poll(arrived: Callable[[], bool], limit: float | None, pause: Callable[[float], None]) -> bool:
+def _poll(arrived: Callable[[], bool], limit: float | None, pause: Callable[[float], None], yielding: float) -> bool:
     started = time.monotonic()
     while not any(arrived() for _ in range(TESTS_PER_POLL)):
         waited = time.monotonic() - started
         if limit is not None and waited > limit:
             return False
-        if waited < YIELDING_SECONDS:
+        if waited < yielding:
             os.sched_yield()
         else:
             pause(waited)

@@ -95,7 +95,7 @@ class WindowSum:
     def reduce(self) -> None:
         if self._spared and self._board is not None:
             self._board.come(2)
-            self._board.wait()
+            self._board.wait(long=True)
         else:
             self._synchronise()
             self._sum_slice()
