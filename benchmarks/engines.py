@@ -38,7 +38,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
-from fedmpi.process.malloc import keep_freed_memory
+from fedmpi.process.malloc import freed_memory_kept
 
 GREY = DataDescription((1, 28, 28), "float32", 10, "image", 0, (), ())
 COLOUR = DataDescription((3, 32, 32), "float32", 10, "image", 0, (), ())
@@ -182,13 +182,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the device's speed from small sizes, one pass")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every rank does
     machine = measure_machine(arguments.device, arguments.quick)
     passes = 1 if arguments.quick else arguments.passes
     print(f"{described(arguments.device)}; {machine}\n")
     print(f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}")
-    for name in arguments.models or CASES:
-        print(measure(name, passes, machine, arguments.device), flush=True)
+    with freed_memory_kept():  # as in every run
+        for name in arguments.models or CASES:
+            print(measure(name, passes, machine, arguments.device), flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 from fedmpi.process.guard import ending_together
+from fedmpi.process.malloc import freed_memory_kept
 from fedmpi.process.unchanged import process_as_before
 from fedmpi.process.watchdog import watched
 from fedmpi.records.client_table import Columns, joined, read_clients
@@ -195,6 +196,7 @@ def run(
     3
     """
     with _one_at_a_time, ExitStack() as after:
+        after.enter_context(freed_memory_kept())
         after.enter_context(process_as_before())
         if progress:
             after.enter_context(shown_warnings())

@@ -19,7 +19,6 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config
 from fedmpi.data.ownership import ownership
 from fedmpi.data.schema import DataDescription
-from fedmpi.process.malloc import keep_freed_memory
 from fedmpi.rounds.agreement import places_on_node, refuse_mixed_devices
 
 log = logging.getLogger("fedmpi")
@@ -181,7 +180,6 @@ def prepare_device(config: Config, cluster: Cluster) -> torch.device:
         repeat_results()
     else:
         torch.set_num_threads(config.cluster.threads or cluster.threads_for_rank())
-    keep_freed_memory()
     device = cluster.device(config.cluster.device)
     refuse_mixed_devices(cluster, device)
     return device

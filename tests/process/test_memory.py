@@ -10,42 +10,78 @@ import pytest
 
 PROGRAM = """
 import resource, sys
+from contextlib import nullcontext
 import numpy as np
-from fedmpi.process.malloc import keep_freed_memory
+from fedmpi.process.malloc import freed_memory_kept
 
-kept = keep_freed_memory() if sys.argv[1] == "kept" else None
+mebibytes, how = int(sys.argv[2]), sys.argv[1]
 
 def backward_pass():
-    blocks = [np.empty(3 << 20, np.uint8) for _ in range(10)]
+    blocks = [np.empty(mebibytes << 20, np.uint8) for _ in range(max(30, mebibytes) // mebibytes)]
     for block in blocks:
         block[::4096] = 1
 
-backward_pass()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+with freed_memory_kept() if how == "kept" else nullcontext() as kept:
     backward_pass()
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        backward_pass()
+    print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+AFTERWARDS = """
+import numpy as np
+from fedmpi.process.malloc import freed_memory_kept
+
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) >> 8
+
+def take(mebibytes):
+    blocks = [np.ones(8 << 20, np.uint8) for _ in range(mebibytes // 8)]
+    pins.append(np.ones(1000, np.uint8))  # above them in the heap
+
+pins = []
+before = held()
+with freed_memory_kept():
+    take(1600)
+    within = held() - before
+print(within, held() - before)
+with freed_memory_kept():
+    take(400)
+print(held() - before)
 """
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGE_PAGES = HUGE.read_text() if HUGE.exists() else ""
-PAGES = 10 * 10 * 3 * 256
 
 
-def run(how: str, **environment: str) -> tuple[str, int]:
-    command = [sys.executable, "-c", PROGRAM, how]
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+def run(how: str, mebibytes: int = 3, **environment: str) -> tuple[str, int]:
+    command = [sys.executable, "-c", PROGRAM, how, str(mebibytes)]
+    environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0", **environment}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     kept, faults = result.stdout.split()
     return kept, int(faults)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
 @pytest.mark.skipif("[always]" in HUGE_PAGES, reason="huge pages: few faults, whatever the settings")
-def test_freed_memory_is_used_again_without_page_faults():
-    assert run("as it is")[1] > PAGES // 4
-    kept, faults = run("kept")
+@pytest.mark.parametrize("mebibytes", [3, 60])
+def test_freed_memory_is_used_again_without_page_faults(mebibytes: int):
+    pages = max(30, mebibytes) // mebibytes * 10 * mebibytes * 256
+    assert run("as it is", mebibytes)[1] > pages // 4
+    kept, faults = run("kept", mebibytes)
     assert kept == "True"
-    assert faults < PAGES // 100
+    assert faults < pages // 100
 
 
-def test_the_users_own_settings_are_left_alone():
-    assert run("kept", MALLOC_TRIM_THRESHOLD_="131072")[0] == "False"
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
+def test_behind_a_run_much_free_memory_goes_back_and_little_stays():
+    command = [sys.executable, "-c", AFTERWARDS]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    within, behind, little = map(int, found)
+    assert within > 1500  # mebibytes, although nothing uses them any more
+    assert behind < 100
+    assert little > 350
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_"])
+def test_the_users_own_settings_are_left_alone(name: str):
+    assert run("kept", **{name: "131072"})[0] == "False"
