@@ -33,6 +33,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 [ "$device" != cpu ] || [ ${#quick[@]} -gt 0 ] || refuse "--device cpu only tries this script: add --quick"
+"$python" -c 'import torch' 2> /dev/null || refuse "$python has no torch: name the environment's by PYTHON=…"
 described=$("$python" -m benchmarks.devices "$device") || exit 2
 
 say() {

@@ -1,12 +1,14 @@
 """Built-in models at the papers' batch size and users' own, beside the naive loop and beside what the machine allows.
 
     python -m benchmarks.rooflines                       all of them
-    python -m benchmarks.rooflines lstm lenet            some
+    python -m benchmarks.rooflines lstm lenet W1 S4      some, or workloads of `python -m benchmarks`
     python -m benchmarks.rooflines --peer pfl=PYTHON     pfl with two processes as well
     python -m benchmarks.rooflines --device cuda         on a GPU: one process each, fedmpi on 1 and 2 ranks
 
 The roofline of a step is the larger of two times on one core, or on the device: its floating-point operations at the
-speed of a large matrix product, and the bytes that it moves at the speed of a copy, both measured in the same run.
+speed of a large matrix product, and the bytes that it moves at the speed of a copy, both measured in the same run; that
+of a round is the sum over its batches, smaller last ones counted as such. W3's clients of one step are one gradient
+there, and S4 and S6 are the gradient of K samples, which stands in the naive loop's and the tight loop's columns.
 Operations are counted by torch in a forward and a backward pass; bytes are every layer's output and its gradient,
 written and read once each, and the values that are trained, read twice, changed once; of word vectors only those of the
 batch's words. Rows that others disturbed are marked: more than 0.3 cores busy elsewhere.
@@ -21,10 +23,12 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -33,7 +37,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.compare import BUSY_ELSEWHERE, Row, result_folder, run_all
 from benchmarks.contestants import Contestant, by_fedmpi, by_floor, by_peer
 from benchmarks.devices import CPU, described, now
-from benchmarks.workloads import MODELS, OWN, QUICK_MODELS, Workload, client_tensors, prepare
+from benchmarks.workloads import MODELS, OWN, QUICK_MODELS, WORKLOADS, Workload, all_samples, prepare
 from fedmpi.common.types import Ints
 
 FLOAT_BYTES = 4
@@ -185,30 +189,46 @@ def _words(network: nn.Module, x: Tensor) -> dict[int, int]:
     return {id(table): present * table.shape[1] for table in tables if not x.is_floating_point()}
 
 
+def batches_of_a_round(workload: Workload) -> Counter[int]:
+    """Sizes of the batches that the last round takes, and how many of each."""
+    if workload.wanted:
+        return Counter([workload.wanted])
+    sizes = workload.sizes()[workload.participants(workload.rounds - 1)]
+    merged = np.count_nonzero(sizes <= workload.batch) > len(sizes) / 2  # most take one step: one gradient of them all
+    alone = sizes[sizes > workload.batch] if merged else sizes
+    together = int(sizes.sum() - alone.sum())
+    found = Counter({workload.batch: int((alone // workload.batch).sum())})
+    found.update((alone % workload.batch).tolist())
+    found.update([together])
+    return Counter({rows: count for rows, count in found.items() if rows and count})
+
+
 def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str], setting: Setting) -> list[Contestant]:
     """Who is measured; the naive loop first, fedmpi last."""
     device, processes = setting.device or "cpu", setting.processes
     others = [by_peer(workload, "pfl", pythons["pfl"], processes, quick, device)] if "pfl" in pythons else []
-    floors = [by_floor(workload, name, n, quick, device) for name, n in (("naive", 1), ("tight", processes))]
+    one, several = ("gradient", "gradient") if workload.wanted else ("naive", "tight")
+    floors = [by_floor(workload, name, n, quick, device) for name, n in ((one, 1), (several, processes))]
     return [*floors, *others, *(by_fedmpi(workload, ranks, device=device) for ranks in (1, setting.ranks))]
 
 
 def line(
     workload: Workload,
     rows: Sequence[Row],
-    step: Step,
+    batches: Sequence[tuple[int, Step]],
     machine: Machine,
     engine: str,
     setting: Setting = ON_CORES,
 ) -> str:
-    """A model's row of the table."""
+    """A row of the table; `batches` are what a round takes: how many of each kind, the largest first."""
     naive, tight, *peer, one, several = rows
-    sizes = workload.sizes()
-    steps = int((-(-sizes // workload.batch)).sum())
-    roofline = steps * step.seconds(machine)
+    (_, step), sizes = batches[0], workload.sizes()
+    steps = naive.steps or sum(count for count, _ in batches)
+    roofline = sum(count * part.seconds(machine) for count, part in batches)
+    whole = f"K = {workload.wanted}" if workload.wanted else f"B = {workload.batch}"
     cells = [
         f"{workload.name}{' !' if _disturbed(rows) else ''}",
-        f"{workload.clients} × {_range(sizes)}, B = {workload.batch}",
+        f"{workload.cohort or workload.clients:,} × {_range(sizes)}, {whole}",
         f"{1e3 * statistics.median(naive.seconds) / steps:.2f}" if naive.seconds else "failed",
         _ratio(tight),
         _ratio(peer[0]) if peer else "",
@@ -217,7 +237,7 @@ def line(
         engine,
         f"{step.flops / 1e6:.0f}",
         f"{step.bytes / 1e6:.1f}",
-        f"{1e3 * roofline / steps:.3g}",
+        f"{1e3 * step.seconds(machine):.3g}",
         f"{statistics.median(one.seconds) / roofline:.1f}" if one.seconds else "",
         f"{setting.cores * statistics.median(several.seconds) / roofline:.1f}" if several.seconds else "",
     ]
@@ -248,13 +268,16 @@ def chosen_engine(run: Path) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[[], *MODELS, *OWN], help="which; all by default")
+    parser.add_argument(
+        "models", nargs="*", choices=[[], *MODELS, *OWN, *WORKLOADS], help="which; all models by default"
+    )
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--peer", action="append", default=[], metavar="pfl=PYTHON", help="where pfl is installed")
     parser.add_argument("--quick", action="store_true", help="one tiny model, a smoke test")
     parser.add_argument("--device", help="all entrants on this device, e.g. cuda; by default on the processor's cores")
     asked = parser.parse_args()
     chosen = QUICK_MODELS if asked.quick else MODELS | OWN
+    known = QUICK_MODELS if asked.quick else chosen | WORKLOADS
     pythons = dict(peer.split("=", 1) for peer in asked.peer)
     setting = ON_CORES if asked.device is None else Setting(asked.device, processes=1, ranks=2, cores=1)
     device = CPU if asked.device is None else torch.device(asked.device)
@@ -267,13 +290,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedmpi-rooflines-") as temporary:
         data, work = Path(temporary) / "data", Path(temporary) / "work"
         for name in asked.models or chosen:
-            workload = chosen[name]
+            workload = known[name]
             rows = run_all(workload, entrants(workload, asked.quick, pythons, setting), data, work, asked.passes)
             engine = chosen_engine(result_folder(work, workload, 0, len(rows) - 2) / "run")
             store = prepare(workload, data)
-            x, y = client_tensors(store)[-1]
-            step = count_step(workload.network(store).train(), x[: workload.batch], y[: workload.batch])
-            print(line(workload, rows, step, machine, engine, setting), flush=True)
+            x, y = all_samples(store)
+            batches = [
+                (count, count_step(workload.network(store).train(), x[-size:], y[-size:]))
+                for size, count in sorted(batches_of_a_round(workload).items(), reverse=True)
+            ]
+            print(line(workload, rows, batches, machine, engine, setting), flush=True)
 
 
 if __name__ == "__main__":

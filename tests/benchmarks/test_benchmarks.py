@@ -17,8 +17,8 @@ from benchmarks.compare import Row, race, table
 from benchmarks.contestants import Module, settings
 from benchmarks.floors import Rounds
 from benchmarks.measure import ContestantFailed, run_tree
-from benchmarks.rooflines import Machine, Step, count_step, line
-from benchmarks.workloads import MODELS, WORKLOADS, Workload, find, prepare
+from benchmarks.rooflines import Machine, Step, batches_of_a_round, count_step, line
+from benchmarks.workloads import MODELS, OWN, WORKLOADS, Workload, find, prepare
 from fedmpi.config import load_config
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -124,8 +124,27 @@ def test_a_model_beside_its_roofline_is_one_line():
         return Row("x", seconds=[seconds], ratios=[seconds / 0.6], others=[0.1])
 
     workload = replace(MODELS["lstm"], clients=10, cohort=10, each=50, batch=20)  # 30 steps
-    told = line(workload, [row(0.6), row(0.3), row(0.24), row(0.12)], Step(2e6, 3e6), Machine(1e9, 1e9), "batched")
+    batches = [(20, Step(2e6, 3e6)), (10, Step(1e6, 3e6))]
+    told = line(workload, [row(0.6), row(0.3), row(0.24), row(0.12)], batches, Machine(1e9, 1e9), "batched")
     assert told == ("| lstm | 10 × 50, B = 20 | 20.00 | 0.50 |  | 0.40 | 0.20 | batched | 2 | 3.0 | 3 | 2.7 | 2.7 |")
+    batches[1] = (10, Step(1e6, 0))
+    told = line(workload, [row(0.6), row(0.3), row(0.24), row(0.12)], batches, Machine(1e9, 1e9), "batched")
+    assert told.endswith("| 3 | 3.4 | 3.4 |")
+
+
+def test_a_round_takes_the_batches_of_its_participants():
+    assert batches_of_a_round(replace(MODELS["lstm"], clients=10, cohort=10, each=50, batch=20)) == {20: 20, 10: 10}
+    for workload in (WORKLOADS["W1"], WORKLOADS["W2"], OWN["odd_cnn"]):
+        sizes = workload.sizes()[workload.participants(workload.rounds - 1)]
+        found = batches_of_a_round(workload)
+        assert sum(rows * count for rows, count in found.items()) == sizes.sum()
+        assert found.total() == (-(-sizes // workload.batch)).sum() and max(found) == workload.batch
+    small = WORKLOADS["W3"]
+    sizes = small.sizes()[small.participants(small.rounds - 1)]
+    found = batches_of_a_round(small)
+    assert max(found) == sizes[sizes <= 20].sum()
+    assert sum(rows * count for rows, count in found.items()) == sizes.sum()
+    assert batches_of_a_round(WORKLOADS["S4"]) == {2048: 1}
 
 
 def test_the_built_in_models_are_run_as_such(tmp_path: Path):
@@ -192,3 +211,12 @@ def test_the_gpu_script_refuses_in_one_sentence_and_leaves_earlier_tables(given:
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("error: ") and said in result.stderr and result.stderr.count("\n") == 1
     assert tables.read_text() == "kept"
+
+
+def test_the_gpu_script_names_a_python_without_torch(tmp_path: Path):
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    command = [str(REPOSITORY / "benchmarks" / "gpu.sh"), "--out", str(tmp_path / "tables.md")]
+    environment = {**os.environ, "PYTHON": str(venv / "bin" / "python"), "PYTHONPATH": ""}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 2 and "has no torch" in result.stderr and result.stderr.count("\n") == 1
