@@ -314,7 +314,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
     "counted": (IMAGES, one(counted, shift=shift), False),
     "row numbers": (IMAGES, one(row_numbers), True),
     "detached": (IMAGES, one(detached, scale=scale), True),
-    "scalars": (IMAGES, one(scalars, scale=scale, shift=shift), False),
+    "scalars": (IMAGES, one(scalars, scale=scale, shift=shift), True),
     "tied": (IMAGES, one(tied), True),
     "computed again": (IMAGES, one(again), True),
     "relu, sigmoid": (IMAGES, layers(nn.ReLU(), nn.Sigmoid()), True),
