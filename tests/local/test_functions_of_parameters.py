@@ -70,6 +70,18 @@ def of_places(s: Any, x: Tensor) -> Tensor:
     return functional.embedding(x, s.w, padding_idx=0) + places
 
 
+def unlearned(s: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        share = 2 * s.c
+    return h * share + s.c
+
+
+def constant(s: Any, h: Tensor) -> Tensor:
+    with torch.inference_mode(False), torch.set_grad_enabled(False):
+        part = functional.layer_norm(s.square, (8,), s.c)
+    return h @ part + s.c
+
+
 LABELS = torch.tensor([0, 1, 0, 2, 0, 3, 0, 4])
 FIRST = torch.arange(60).unsqueeze(1) == 0
 
@@ -117,6 +129,8 @@ IMAGE_FUNCTIONS: dict[str, Forward] = {
     "clamped": lambda s, x: functional.linear(x.flatten(1), s.w.clamp(-0.1, 0.1)),
     "signs": lambda s, x: functional.linear(x.flatten(1), s.w + (s.w.sign() - s.w).detach()),
     "detached": of_image(lambda s, h: h * (2 * s.c.detach()) + s.c),
+    "no gradient": of_image(unlearned),
+    "no gradient of a product": of_image(constant),
     "fake_quantize": lambda s, x: x.flatten(1) @ torch.fake_quantize_per_tensor_affine(s.w, 0.1, 0, -8, 7).T,
     "prelu": of_image(lambda s, h: functional.prelu(h, s.c)),
     "bilinear": lambda s, x: functional.bilinear(x.flatten(1)[:, :9], x.flatten(1)[:, 9:20], s.third),
@@ -219,12 +233,6 @@ class Clipped(torch.autograd.Function):
         return gradient.clamp(-1e6, 1e6)
 
 
-def unlearned(s: Any, h: Tensor) -> Tensor:
-    with torch.no_grad():
-        share = 2 * s.c
-    return h * share + s.c
-
-
 REFUSED: dict[str, tuple[str, Forward, str]] = {
     "frequencies": ("texts", of_text(lambda s, x: functional.embedding(x, s.w, scale_grad_by_freq=True)), "freq"),
     "frequencies, torch": ("texts", of_text(lambda s, x: torch.embedding(s.w, x, -1, True)), "freq"),
@@ -238,7 +246,6 @@ REFUSED: dict[str, tuple[str, Forward, str]] = {
     ),
     "batches": ("images", of_image(lambda s, h: functional.batch_norm(h, None, None, s.c, None, True)), "see one"),
     "a gradient of one's own": ("images", of_image(lambda s, h: Clipped.apply(h)), "Clipped has a backward pass"),
-    "no gradient": ("images", of_image(unlearned), "gradients"),
     "data": ("images", of_image(lambda s, h: h * s.c.data), "change what parameters"),
 }
 

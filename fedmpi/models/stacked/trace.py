@@ -124,7 +124,7 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     was_training = module.training
     module.train()
     try:
-        with torch.no_grad(), kept_generators(), _undone(module), _factories(tracer), _own_gradients_refused():
+        with torch.enable_grad(), kept_generators(), _undone(module), _factories(tracer), _own_gradients_refused():
             before = generator_states()
             graph = tracer.trace(module)
             if drawn := drawn_from(before):
@@ -204,6 +204,8 @@ class _Tracer(fx.Tracer):
         one, other = (self._value(kind, target, args, kwargs, which) for which in (0, 1))
         self.examples[proxy.node] = one, other
         shape = target is getattr and args[1] in SHAPE_ATTRIBUTES or kind == "call_method" and target in SHAPE_METHODS
+        if kind.startswith("call_") and target != "detach" and isinstance(one, Tensor) and not torch.is_grad_enabled():
+            return proxy.detach()  # within torch.no_grad()
         return self._known(proxy, args[0], one, other) if shape else proxy
 
     def _known(self, proxy: fx.Proxy, of: fx.Proxy, one: Any, other: Any) -> Any:
@@ -226,20 +228,23 @@ class _Tracer(fx.Tracer):
         args, kwargs = map_aggregate(args, value), map_aggregate(kwargs, value)
         self.trying, before = True, self._generators()
         try:
-            if kind == "get_attr":
-                found = operator.attrgetter(target)(self.root)
-            elif kind == "call_function":
-                found = target(*args, **kwargs)
-            elif kind == "call_method":
-                found = getattr(args[0], target)(*args[1:], **kwargs)
-            else:
-                part = self.root.get_submodule(target)
-                found = args[0] if isinstance(part, DROPOUTS) else part(*args, **kwargs)
+            with torch.no_grad():
+                found = self._found(kind, target, args, kwargs)
         finally:
             self.trying = False
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
             raise NotStackable(f"{_line()}: {named(kind, target, self.root)} draws from torch's own generator")
         return found
+
+    def _found(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        if kind == "get_attr":
+            return operator.attrgetter(target)(self.root)
+        if kind == "call_function":
+            return target(*args, **kwargs)
+        if kind == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        part = self.root.get_submodule(target)
+        return args[0] if isinstance(part, DROPOUTS) else part(*args, **kwargs)
 
     def _generators(self) -> list[Tensor]:
         """The states of torch's own generators."""
