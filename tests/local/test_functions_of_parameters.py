@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import forms
 from fedmpi.models.stacked.net import why_not_stackable
+from fedmpi.models.stacked.trace import ROWS, made_up
 from tests.local.stacks import (
     CLASSES,
     COLOURED,
@@ -258,26 +261,64 @@ def test_what_is_lost_side_by_side_is_refused_whatever_the_values(name: str):
 
 
 @pytest.mark.parametrize("options", [{"max_norm": 9.0}, {"scale_grad_by_freq": True}])
-def test_bags_of_words_that_change_their_table_are_refused(options: dict[str, Any]):
-    class Bags(nn.Module):
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_layers_of_words_that_change_their_table_are_refused(kind: type[nn.Module], options: dict[str, Any]):
+    class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.last = nn.EmbeddingBag(60, 8, mode="sum", **options), nn.Linear(8, CLASSES)
+            more = {"mode": "sum"} if kind is nn.EmbeddingBag else {}
+            self.words, self.last = kind(60, 8, **more, **options), nn.Linear(8, CLASSES)
 
         def forward(self, tokens: Tensor) -> Tensor:
-            return self.last(self.words(tokens.long()))
+            return self.last(self.words(tokens.long()).flatten(1)[:, :8])
 
-    assert "max_norm" in str(why_not_stackable(Bags(), TEXTS))
+    assert "max_norm" in str(why_not_stackable(Words(), TEXTS))
+
+
+def test_groups_may_be_moved_without_being_scaled():
+    x, bias = torch.randn(3, 4, 6, 5), torch.randn(3, 6)
+    found = forms.normed_groups(x, 2, bias=bias)
+    alone = [functional.group_norm(one, 2, bias=own) for one, own in zip(x, bias, strict=True)]
+    torch.testing.assert_close(found, torch.stack(alone))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("padding", [0, 2, -1])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, -1])
 def test_a_form_that_forgets_the_padding_is_found_out(padding: int, dtype: torch.dtype, monkeypatch):
     """Made-up texts hold padding: the form is tried on what real ones have."""
     look = forms.FUNCTIONS[functional.embedding]
     monkeypatch.setitem(forms.FUNCTIONS, functional.embedding, lambda x, w, **more: look(x, w))
-    model, description = model_of("texts", of_text(lambda s, x: functional.embedding(x, s.w, padding)))
-    assert "other gradients" in str(why_not_stackable(model.module.to(dtype), description))
+    many = Net(of_text(lambda s, x: functional.embedding(x, s.w, padding)), 8, w=(3000, 8)).to(dtype)
+    assert "other gradients" in str(why_not_stackable(many, replace(TEXTS, vocabulary=3000)))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_made_up_texts_begin_with_a_word_and_end_in_padding(rows: int):
+    tokens = made_up(nn.Linear(1, 1), TEXTS, rows).numpy()
+    assert tokens.shape == (rows, 12) and (tokens[:, 0] > 0).all()
+    assert (tokens >= 0).all() and (tokens < 60).all()
+    lengths = [int(np.flatnonzero(one).max()) + 1 for one in tokens]
+    assert lengths[0] > 9 and all(length <= 12 // (row + 1) for row, length in enumerate(lengths))
+    assert len(np.unique(tokens[0])) < 12, "words come several times"
+    assert not made_up(nn.Linear(1, 1), replace(TEXTS, vocabulary=1), rows).any()
+
+
+@pytest.mark.parametrize("function", [functional.group_norm, torch.group_norm])
+def test_groups_of_images_that_lie_pixel_by_pixel_are_normed(function: Callable[..., Tensor]):
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filters, self.norm, self.last = nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6), nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(function(self.filters(x), 2, self.norm.weight, self.norm.bias).relu().mean((2, 3)))
+
+    torch.manual_seed(1)
+    model, sizes = FlatModel(Normed()), ragged_sizes(8, 20)
+    source = Source(COLOURED, sizes)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, RULE)
+    found, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, RULE)
+    assert relative_difference(found, expected) < 1e-5
 
 
 def test_the_samples_of_a_pair_are_not_taken_for_its_parameters():
@@ -307,11 +348,14 @@ def test_a_recurrent_layer_is_tried_as_often_as_one_likes(kind: type[nn.Module])
     assert why_not_stackable(model.module, TEXTS) is None
 
 
-def test_a_recurrent_layer_that_keeps_its_state_is_refused_every_time():
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_recurrent_layer_that_keeps_its_state_is_refused_every_time(begun: bool):
     class Kept(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.words, self.states = nn.Embedding(60, 8), nn.LSTM(8, 5, batch_first=True)
+            if begun:
+                self.states.kept = None
 
         def forward(self, tokens: Tensor) -> Tensor:
             self.states.kept = self.states(self.words(tokens))[0]
