@@ -18,8 +18,9 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import forms
+from fedmpi.models.stacked.graph import free
 from fedmpi.models.stacked.net import why_not_stackable
-from fedmpi.models.stacked.trace import ROWS, made_up
+from fedmpi.models.stacked.trace import ROWS, Along, made_up
 from tests.local.stacks import (
     CLASSES,
     COLOURED,
@@ -249,6 +250,11 @@ REFUSED: dict[str, tuple[str, Forward, str]] = {
     ),
     "batches": ("images", of_image(lambda s, h: functional.batch_norm(h, None, None, s.c, None, True)), "see one"),
     "a gradient of one's own": ("images", of_image(lambda s, h: Clipped.apply(h)), "Clipped has a backward pass"),
+    "a pair of unlike parts": (
+        "images",
+        of_image(lambda s, h: torch.atleast_1d(s.c, h)[1] * torch.atleast_1d(s.c, h)[0]),
+        "samples beside others",
+    ),
     "data": ("images", of_image(lambda s, h: h * s.c.data), "change what parameters"),
 }
 
@@ -321,15 +327,15 @@ def test_groups_of_images_that_lie_pixel_by_pixel_are_normed(function: Callable[
     assert relative_difference(found, expected) < 1e-5
 
 
-def test_the_samples_of_a_pair_are_not_taken_for_its_parameters():
-    """One part of a pair has samples, the other one has none."""
-
-    def pair(s: Any, x: Tensor) -> Tensor:
-        a, b = torch.broadcast_tensors(s.c, torch.relu(s.c2))
-        return x.flatten(1) @ s.w.T + a * b
-
-    model, description = model_of("images", pair)
+def test_following_a_forward_pass_leaves_torch_as_it_was():
+    before = torch.autograd.Function.__dict__["apply"]
+    model, description = model_of("images", IMAGE_FUNCTIONS["no gradient"])
     assert why_not_stackable(model.module, description) is None
+    assert torch.autograd.Function.__dict__["apply"] is before and torch.is_grad_enabled()
+
+
+def test_a_pair_is_free_of_samples_where_both_parts_are():
+    assert free(None) and free((None, (None, None))) and not free((Along(0, 1), None)) and not free(Along(0, 1))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
