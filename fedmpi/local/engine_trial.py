@@ -157,6 +157,8 @@ class EngineTrial:
         if verdict in (NOBODY, ""):
             return
         if isinstance(engine, CompositeEngine):
+            if self.cluster.is_server:
+                log.warning("engines compared: sequential from now on: %s", verdict)
             engine.fall_back(verdict)
             return
         model_class = type(engine.sequential.model.module).__name__
@@ -170,9 +172,7 @@ class EngineTrial:
         if not sum(float(one[0]) for one in measured):
             return NOBODY
         if strange := [one for one in measured if one[-1]]:
-            why = _too_far("batched", strange)
-            log.warning("engines compared: %s", why)
-            return why
+            return _too_far("batched", strange)
         log.info(
             "engines compared: the updates of two clients side by side and alone differ by %.1g of their length",
             _largest(measured),

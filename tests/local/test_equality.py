@@ -246,9 +246,14 @@ def padded_texts() -> fedmpi.ClientArrays:
     return fedmpi.ClientArrays(x, y, owner, test=(x[:50], y[:50]), task="text")
 
 
-def run(engine: str, folder: Path) -> fedmpi.Run:
-    settings = {"rounds": 2, "participation.count": 10, "logging.tensorboard": False, "local.engine": engine}
-    return fedmpi.run("fedavg", settings, data=padded_texts(), model=lambda description: Padded(), out=folder)
+def run(engine: str, folder: Path, rounds: int = 2, resume: bool = False) -> fedmpi.Run:
+    settings = {"rounds": rounds, "participation.count": 10, "logging.tensorboard": False, "local.engine": engine}
+    return fedmpi.run("fedavg", settings, data=padded_texts(), model=made, out=folder, resume=resume)
+
+
+def made(description: object) -> nn.Module:
+    torch.manual_seed(0)
+    return Padded()
 
 
 def test_a_form_that_forgets_the_padding_trains_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +269,15 @@ def test_a_form_that_forgets_the_padding_trains_no_run(tmp_path: Path, monkeypat
 def test_a_run_with_the_engine_named_says_how_far_the_engines_lie_apart(tmp_path: Path) -> None:
     assert run_log(run("batched", tmp_path / "run")).count(COMPARED) == 1
     assert COMPARED not in run_log(run("sequential", tmp_path / "other"))
+
+
+def test_a_resumed_run_compares_anew_and_ends_with_the_weights_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    whole = run("batched", tmp_path / "whole", rounds=3)
+    run("batched", tmp_path / "run", rounds=2)
+    more = run("batched", tmp_path / "run", rounds=3, resume=True)
+    assert run_log(more).count(COMPARED) == 2
+    for mine, theirs in zip(more.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def run_log(found: fedmpi.Run) -> str:
