@@ -1,4 +1,7 @@
-"""One engine for all ranks: chosen by a trial on real clients, remembered in the run folder for a resumed run."""
+"""One engine for all ranks: chosen by a trial on real clients, remembered in the run folder for a resumed run.
+
+Clients are trained side by side only where a process has seen that two of them get the sequential engine's updates.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,30 @@ from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
+from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.files import read_plain, write_whole, writing
-from fedmpi.local.engines import CompositeEngine, LocalEngine
+from fedmpi.local.engines import CompositeEngine, LocalEngine, SingleEngine
+from fedmpi.local.equality import MOST_APART, Apart, diverges
 from fedmpi.local.work import ClientTask, LocalRule
 
 log = logging.getLogger("fedmpi")
 
-MOST_APART = 1e-3
-"""Relative difference of two engines' updates after a few steps that is looked into: whether rounding explains it."""
+NOBODY = "nobody"
+"""Instead of a verdict: no rank had a client to compare."""
 
 
 class EngineTrial:
-    """Decides between the candidates of a `CompositeEngine`, on all ranks alike.
+    """Decides between the candidates of a `CompositeEngine`, on all ranks alike, and tries the batched engine once.
 
     Every rank times the candidates on some of its own clients, and compares what a few steps of two clients give;
-    rank 0 adds the times up and tells the quicker one.
+    rank 0 adds the times up and tells the quicker one. Where the batched engine is named by the user, or was chosen
+    before the run was resumed, it is compared alone.
 
     Parameters
     ----------
     cluster : Cluster
     engine : LocalEngine
-        Nothing is to be decided unless it is a `CompositeEngine` with candidates.
+        Nothing is to be decided unless it is a `CompositeEngine` with candidates, or trains side by side.
     largest : int
         Samples of the largest client: where even this one is merged, nothing is to be decided either.
     """
@@ -43,6 +49,7 @@ class EngineTrial:
         self.engine = engine
         self.largest = largest
         self._path: Path | None = None
+        self._unproven = self._beside
 
     @property
     def open(self) -> bool:
@@ -62,13 +69,21 @@ class EngineTrial:
         self._path = folder / "engine.json" if folder is not None else None
         known = self._read() if self.cluster.is_server else ""
         self._settle(known, "as in this run so far")
+        self._unproven = self._beside
 
     def due(self, rule: LocalRule, total: Accumulator) -> bool:
-        """Whether a trial is to be held in this round; the same on all ranks."""
-        engine = self.engine
-        if not isinstance(engine, CompositeEngine) or not engine.candidates:
+        """Whether a trial, or a comparison, is to be held in this round; the same on all ranks."""
+        if not (self.open or self._unproven):
             return False
-        return not engine.merges_rows(rule, self.largest, total)
+        return not isinstance(self.engine, CompositeEngine) or not self.engine.merges_rows(rule, self.largest, total)
+
+    @property
+    def _beside(self) -> bool:
+        """Whether it is decided that clients are trained side by side."""
+        engine = self.engine
+        if isinstance(engine, CompositeEngine):
+            return not engine.candidates and engine.beside is not engine.sequential
+        return isinstance(engine, SingleEngine) and engine.beside is not None
 
     def decide(
         self, tasks: Sequence[ClientTask], model: Tensor, rule: LocalRule, round: int, total: Accumulator
@@ -81,11 +96,14 @@ class EngineTrial:
             This rank's work, as for `Engine.train`.
         """
         engine = self.engine
+        assert isinstance(engine, CompositeEngine | SingleEngine)
+        if not self.open:
+            self._prove(engine, tasks, model, rule, round, total)
+            return
         assert isinstance(engine, CompositeEngine)
         work = tasks, model, rule, round, total
-        apart = engine.compare_candidates(*work)
-        strange = not apart <= MOST_APART and not engine.apart_by_rounding(apart, *work)
-        measured = self.cluster.gather(np.append(engine.time_candidates(*work), [apart, strange]))
+        found = engine.compare(*work)
+        measured = self.cluster.gather(np.append(engine.time_candidates(*work), [found.apart, not found.by_rounding]))
         self._settle(*self._quickest(engine.candidates, measured) if measured is not None else ("", ""))
 
     def _quickest(self, candidates: Sequence[str], measured: list[np.ndarray]) -> tuple[str, str]:
@@ -96,10 +114,7 @@ class EngineTrial:
             return "", ""
         apart = _largest(measured)
         if strange := [one for one in measured if one[-1]]:
-            why = (
-                f"{candidates[1]} differs from it by {_largest(strange):.1g} of an update on two clients, "
-                f"more than {MOST_APART:g} and than a rounding makes of it alone"
-            )
+            why = _too_far(candidates[1], strange)
             log.warning("engine trial: %s from now on: %s", candidates[0], why)
             return candidates[0], why
         by_rounding = f", as {candidates[0]} alone from a model off by a rounding" if apart > MOST_APART else ""
@@ -110,6 +125,59 @@ class EngineTrial:
         log.info("engine trial on %d clients: %s ms a client: %s from now on", clients, figures, quickest)
         self._write(quickest, int(clients), per_client)
         return quickest, f"trial: {figures} ms a client"
+
+    def _prove(
+        self,
+        engine: CompositeEngine | SingleEngine,
+        tasks: Sequence[ClientTask],
+        model: Tensor,
+        rule: LocalRule,
+        round: int,
+        total: Accumulator,
+    ) -> None:
+        """Compare the engine that trains side by side with the sequential one; without clients it is left to a later
+        round.
+
+        Raises
+        ------
+        UserError
+            On all ranks: they differ, and the user named the engine.
+        """
+        try:
+            found = engine.compare(tasks, model, rule, round, total)
+        except ClientFailure as failure:
+            if not diverges(failure):
+                raise
+            found = Apart(0.0, True)
+        measured = self.cluster.gather(np.array([len(tasks), found.apart, not found.by_rounding], np.float64))
+        verdict = self._verdict(measured) if measured is not None else ""
+        (told,) = self.cluster.broadcast([_bytes(verdict)] if self.cluster.is_server else None)
+        verdict = told.tobytes().decode()
+        self._unproven = verdict == NOBODY
+        if verdict in (NOBODY, ""):
+            return
+        if isinstance(engine, CompositeEngine):
+            if self.cluster.is_server:
+                log.warning("engines compared: sequential from now on: %s", verdict)
+            engine.fall_back(verdict)
+            return
+        model_class = type(engine.sequential.model.module).__name__
+        raise UserError(
+            f'local.engine = "{engine.name}" does not train {model_class} as it is trained alone: in round {round} '
+            f'{verdict}; choose "auto" or "sequential"'
+        )
+
+    def _verdict(self, measured: list[np.ndarray]) -> str:
+        """Why clients may not be trained side by side; "" if they may, NOBODY where no rank had one to compare."""
+        if not sum(float(one[0]) for one in measured):
+            return NOBODY
+        if strange := [one for one in measured if one[-1]]:
+            return _too_far("batched", strange)
+        log.info(
+            "engines compared: the updates of two clients side by side and alone differ by %.1g of their length",
+            _largest(measured),
+        )
+        return ""
 
     def _settle(self, name: str, why: str) -> None:
         """Tell all ranks rank 0's choice; an empty name leaves it open."""
@@ -138,6 +206,14 @@ class EngineTrial:
         content = {"engine": name, "trial_clients": clients, "milliseconds_per_client": milliseconds}
         with writing(self._path.parent):
             write_whole(self._path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _too_far(name: str, measured: list[np.ndarray]) -> str:
+    """That an engine differs from the sequential one."""
+    return (
+        f"{name} differs from sequential by {_largest(measured):.1g} of an update on two clients, "
+        f"more than {MOST_APART:g} and than a rounding makes of it alone"
+    )
 
 
 def _largest(measured: list[np.ndarray]) -> float:

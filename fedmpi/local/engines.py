@@ -15,13 +15,14 @@ from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config.choices import chosen
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.equality import Apart, difference
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.optimizers import AdamState
 from fedmpi.local.schedule import needs_order, step_count
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import Observed, differ_by_rounding, relative_difference, time_engines
+from fedmpi.local.timing import Observed, time_engines
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, Engine, LocalRule, Observer, WorkReport
 from fedmpi.models.flat import FlatModel
@@ -105,32 +106,27 @@ class CompositeEngine:
         others = self._split(tasks, rule, total)[1]
         return time_engines((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
 
-    def compare_candidates(
-        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> float:
-        """How far the `candidates` lie apart on some of these tasks; see `relative_difference`."""
-        assert self.rival is not None
-        others = self._split(tasks, rule, total)[1]
-        return relative_difference((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
+    @property
+    def beside(self) -> Observed:
+        """What trains, or could train, the clients that are not merged; its updates are those of `sequential`."""
+        return self.rival or self.rest
 
-    def apart_by_rounding(
-        self,
-        apart: float,
-        tasks: Sequence[ClientTask],
-        start: Tensor,
-        rule: LocalRule,
-        round: int,
-        total: Accumulator,
-    ) -> bool:
-        """Whether rounding explains that the `candidates` lie so far apart on these tasks; see `differ_by_rounding`."""
+    def compare(
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> Apart:
+        """How far the sequential engine and `beside` lie apart on some of these tasks; see `difference`."""
         others = self._split(tasks, rule, total)[1]
-        return differ_by_rounding(apart, self.rest, others, start, rule, round, self.merged.source.sizes)
+        return difference((self.sequential, self.beside), others, start, rule, round, self.merged.source)
 
     def settle(self, name: str, why: str) -> None:
         """Leave what is not merged to this one of the `candidates`."""
         if self.rival is not None and name == self.rival.name:
             self.rest = self.rival
         self.rival, self.why_rest = None, why
+
+    def fall_back(self, why: str) -> None:
+        """Leave what is not merged to the sequential engine."""
+        self.rest, self.rival, self.why_rest = self.sequential, None, why
 
     def train(
         self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
@@ -202,6 +198,18 @@ class SingleEngine:
     def description(self) -> str:
         """That the user named this engine."""
         return f'{self.name}: as local.engine = "{self.name}" says'
+
+    @property
+    def beside(self) -> Observed | None:
+        """The engine where it is the batched one, whose updates must be those of `sequential`."""
+        return self.engine if isinstance(self.engine, BatchedEngine) else None
+
+    def compare(
+        self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
+    ) -> Apart:
+        """How far the sequential engine and `beside` lie apart on some of these tasks; see `difference`."""
+        assert self.beside is not None
+        return difference((self.sequential, self.beside), tasks, start, rule, round, self.sequential.source)
 
     def train(
         self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator

@@ -317,6 +317,19 @@ def squashed_images() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), *layers, nn.Linear(300, 5))
 
 
+class Dropping(nn.Module):
+    """torch's own transformer layer with its dropout, but for that on the shares of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.Embedding(60, 8, padding_idx=0), nn.Linear(8, CLASSES)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+        self.layer.self_attn.dropout = 0.0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc(self.layer(self.words(tokens)).mean(1))
+
+
 MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "lenet": (IMAGES, LeNet),
     "classic": (COLOURED, Classic),
@@ -338,4 +351,5 @@ MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "peaks": (TEXTS, Peaks),
     "encoder": (TEXTS, Encoder),
     "doubled": (TEXTS, Doubled),
+    "dropping": (TEXTS, Dropping),
 }

@@ -282,7 +282,8 @@ def scale() -> nn.Parameter:
 
 
 CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
-    "no gradient": (IMAGES, one(unlearned), False),
+    "no gradient": (IMAGES, one(unlearned), True),
+    "a gate without a gradient": (IMAGES, lambda: Gated(), True),
     "a gradient of one's own": (IMAGES, one(leaky), False),
     "hooks of a parameter": (IMAGES, hooked, False),
     "another forward": (IMAGES, patched, False),
@@ -314,7 +315,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
     "counted": (IMAGES, one(counted, shift=shift), False),
     "row numbers": (IMAGES, one(row_numbers), True),
     "detached": (IMAGES, one(detached, scale=scale), True),
-    "scalars": (IMAGES, one(scalars, scale=scale, shift=shift), False),
+    "scalars": (IMAGES, one(scalars, scale=scale, shift=shift), True),
     "tied": (IMAGES, one(tied), True),
     "computed again": (IMAGES, one(again), True),
     "relu, sigmoid": (IMAGES, layers(nn.ReLU(), nn.Sigmoid()), True),
@@ -363,5 +364,6 @@ def test_numbers_of_clients_and_rows_are_not_taken_for_one_another(name: str, si
     assert apart[1] < 1e-12
 
 
-def test_a_small_part_that_is_not_trained_alone_is_not_trained_side_by_side():
+def test_a_small_part_that_is_not_trained_alone_is_not_trained_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "is_grad_enabled", lambda: True)  # torch.no_grad() is not noticed
     assert "does not train alone" in str(why_not_side_by_side(FlatModel(Gated()), IMAGES))

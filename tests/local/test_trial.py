@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.config import Config
-from fedmpi.local import engine_trial
+from fedmpi.local import equality
 from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
@@ -181,7 +181,7 @@ def test_an_engine_that_gives_other_updates_is_not_taken_however_quick(clock: Cl
     held.engine.rival = Astray("batched", clock, 1e-9)
     decide(source, held)
     assert held.engine.rest.name == "sequential"
-    assert "batched differs from it by" in held.engine.description
+    assert "batched differs from sequential by" in held.engine.description
     assert "batched differs" in caplog.text
 
 
@@ -267,12 +267,12 @@ def test_differences_that_one_engine_alone_makes_of_a_rounding_are_no_fault(
     before = model.initial.clone()
     given = tasks_of(source), model.initial, RULE, 0, source.sizes
     apart = relative_difference((engine.sequential, engine.rival), *given)
-    assert (apart > engine_trial.MOST_APART) == (wide > 0 or off > ROUNDING), apart
+    assert (apart > equality.MOST_APART) == (wide > 0 or off > ROUNDING), apart
     total = FloatSum(np.zeros(model.size, np.float32))
     with caplog.at_level("INFO", "fedmpi"):
         EngineTrial(Cluster.connect(), engine, max(SIZES)).decide(tasks_of(source), model.initial, RULE, 0, total)
     assert not engine.candidates and not total.tensor.any() and torch.equal(model.initial, before)
-    assert ("batched differs from it by" in caplog.text) is not taken
+    assert ("batched differs from sequential by" in caplog.text) is not taken
     assert ("alone from a model off by a rounding" in caplog.text) is (taken and wide > 0)
     if not taken:
         assert engine.rest is engine.sequential

@@ -8,6 +8,7 @@ its own goes through `torch.vmap`.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -102,10 +103,16 @@ def linear(layer: nn.Linear, weights: Mapping[str, Weight], x: Tensor) -> Tensor
 
 def _scaled(x: Tensor, weights: Mapping[str, Weight], shape: tuple[int, ...]) -> Tensor:
     """x · weight + bias, with the parameters as `shape`."""
-    weight, bias = weights.get("weight"), weights.get("bias")
+    weight, bias = (weights[name].value if name in weights else None for name in ("weight", "bias"))
+    return _moved(x, weight, bias, shape)
+
+
+def _moved(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     if weight is not None and bias is not None:
-        return torch.addcmul(bias.value.view(shape), x, weight.value.view(shape))
-    return x if weight is None else x * weight.value.view(shape)
+        return torch.addcmul(bias.reshape(shape), x, weight.reshape(shape))
+    if bias is not None:
+        return x + bias.reshape(shape)
+    return x if weight is None else x * weight.reshape(shape)
 
 
 def _by_channel(x: Tensor) -> tuple[int, ...]:
@@ -191,13 +198,27 @@ def rms_norm(layer: nn.RMSNorm, weights: Mapping[str, Weight], x: Tensor) -> Ten
 
 @built_in(nn.Embedding)
 def embedding(layer: nn.Embedding, weights: Mapping[str, Weight], ids: Tensor) -> Tensor:
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
+    _need_rows(layer.max_norm, layer.scale_grad_by_freq)
+    return _looked_up(ids, weights["weight"].value, layer.padding_idx)
+
+
+@built_in(nn.EmbeddingBag)
+def embedding_bag(layer: nn.EmbeddingBag, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
+    _need_rows(layer.max_norm, layer.scale_grad_by_freq)
+    return mapped_layer(layer, weights, *inputs, **named)
+
+
+def _need_rows(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    """Refuse what changes the vectors that are looked up, or weighs their gradients by how often they are."""
+    if max_norm is not None or scale_grad_by_freq:
         raise NotStackable("Embedding with max_norm or scale_grad_by_freq")
+
+
+def _looked_up(ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
+    """Rows of every client's own table (k, words, …); `padding` gets no gradient."""
     client = torch.arange(len(ids), device=ids.device).view(-1, *[1] * (ids.dim() - 1))
-    found = weights["weight"].value[client, ids.long()]
-    if layer.padding_idx is None:
-        return found
-    return torch.where((ids == layer.padding_idx).unsqueeze(-1), found.detach(), found)
+    found = table[client, ids.long()]
+    return found if padding is None else torch.where((ids == padding).unsqueeze(-1), found.detach(), found)
 
 
 def mapped_layer(layer: nn.Module, weights: Mapping[str, Weight], *inputs: Any, **named: Any) -> Any:
@@ -236,7 +257,58 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y.view(*x.shape[:-1], weight.shape[1])
 
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {functional.linear: dense}
+def look_up(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """functional.embedding of every client: under `torch.vmap` padding would get a gradient."""
+    _need_rows(max_norm, scale_grad_by_freq)
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[1]
+    return _looked_up(input, weight, padding_idx)
+
+
+def look_up_rows(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    """torch.embedding of every client, where -1 is no padding."""
+    _need_rows(None, scale_grad_by_freq)
+    return _looked_up(indices, weight, None if padding_idx < 0 else padding_idx)
+
+
+def bags(input: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Any:
+    """functional.embedding_bag of every client."""
+    given = inspect.signature(functional.embedding_bag).bind(input, weight, *rest, **named).arguments
+    _need_rows(given.get("max_norm"), given.get("scale_grad_by_freq", False))
+    return mapped(functional.embedding_bag, input, weight, *rest, **named)
+
+
+def normed_groups(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """functional.group_norm and torch.group_norm of every client."""
+    normed = functional.group_norm(input.flatten(0, 1), num_groups, eps=eps)
+    return _moved(torch.unflatten(normed, 0, input.shape[:2]), weight, bias, _by_channel(input))
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    functional.linear: dense,
+    functional.embedding: look_up,
+    torch.embedding: look_up_rows,
+    functional.embedding_bag: bags,
+    functional.group_norm: normed_groups,
+    torch.group_norm: normed_groups,
+}
 """Functions of parameters that have a form: the same, with (k, …) everywhere."""
 
 ELEMENT_BY_ELEMENT: dict[Any, Callable[..., Any]] = {

@@ -140,11 +140,16 @@ def to_clients(x: Tensor, along: Along, clients: int) -> Tensor:
 
 def from_clients(y: Any, along: Any) -> Any:
     """The reverse of `to_clients`, of a tensor or a tuple of them; what does not depend on samples stays."""
-    if along is None:
+    if free(along):
         return y
     if isinstance(along, Along):
         return y.flatten(0, 1) if along.axis == 0 else y.movedim(0, along.axis).flatten(along.axis, along.axis + 1)
     return tuple(from_clients(part, one) for part, one in zip(y, along, strict=True))
+
+
+def free(along: Any) -> bool:
+    """Whether a value, or every one of a tuple's, does not depend on the samples."""
+    return all(map(free, along)) if isinstance(along, tuple) else along is None
 
 
 class Call:

@@ -160,8 +160,10 @@ class _Held:
 
 
 def _need_plain(layer: nn.LSTM | nn.GRU, x: Tensor) -> None:
-    if layer.dropout and layer.num_layers > 1 or getattr(layer, "proj_size", 0):
-        raise NotStackable(f"{type(layer).__name__} with dropout between its layers or projections")
+    if layer.dropout and layer.num_layers > 1:
+        raise NotStackable(f"{type(layer).__name__} with dropout between its layers")
+    if layer.proj_size:
+        raise NotStackable(f"{type(layer).__name__} with proj_size: its states are projected in every step of time")
     if x.dim() != 4:
         raise NotStackable(f"{type(layer).__name__} of sequences without samples")
 

@@ -33,6 +33,8 @@ SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "is_floating_point", "is_
 SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "requires_grad", "is_nested"}
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn", "randint")
 AUGMENTED = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"}
+FLAT_WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
+"""What torch's recurrent layers make of their parameters again when these are others than in the call before."""
 DROPOUTS = (ClientDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
@@ -122,7 +124,7 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     was_training = module.training
     module.train()
     try:
-        with torch.no_grad(), kept_generators(), _undone(module), _factories(tracer):
+        with torch.enable_grad(), kept_generators(), _undone(module), _factories(tracer), _own_gradients_refused():
             before = generator_states()
             graph = tracer.trace(module)
             if drawn := drawn_from(before):
@@ -145,9 +147,21 @@ def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tenso
     generator = np.random.Generator(np.random.Philox(rows))
     shape = (rows, *description.feature_shape)
     if description.task == "text":
-        tokens = generator.integers(0, max(description.vocabulary, 1), shape, dtype=np.int32)
-        return torch.from_numpy(tokens).to(parameter.device)
+        return torch.from_numpy(_texts(generator, max(description.vocabulary, 1), shape)).to(parameter.device)
     return torch.from_numpy(generator.standard_normal(shape)).to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _texts(generator: np.random.Generator, words: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Token ids as texts have them, where what is done about padding or about a word's number shows: from the second
+    text on the end is padding (0); half of the others are one of few, those that mostly stand for padding among them.
+    """
+    tokens = generator.integers(0, words, shape, dtype=np.int32)
+    few = np.array([0, 1, 2, 3, words - 1], np.int32) % words
+    tokens = np.where(generator.random(shape) < 0.5, few[generator.integers(0, len(few), shape)], tokens)
+    tokens[..., 0] = generator.integers(min(1, words - 1), words, shape[:-1])
+    for row in range(1, len(tokens)):
+        tokens[row, ..., max(1, tokens.shape[-1] // (row + 1)) :] = 0
+    return tokens
 
 
 class _Tracer(fx.Tracer):
@@ -190,6 +204,8 @@ class _Tracer(fx.Tracer):
         one, other = (self._value(kind, target, args, kwargs, which) for which in (0, 1))
         self.examples[proxy.node] = one, other
         shape = target is getattr and args[1] in SHAPE_ATTRIBUTES or kind == "call_method" and target in SHAPE_METHODS
+        if kind.startswith("call_") and target != "detach" and isinstance(one, Tensor) and not torch.is_grad_enabled():
+            return proxy.detach()  # within torch.no_grad()
         return self._known(proxy, args[0], one, other) if shape else proxy
 
     def _known(self, proxy: fx.Proxy, of: fx.Proxy, one: Any, other: Any) -> Any:
@@ -212,20 +228,23 @@ class _Tracer(fx.Tracer):
         args, kwargs = map_aggregate(args, value), map_aggregate(kwargs, value)
         self.trying, before = True, self._generators()
         try:
-            if kind == "get_attr":
-                found = operator.attrgetter(target)(self.root)
-            elif kind == "call_function":
-                found = target(*args, **kwargs)
-            elif kind == "call_method":
-                found = getattr(args[0], target)(*args[1:], **kwargs)
-            else:
-                part = self.root.get_submodule(target)
-                found = args[0] if isinstance(part, DROPOUTS) else part(*args, **kwargs)
+            with torch.no_grad():
+                found = self._found(kind, target, args, kwargs)
         finally:
             self.trying = False
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
             raise NotStackable(f"{_line()}: {named(kind, target, self.root)} draws from torch's own generator")
         return found
+
+    def _found(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        if kind == "get_attr":
+            return operator.attrgetter(target)(self.root)
+        if kind == "call_function":
+            return target(*args, **kwargs)
+        if kind == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        part = self.root.get_submodule(target)
+        return args[0] if isinstance(part, DROPOUTS) else part(*args, **kwargs)
 
     def _generators(self) -> list[Tensor]:
         """The states of torch's own generators."""
@@ -314,7 +333,8 @@ def _undone(module: nn.Module) -> Iterator[None]:
             now = part.__dict__
             for name in [name for name in now if name.startswith("_tensor_constant") and name not in held]:
                 del now[name]  # where torch.fx puts tensors that the forward pass makes
-            if now.keys() != held.keys() or any(now[key] is not held[key] for key in held):
+            mine = now.keys() - FLAT_WEIGHTS if isinstance(part, nn.RNNBase) else now.keys()
+            if now.keys() != held.keys() or any(now[key] is not held[key] for key in mine):
                 changed = changed or type(part).__name__
                 now.clear()
                 now.update(held)
@@ -342,6 +362,24 @@ def _factories(tracer: _Tracer) -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(torch, name, original)
+
+
+@contextmanager
+def _own_gradients_refused() -> Iterator[None]:
+    """Within: a torch.autograd.Function of somebody's own raises, since following it would lose its backward pass."""
+    base: Any = torch.autograd.Function
+    original = base.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch.") and any(isinstance(one, fx.Proxy) for one in args):
+            raise NotStackable(f"{_line()}: {cls.__name__} has a backward pass of its own")
+        return original.__func__(cls, *args, **kwargs)
+
+    base.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        base.apply = original
 
 
 def in_place(node: fx.Node) -> bool:

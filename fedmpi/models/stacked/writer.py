@@ -23,7 +23,7 @@ from fedmpi.models.stacked.forms import (
     mapped_layer,
     separately,
 )
-from fedmpi.models.stacked.graph import CLIENT, NUMBER, SHARED, Broadcast, Call, GraphLayer, GraphOp
+from fedmpi.models.stacked.graph import CLIENT, NUMBER, SHARED, Broadcast, Call, GraphLayer, GraphOp, free
 from fedmpi.models.stacked.overwritten import gives_its_own, overwriting
 from fedmpi.models.stacked.peaks import highest
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
@@ -307,9 +307,11 @@ class Writer:
             inputs[given] = SHARED if kind is None else kind
         if _unclear(along):
             raise self.refuse(node, "gives values whose axis of samples is not clear")
+        if _mixed(self.traced.examples[node][0], along):
+            raise self.refuse(node, "gives values of samples beside others of parameters alone")
         names = [f"o_{one.name}" if kind == NUMBER else self._name(one) for one, kind in inputs.items()]
         call = self._held(Call(function, node, inputs, along, joined))
-        self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if along is None else None)
+        self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if free(along) else None)
 
 
 def _aside(part: nn.Module) -> nn.Module:
@@ -325,3 +327,11 @@ def _unclear(along: Any) -> bool:
     if isinstance(along, tuple):
         return any(map(_unclear, along))
     return isinstance(along, Along) and along.axis < 0
+
+
+def _mixed(value: Any, along: Any) -> bool:
+    """Whether a tuple holds tensors that depend on the samples and such that do not."""
+    if not isinstance(along, tuple) or free(along):
+        return False
+    pairs = list(zip(value, along, strict=True))
+    return any(isinstance(one, Tensor) and free(place) or _mixed(one, place) for one, place in pairs)
