@@ -52,6 +52,16 @@ class PowerOfChoice:
         return Cohort(np.argsort(-loss, kind="stable")[: view.count])
 
 
+@client_sampler(measures=("seconds", "update_norm", "loss"))
+class OnTrial:
+    def candidates(self, view):
+        return view.generator.choice(view.available, min(9, len(view.available)), replace=False)
+
+    def draw(self, view):
+        gain = view.fresh("update_norm") / view.fresh("seconds") + view.fresh("loss")
+        return Cohort(np.argsort(-np.nan_to_num(gain, nan=-1.0), kind="stable")[: view.count])
+
+
 @client_sampler(needs=("loss", "accuracy", "update_norm", "gradient_norm", "seconds"))
 def looks_at_all(view) -> Cohort:
     score = np.zeros(len(view.sizes))
@@ -296,6 +306,7 @@ def test_options_of_ones_own_are_keys_beside_the_choice(here: Path) -> None:
         (["participation.cuont=3"], r"unknown key participation\.cuont in .*; did you mean participation\.count\?"),
         (["participation.clients=mine:loud"], "did you mean 'loudest'"),
         (["participation.clients=unifrom"], "participation.clients = 'unifrom' is unknown: did you mean 'uniform'"),
+        (["participation.clients=mine:OnTrial"], 'mine:OnTrial" draws by the seconds .* system.clock = true'),
         (["participation.clients=mine:looks_at_all"], 'mine:looks_at_all" draws by the seconds .* system.clock = true'),
         (
             ["privacy.clip_norm=1", "privacy.noise_multiplier=1", "aggregation.weights=uniform"],
