@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi import PartFailure, UserError
 from fedmpi.clients.availability import PHASES, Availability, available_clients, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmpi import UserError
 from fedmpi.clients.view import View
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
 from fedmpi.data.opening import open_store
@@ -343,7 +343,7 @@ def test_another_source_is_refused_on_resume_with_the_file_named(tmp_path: Path)
     settings += ["data.shards=digits:clients=8", "logging.tensorboard=false", "checkpoint.every=1"]
     program = (
         "import sys; from pathlib import Path; from tests.end_to_end.in_process import run_into\n"
-        "from fedmpi.common.errors import UserError\n"
+        "from fedmpi import UserError\n"
         f"run_into(Path('run'), *{settings!r}, stop_after=1)\n"
         "Path('mine.py').write_text(Path('mine.py').read_text() + '# changed')\n"
         f"try: run_into(Path('run'), *{settings!r}, resume=True)\n"

@@ -11,17 +11,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from fedmpi import Cohort, PartFailure, UserError, client_sampler, parts
 from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
-from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.urns import clustered_by_size
 from fedmpi.clients.view import View, asked
 from fedmpi.cluster import Cluster
-from fedmpi.common.decorators import client_sampler
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import parts, resolve
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.rounds.inquiry import Inquiry
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.config.checks import weighs_twice
 

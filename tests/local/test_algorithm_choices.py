@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, PartFailure, UserError, client_sampler
 from fedmpi.clients.view import View
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.config import config_toml, load_config
 from fedmpi.rounds.round_record import announce
 from tests.end_to_end.in_process import run
