@@ -8,8 +8,8 @@ import time
 
 import torch
 
+from fedmpi import UserError
 from fedmpi.cluster.resources import choose_device
-from fedmpi.common.errors import UserError
 
 CPU = torch.device("cpu")
 

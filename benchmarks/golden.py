@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedmpi.config.presets import Preset, presets
+from fedmpi import presets
+from fedmpi.config.presets import Preset
 
 ROUNDS = 4
 RANKS = (1, 3)

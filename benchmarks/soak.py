@@ -20,8 +20,9 @@ import numpy as np
 import psutil
 
 import fedmpi
+from fedmpi import Config
 from fedmpi.cluster import Cluster
-from fedmpi.config import Config, load_config
+from fedmpi.config import load_config
 from fedmpi.process.guard import run_guarded
 
 SAMPLES = 20

@@ -1,12 +1,13 @@
 """The built-in partitions and data sets as parts, so that `fedmpi parts` lists them and `fedmpi check` checks them.
 
 Each is a function with the signature that one of the user's own has: (labels, clients, generator, *, options) -> the
-client of every row, and (raw, *, options) -> `RawDataset`.
+client of every row, and (raw, *, options) -> `RawDataset`. A law that goes by more than labels takes what it needs of a
+data set behind the generator, by the names that `partition` has for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -25,8 +26,15 @@ from fedmpi.common.types import Ints
 
 
 def _register_law(name: str, law: Law) -> None:
-    def owners(labels: Ints, clients: int | None, generator: np.random.Generator, **options: Any) -> Ints:
-        drawn = partition(name, labels, int(np.max(labels, initial=0)) + 1, clients, generator, **options)
+    def owners(
+        labels: Ints,
+        clients: int | None,
+        generator: np.random.Generator,
+        known: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Ints:
+        classes = int(np.max(labels, initial=0)) + 1
+        drawn = partition(name, labels, classes, clients, generator, **(known or {}), **options)
         found = np.full(len(labels), -1, np.int64)
         found[drawn.rows] = np.repeat(np.arange(drawn.clients), drawn.sizes)
         return found

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi import client_sampler, server_optimizer
-from fedmpi.common.errors import UserError
+from fedmpi import UserError, client_sampler, parts, presets, server_optimizer
 from fedmpi.common.options import REQUIRED
-from fedmpi.common.registry import KINDS, parts
-from fedmpi.config import build_config, config_toml, key_descriptions, load_config, presets
+from fedmpi.common.registry import KINDS
+from fedmpi.config import build_config, config_toml, key_descriptions, load_config
 from fedmpi.config.choices import options
 from fedmpi.config.layers import remarks, words_about_digits
 from fedmpi.config.loading import given_config

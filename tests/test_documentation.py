@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from fedmpi import presets
 from fedmpi.cli import app
-from fedmpi.config import presets
 from fedmpi.config.keys import all_keys
 from fedmpi.config.layers import assignments
 

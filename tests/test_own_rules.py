@@ -1,21 +1,27 @@
-"""docs/design.md: "Where to put your own", followed as it says; data_prep imports what the page says."""
+"""docs/design.md: "Where to put your own", every bullet followed as it says; data_prep imports what the page says."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.mpi.launch import run_mpi
+import fedmpi
+from data_prep.__main__ import run as data_prep
+from tests.mpi.launch import run_alone, run_mpi
 
 ROOT = Path(__file__).parents[1]
 
 OWN = """
 import numpy as np
-from fedmpi import Cohort, client_sampler, row_rule, weights
+import torch
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, weights
 
 
 @client_sampler
@@ -31,15 +37,135 @@ def every_second(client, *, start: int = 0):
 @weights(per_sample=False, normalised=True)
 def root(cohort, sizes):
     return np.sqrt(sizes[cohort.clients] / sizes.sum())
+
+
+@combiner
+def middle(updates, coefficients):
+    return updates.median(0).values
+
+
+class Halfway(LocalAlgorithm):
+    client_state = ("before",)
+
+    def finish(self, client, server, work):
+        client.before = work.delta
+
+    def correction(self, client, server):
+        return -client.before
+
+
+def squared(outputs, targets):
+    return (outputs.softmax(1) - torch.nn.functional.one_hot(targets, outputs.shape[1])).square().sum(1)
+
+
+def surely_right(outputs, targets):
+    probability, guess = outputs.softmax(1).max(1)
+    return {"surely_right": ((guess == targets) & (probability > 0.5)).sum()}
+
+
+def reader(path):
+    x = np.random.default_rng(5).standard_normal((90, 8)).astype(np.float32)
+    return {"x": x, "y": np.arange(90) % 3}
+
+
+def law(labels, clients, generator):
+    return np.arange(len(labels)) % clients
+
+
+def linear(description, *, bias: bool = True):
+    values = int(np.prod(description.feature_shape))
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(values, description.classes, bias=bias))
 """
+PRESET = """
+rounds = 2
+participation = {clients = "uniform", fraction = 0.4}
+local = {lr = 0.1, epochs = 2}
+
+[about]
+title = "A system of one's own"
+paper = "Nobody 2026, Algorithm 1"
+example = "fedmpi train --set preset=own"
+"""
+CHOSEN: dict[str, dict[str, Any]] = {
+    "A sampler of clients": {"participation.clients": "own:in_turn"},
+    "A rule for samples": {"samples.rule": "own:every_second", "samples.start": 1},
+    "Weights": {"aggregation.weights": "own:root"},
+    "How updates become one": {"aggregation.rule": "own:middle"},
+    "local work with state": {"local.algorithm": "own:Halfway"},
+    "a loss": {"task.loss": "own:squared"},
+    "A metric": {"task.metrics": ["own:surely_right"]},
+    "A model": {"model.name": "own:linear", "model.bias": False},
+}
+"""Keys that choose a part of one's own, by what the guide calls it in bold."""
+PREPARED = {"A data set": "own:reader", "a partition": "own:law"}
+A_PRESET = "A published system"
+SMALL = {"rounds": 3, "participation.count": 3, "evaluation.every": 1}
+DATA = "digits:clients=9,alpha=0.5"
+
+
+def guide() -> str:
+    """The section on where to put one's own, up to its first subsection."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    return page.partition("## Where to put your own\n")[2].partition("\n##")[0]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    return tmp_path
+
+
+def test_everything_that_the_guide_names_is_tried() -> None:
+    assert set(re.findall(r"\*\*([^*`]+)\*\*", " ".join(guide().split()))) == {*CHOSEN, *PREPARED, A_PRESET}
+    assert all(f"`{next(iter(settings))}" in guide() for settings in CHOSEN.values())
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_part_of_ones_own_changes_a_run_by_its_name_alone(name: str, here: Path) -> None:
+    [own, plain] = [fedmpi.run("fedavg", SMALL | settings, data=DATA) for settings in (CHOSEN[name], {})]
+    if name == "A metric":
+        assert 0 < own.records[-1]["test_surely_right"] < own.records[-1]["test_accuracy"]
+    else:
+        assert own.records[-1]["test_loss"] != plain.records[-1]["test_loss"]
+
+
+def test_a_data_set_and_a_partition_of_ones_own_become_shards(here: Path) -> None:
+    assert (
+        data_prep(["own:reader", "--partition", "own:law", "--raw", str(here), "--clients", "4", "--out", "shards"])
+        == 0
+    )
+    done = fedmpi.run("fedavg", SMALL | {"rounds": 1, "data.shards": "shards"})
+    assert (done.summary["clients"], done.records[0]["participants"]) == (4, 3)
+    assert json.loads((here / "shards" / "manifest.json").read_text())["dataset"] == "own:reader"
+
+
+def test_a_file_beside_the_presets_is_a_published_system(here: Path) -> None:
+    package = here / "fedmpi"  # one of whose folders is a copy
+    package.mkdir()
+    for entry in (ROOT / "fedmpi").iterdir():
+        if entry.name != "presets":
+            (package / entry.name).symlink_to(entry)
+    shutil.copytree(ROOT / "fedmpi" / "presets", package / "presets")
+    (package / "presets" / "own.toml").write_text(PRESET)
+    program = (
+        "import fedmpi; print({p.name: p.title for p in fedmpi.presets()}['own'])\n"
+        f"print([r['participants'] for r in fedmpi.run('own', {{'samples.rule': 'all'}}, data='{DATA}').records])"
+    )
+    done = run_alone(["-c", program], cwd=here)
+    assert done.stdout.splitlines() == ["A system of one's own", "[4, 4]"], done.stderr[-2000:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_parts_of_ones_own_run_as_the_guide_says(tmp_path: Path, ranks: int) -> None:
+def test_parts_of_ones_own_run_together_as_the_guide_says(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    settings = ["participation.clients=own:in_turn", "participation.count=3", "samples.rule=own:every_second"]
-    settings += ["aggregation.weights=own:root", "logging.tensorboard=false", "rounds=3", "samples.start=1"]
+    together = [given for name, given in CHOSEN.items() if name != "How updates become one"]
+    chosen = {key: value for given in together for key, value in given.items()}
+    settings = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in chosen.items()]
+    settings += ["participation.count=3", "logging.tensorboard=false", "rounds=3"]
     settings += ["data.shards=digits:clients=9", "server.trains=always", "checkpoint.every=0"]
     command = ["-m", "fedmpi", "train", "--out", str(tmp_path / "run")]
     for setting in settings:
@@ -49,6 +175,7 @@ def test_parts_of_ones_own_run_as_the_guide_says(tmp_path: Path, ranks: int) -> 
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["participants"] for record in records] == [3, 3, 3]
     assert sum(record["samples"] for record in records) == pytest.approx(1442 / 2, abs=9)
+    assert "test_surely_right" in records[-1]
 
 
 def test_the_guide_names_all_that_data_prep_imports_of_fedmpi() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedmpi.config import presets
+from fedmpi import presets
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 

@@ -229,3 +229,14 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from modules
         if len(modules) < len(node.names):
             yield node.module
+
+
+def test_what_has_a_public_name_is_imported_by_it_where_users_read() -> None:
+    wrong = []
+    for folder in ("tests", "benchmarks", "docs"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedmpi."):
+                    inside = [name.name for name in node.names if fedmpi._HOMES.get(name.name) == node.module]
+                    wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: from fedmpi import {name}" for name in inside]
+    assert not wrong

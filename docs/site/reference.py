@@ -17,9 +17,9 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
+from fedmpi import parts
 from fedmpi.cli import app as program
 from fedmpi.common.options import REQUIRED
-from fedmpi.common.registry import parts
 from fedmpi.config import key_descriptions
 
 INCLUDED = {

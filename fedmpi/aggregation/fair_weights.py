@@ -59,7 +59,8 @@ class QFFL:
         How much fairness: 0 counts all alike, larger counts those with a high loss more; at most 100, beyond which
         powers of losses leave the range of floats.
     lipschitz : float, optional
-        L; 1 / lr of the round by default, as in the paper.
+        L; 1 / lr of the round by default, as in the paper, whose clients take steps of SGD: L (w − w_k) then stands for
+        a gradient. With another local optimizer it must be given.
     """
 
     def __init__(

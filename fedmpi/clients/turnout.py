@@ -188,10 +188,19 @@ class CohortDraw:
         self._views = {t: self._view(t, self._present(t), strata)}
         return self.sampler.candidates(self._views[t])
 
-    def tell(self, t: int, measured: Mapping[str, Floats]) -> None:
-        """Give the sampler what was measured of its candidates of round t, float64 (N,) each."""
-        if t in self._views:
-            self._views[t].measured.update(measured)
+    def tell(self, t: int, candidates: Ints, measured: Mapping[str, Floats]) -> None:
+        """Give the sampler what was measured of its candidates (c,) of round t, float64 (N,) each.
+
+        The seconds, until the update of each would arrive, are counted here.
+        """
+        if t not in self._views:
+            return
+        view = self._views[t]
+        view.measured.update(measured)
+        if "seconds" in self.sampler.measures:
+            pool = self.sizes if isinstance(view.present, int) else self.sizes[view.present]
+            view.measured["seconds"] = np.full(len(self.sizes), np.nan)
+            view.measured["seconds"][candidates] = self._seconds(candidates, pool, opening=False)
 
     def _asked(self, t: int, present: Ints | int, strata: Strata | None) -> Cohort:
         if self.opens(t):

@@ -12,13 +12,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Chosen, register
 
 NUMBERS = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
-"""Numbers about clients that the server can keep for a sampler."""
+"""Numbers about clients that the server can keep for a sampler, or have measured of its candidates."""
 
 SERVICES = ("strata", "norms")
 """What else a sampler can need: strata of the clients, or the norms of their gradients."""
 
 MEASURABLE = ("loss", "accuracy", "gradient_norm")
-"""Those that can be measured on the current model before anybody has trained."""
+"""Those that a model and a client's samples make, whether it trains or not."""
 
 
 @overload
@@ -38,8 +38,9 @@ def client_sampler(
         Numbers that the server shall keep of past participations (`NUMBERS`): `view.last(name)`, `view.age(name)`; and
         of `SERVICES`, "strata" or "norms" of the clients' gradients or labels: `view.strata`.
     measures : sequence of str
-        Numbers (`MEASURABLE`) to be measured on the current model: the part is then a class with `candidates(view)`,
-        the clients to measure, and `draw(view)`, which finds them in `view.fresh(name)`.
+        Numbers (`NUMBERS`) to be measured on the current model: the part is then a class with `candidates(view)`, the
+        clients to measure, and `draw(view)`, which finds them in `view.fresh(name)`. For "update_norm" the candidates
+        are trained on trial; "seconds" are those that they would take.
     name : str, optional
         For built-in parts.
 
@@ -49,7 +50,7 @@ def client_sampler(
     a NumPy array or a number: these are kept in checkpoints.
     """
     kept = _names_of_numbers(needs, (*NUMBERS, *SERVICES), "needs")
-    fresh = _names_of_numbers(measures, MEASURABLE, "measures")
+    fresh = _names_of_numbers(measures, NUMBERS, "measures")
     return _decorated("client sampler", chosen, name, needs=kept, measures=fresh)
 
 

@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fedmpi.config.choices import chosen
+from fedmpi.config.choices import chosen, options
 from fedmpi.config.local_algorithm import algorithm_refusals
 from fedmpi.config.task_kinds import task_refusals
 
@@ -22,6 +22,17 @@ def _needs(c: ConfigTables) -> tuple[str, ...]:
     """What the client sampler needs of the server."""
     needs: tuple[str, ...] = chosen(c, "client sampler").marks.get("needs", ())
     return needs
+
+
+def _numbers(c: ConfigTables) -> set[str]:
+    """What the client sampler draws by: numbers of past rounds, and of its candidates in this one."""
+    return {*_needs(c), *_measures(c)}
+
+
+def _measures(c: ConfigTables) -> tuple[str, ...]:
+    """What the client sampler has measured of its candidates."""
+    measures: tuple[str, ...] = chosen(c, "client sampler").marks.get("measures", ())
+    return measures
 
 
 def _strata(c: ConfigTables) -> bool:
@@ -182,12 +193,24 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
             "not tell: switch it off, or choose a built-in rule",
         ),
         (
-            "seconds" in _needs(c) and not _clocked(c),
-            f'participation.clients = "{_sampler(c)}" draws by the seconds of past rounds, which nobody counts: set '
+            "seconds" in _numbers(c) and not _clocked(c),
+            f'participation.clients = "{_sampler(c)}" draws by the seconds of clients, which nobody counts: set '
             "system.clock = true",
         ),
         (
-            "update_norm" in _needs(c) and _mediators(c),
+            "seconds" in _measures(c) and (s.rule == "exact" or s.asked == "participants"),
+            f'participation.clients = "{_sampler(c)}" measures the seconds of its candidates before it draws, but with '
+            f'samples.rule = "{rows}" a client\'s rows, and with them its seconds, depend on who is drawn: set '
+            'samples.rule = "all", or draw by past seconds, needs = ("seconds",)',
+        ),
+        (
+            "update_norm" in _measures(c) and s.rule != "all",
+            f'participation.clients = "{_sampler(c)}" measures the updates of its candidates before it draws, but '
+            f'samples.rule = "{rows}" chooses a client\'s rows only once the participants are known: set '
+            'samples.rule = "all", or draw by past updates, needs = ("update_norm",)',
+        ),
+        (
+            "update_norm" in _numbers(c) and _mediators(c),
             f'participation.clients = "{_sampler(c)}" draws by the norms of the clients\' own updates, which '
             'topology.kind = "mediators" never forms',
         ),
@@ -211,7 +234,7 @@ def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
     judging = f'aggregation.weights = "{weights.name}"'
     lies = f'attack.kind = "{c.attack.kind}"'
     needing = rule if combines else judging if judged else lies if c.attack.kind in ("sign-flip", "noise") else ""
-    own = "each client's own update"
+    own, optimizer = "each client's own update", chosen(c, "local optimizer").name
     return [
         (combines and _mediators(c), f'{rule} needs {own}, which topology.kind = "mediators" never forms'),
         (judged and _mediators(c), f'{judging} needs {own}, which topology.kind = "mediators" never forms'),
@@ -235,6 +258,11 @@ def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
         (
             combines and judged,
             f"{judging} divides a sum by what it learns from the updates, and {rule} forms no sum: choose one of them",
+        ),
+        (
+            weights.name == "q-ffl" and optimizer != "sgd" and options(c, "weights").get("lipschitz") is None,
+            f"{judging} takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or aggregation.lipschitz',
         ),
         (
             judged and c.logging.diagnostics,

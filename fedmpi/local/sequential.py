@@ -95,15 +95,19 @@ class SequentialEngine:
         return report
 
     def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
-        w, client = self._memory.vector.copy_(start), None
-        if self.hooks is not None:
-            with named_client(task.client, self.rank):
-                client = self.hooks.open(task, task_size(task, self.source.sizes))
+        w, client = self._memory.vector.copy_(start), self.hooks_of(task)
         done = self.advance(w, task, rule, round, hooks=client)
         with named_client(task.client, self.rank):
             deliver(task, w.sub_(start), rule, self.observe, total, client, done.steps)
         done.weight = task.coefficient
         return done
+
+    def hooks_of(self, task: ClientTask) -> ClientHooks | None:
+        """A client's hooks for its steps of this round; None for plain ones."""
+        if self.hooks is None:
+            return None
+        with named_client(task.client, self.rank):
+            return self.hooks.open(task, task_size(task, self.source.sizes))
 
     def advance(
         self,

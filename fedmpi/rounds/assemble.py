@@ -181,7 +181,6 @@ class Experiment:
         )
         wanted = Inquiry.measures(cohorts.sampler)
         measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, loss) if wanted else None
-        inquiry = Inquiry(cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer)
         probe = make_probe(config, model, trained_on, streams, cluster.rank)
         groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
         planner = Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes)
@@ -202,6 +201,9 @@ class Experiment:
             observer,
             samples.weight_sizes,
             hooks,
+        )
+        inquiry = Inquiry(
+            cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer, trainer.trial_norms
         )
         return cls(
             config=config,
@@ -243,7 +245,9 @@ class Experiment:
         if self.inquiry.sampler.measures:
             cohorts = self.planner.cohorts
             wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
-            cohorts.tell(t, self.inquiry.candidates(t, model, wanted))
+            measured = self.inquiry.candidates(t, model, wanted)
+            if wanted is not None:
+                cohorts.tell(t, wanted, measured)
 
     def inquire(self, plan: Plan, model: Tensor) -> None:
         """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""

@@ -16,6 +16,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.local.observer import UpdateObserver
 
 Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
+Trial = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
 class Inquiry:
@@ -35,6 +36,9 @@ class Inquiry:
         (round, model (d,), clients (k,), names) -> float64 (k, names); None where nothing is to be measured.
     observer : UpdateObserver or None
         Keeps the norms of this rank's updates, where they are wanted.
+    trial : callable
+        (round, model (d,), all candidates, those of this rank (k,)) -> float64 (k,), the norms of the updates that they
+        would make; collective.
     """
 
     def __init__(
@@ -45,23 +49,27 @@ class Inquiry:
         owned: tuple[int, int],
         measure: Measure | None,
         observer: UpdateObserver | None,
+        trial: Trial,
     ):
         self.cluster, self.sampler, self.numbers, self.owned = cluster, sampler, numbers, owned
-        self.measure, self.observer = measure, observer
+        self.measure, self.observer, self.trial = measure, observer, trial
         self.measured = tuple(name for name in sampler.numbers if name in MEASURABLE)
 
     @staticmethod
     def measures(sampler: ClientSampler) -> bool:
-        """Whether the sampler wants anything measured that training alone does not tell."""
-        return bool(sampler.measures or set(sampler.numbers) & set(MEASURABLE))
+        """Whether the sampler wants anything measured that training and the clock do not tell."""
+        return bool({*sampler.measures, *sampler.numbers} & set(MEASURABLE))
 
     def candidates(self, t: int, model: Tensor, wanted: Ints | None) -> dict[str, Floats]:
         """Numbers of the sampler's candidates (c,) on the current model, float64 (N,) each, NaN for all others.
 
-        A collective call; `wanted` is rank 0's, and so is the result ({} elsewhere).
+        All but the seconds, which rank 0 counts itself. A collective call; `wanted` is rank 0's, and so is the result
+        ({} elsewhere).
         """
         (everybody,) = self.cluster.broadcast([wanted] if wanted is not None else None)
-        names = self.sampler.measures
+        names = tuple(name for name in self.sampler.measures if name != "seconds")
+        if not names:
+            return {}
         gathered = self._gathered(t, model, everybody, names)
         if gathered is None:
             return {}
@@ -98,10 +106,16 @@ class Inquiry:
 
     def _gathered(self, t: int, model: Tensor, clients: Ints, names: Sequence[str]) -> tuple[Ints, Floats] | None:
         """The numbers of sorted clients, each measured by its owner: who (k,) and (k, names) on rank 0."""
-        assert self.measure is not None
         first, last = np.searchsorted(clients, self.owned)
         mine = clients[first:last]
-        table = self.measure(t, model, mine, names)
+        seen = [name for name in names if name in MEASURABLE]
+        columns: dict[str, Floats] = {}
+        if seen:
+            assert self.measure is not None
+            columns |= zip(seen, self.measure(t, model, mine, seen).T, strict=True)
+        if "update_norm" in names:
+            columns["update_norm"] = self.trial(t, model, clients, mine)
+        table = np.stack([columns[name] for name in names], axis=1)
         everybody, tables = self.cluster.gather(mine), self.cluster.gather(table.ravel())
         if everybody is None or tables is None:
             return None

@@ -43,6 +43,12 @@ from fedmpi.samples.rules import used_counts
 log = logging.getLogger("fedmpi")
 
 
+def rate_of(config: Config, t: int) -> float:
+    """The local learning rate of round t."""
+    part = config.local
+    return learning_rate(part.lr_schedule, part.lr, t, config.rounds, every=part.lr_every, factor=part.lr_factor)
+
+
 @dataclass(frozen=True)
 class DataSampling:
     """The probability with which a participant's sample is used, and the size estimate it came from, if any.
@@ -142,7 +148,7 @@ class Planner:
         return replace(plan, coming=following.plan.clients) if following else plan
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:
-        local, clips = self.config.local, self.config.privacy.clip_norm is not None
+        clips = self.config.privacy.clip_norm is not None
         turnout = self.cohorts.draw(t, strata)
         cohort = turnout.cohort
         opening = self.cohorts.opens(t)
@@ -153,9 +159,7 @@ class Planner:
         made = {"strata": len(strata.sizes), "stratum_sizes": strata.sizes.tolist()} if opening and strata else {}
         plan = Plan(
             round=t,
-            lr=learning_rate(
-                local.lr_schedule, local.lr, t, self.config.rounds, every=local.lr_every, factor=local.lr_factor
-            ),
+            lr=rate_of(self.config, t),
             clients=cohort.clients,
             coefficients=self._bounded(cohort, opening) if clips else self._coefficients(weighing, t, cohort),
             per_sample=weighing.per_sample,

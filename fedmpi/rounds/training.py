@@ -12,18 +12,21 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
 from fedmpi.common.calling import during
 from fedmpi.common.plan import Plan
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.on_trial import update_norms
 from fedmpi.local.work import LocalRule, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.rounds.agreement import TakenClients, check_work
 from fedmpi.rounds.homes import Homes
 from fedmpi.rounds.placement import planned_work
+from fedmpi.rounds.server import rate_of
 from fedmpi.rounds.traffic_count import keeps_moments
 from fedmpi.rounds.worker import Worker
 from fedmpi.rounds.workers import Layout
@@ -129,6 +132,27 @@ class Trainer:
             report = self._trained(plan, model, total)
         self.work = self._work(plan, report)
         return report
+
+    def trial_norms(self, round: int, model: Tensor, candidates: Ints, mine: Ints) -> Floats:
+        """Norms of the updates that clients (k,) would make of the model (d,) in a round, float64 (k,); collective.
+
+        Parameters
+        ----------
+        round : int
+        model : Tensor (d,)
+        candidates : int64 (c,)
+            All that are tried, of all ranks: what is kept of them is brought to their owners.
+        mine : int64 (k,)
+            Those of this rank.
+        """
+        if self.hooks is not None:
+            self.hooks.begin(round, model, {})
+        if self.homes is not None:
+            owners = np.searchsorted(self.layout.boundaries, candidates, side="right") - 1
+            self.homes.bring(candidates, self.layout.ranks(owners))
+        rule = self.worker.usual_rule(rate_of(self.config, round))
+        with self.loss.kept_generators(), during(round):
+            return update_norms(self.engine.sequential, mine, model, rule, round)
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the round's work, summed over all ranks, with the plan; see `agreement.check_work`."""

@@ -80,11 +80,16 @@ class Worker:
             rows = {"full": None, "batch": part.batch_size, "sample": 1}[self.config.participation.probe]
             batch = None if rows == "all" else rows
             return LocalRule(lr=plan.lr, epochs=None, steps=1, batch_size=batch, dropout=False)
+        return self.usual_rule(plan.lr)
+
+    def usual_rule(self, lr: float) -> LocalRule:
+        """What every participant does in a round of this rate, unless it is the opening step."""
+        part = self.config.local
         epochs = part.epochs if part.epochs is not None or part.steps is not None else 1
         return LocalRule(
             optimizer="own" if self.own_optimizer else part.optimizer,
             own=self.own_optimizer,
-            lr=plan.lr,
+            lr=lr,
             epochs=epochs,
             steps=part.steps,
             batch_size=None if part.batch_size == "all" else part.batch_size,

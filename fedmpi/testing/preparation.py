@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from data_prep.raw import RawDataset
 
 ROWS, CLASSES, MADE_UP_CLIENTS = 900, 10, 7
-ROWS_A_CLIENT = 100
+ROWS_A_CLIENT, ROWS_A_USER = 100, 20
 SEVERAL = 3
 """Processes that write shards together."""
 SHARD_CLIENTS = 3
@@ -52,9 +52,20 @@ def _rows_and_clients(rows: int) -> tuple[Ints, int]:
 
 
 def _deal(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
-    if needed := subject.part.marks.get("needs"):
-        raise CheckSkipped(f"it goes by {needed}, which only a data set has")
-    return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION))
+    needed = subject.part.marks.get("needs")
+    known = [made_up_facts(needed, len(labels))] if needed else []
+    return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION), *known)
+
+
+def made_up_facts(needed: str, rows: int) -> dict[str, Any]:
+    """What a built-in law needs of a data set beside its labels, by the names of `data_prep.partitions.partition`."""
+    k = np.arange(rows)
+    facts: dict[str, dict[str, Any]] = {
+        "users": {"users": k * 7 % (rows // ROWS_A_USER)},
+        "superclasses": {"superclasses": np.arange(CLASSES) // 2},
+        "attributes": {"attribute_of": lambda name: np.sin(k)},
+    }
+    return facts[needed]
 
 
 def dealt(subject: Subject) -> list[Ints]:
@@ -237,8 +248,11 @@ def prepared_checks(subject: Subject) -> Iterator[Check]:
 def _same_shards(subject: Subject) -> str:
     if (reason := startable(subject.part)) is not None:
         raise CheckSkipped(reason)
-    if needed := subject.part.marks.get("needs"):
-        raise CheckSkipped(f"it goes by {needed}, which only a data set has")
+    needed = subject.part.marks.get("needs")
+    if needed in ("users", "superclasses") and "dataset" not in subject.settings:
+        raise CheckSkipped(
+            f"it goes by {needed}: name a data set that has them, --set dataset=NAME --set raw=PATH, to write shards of"
+        )
     alone, together = _digests(subject, 1), _digests(subject, SEVERAL)
     wrong = sorted(name for name in alone.keys() | together.keys() if alone.get(name) != together.get(name))
     demand(
@@ -263,7 +277,9 @@ def _words(subject: Subject) -> list[str]:
     options = [word for name, value in subject.options.items() for word in (kind.option_key(name), _text(value))]
     if subject.part.kind == "partition":
         clients = str(subject.settings.get("clients", MADE_UP_CLIENTS))
-        return ["digits", "--partition", subject.part.name, "--clients", clients, *options]
+        of = str(subject.settings.get("dataset", "digits"))
+        where = ["--raw", str(Path(subject.settings["raw"]).resolve())] if "raw" in subject.settings else []
+        return [of, *where, "--partition", subject.part.name, "--clients", clients, *options]
     if subject.part.kind in ("feature shift", "label noise"):
         clients = str(MADE_UP_CLIENTS)
         return ["digits", "--partition", "iid", "--clients", clients, kind.key, subject.part.name, *options]

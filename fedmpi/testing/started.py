@@ -203,8 +203,8 @@ def _described(subject: Subject) -> dict[str, Any]:
     """A run as the job reads it."""
     part = subject.part
     settings = {**SMALL, **NEEDED.get(part.kind, {}), **subject.settings}
-    if part.kind == "model" and part.option("hidden") is None:
-        settings.pop("model.hidden")
+    if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
+        settings.pop("model.hidden")  # that of the run's own perceptron
     everyone = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
     if everyone or "participation.fraction" in settings:
         settings.pop("participation.count")

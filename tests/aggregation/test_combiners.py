@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import PartFailure, UserError, combiner
 from fedmpi.aggregation.combiners import Combiner
 from fedmpi.aggregation.dealt import CombinedSum, block_width
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.cluster import Cluster
-from fedmpi.common.decorators import combiner
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 

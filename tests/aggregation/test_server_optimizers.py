@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import PartFailure, UserError, parts, server_optimizer
 from fedmpi.aggregation.server_optimizers import BLOCK, ServerOptimizer
-from fedmpi.common.decorators import server_optimizer
-from fedmpi.common.errors import PartFailure, UserError
-from fedmpi.common.registry import parts, resolve
+from fedmpi.common.registry import resolve
 
 KINDS = [part.name for part in parts("server optimizer")]
 

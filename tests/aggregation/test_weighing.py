@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import Cohort, PartFailure, UserError, weights
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
-from fedmpi.clients.cohort import Cohort, everyone
+from fedmpi.clients.cohort import everyone
 from fedmpi.cluster import Cluster
-from fedmpi.common.decorators import weights
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
 

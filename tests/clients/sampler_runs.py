@@ -39,6 +39,7 @@ SAMPLERS = {
     "clustered-md": ("participation.clients=clustered-md", "aggregation.weights=uniform"),
     "loudest": ("participation.clients=mine:loudest", "participation.keep=0.7"),
     "foreign power of choice": ("participation.clients=mine:PowerOfChoice", "participation.candidates=8"),
+    "on trial": ("participation.clients=mine:OnTrial", "local.algorithm=scaffold"),
     "numbers": ("participation.clients=mine:looks_at_all",),
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedmpi import PartFailure, UserError
 from fedmpi.clients.availability import PHASES, Availability, available_clients, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
@@ -57,7 +57,7 @@ def test_candidates_are_measured_among_those_of_their_own_round() -> None:
         assert len(asked) == 9 and np.isin(asked, available_clients(law, STREAMS, t, 40)).all()
         losses = np.full(40, np.nan)
         losses[asked] = np.arange(9)
-        draw.tell(t, {"loss": losses})
+        draw.tell(t, np.arange(len(losses)), {"loss": losses})
         assert draw.draw(t, None).cohort.clients.tolist() == asked[-3:].tolist()
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from fedmpi import UserError
 from fedmpi.clients import clustering
 from fedmpi.clients.clustering import kmeans, optics
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
+from fedmpi import UserError
 from fedmpi.clients.gradient_codes import CELLS, compress, norms, restore
-from fedmpi.common.errors import UserError
 
 LAWS = ["normal", "heavy-tailed", "mostly zero", "far from zero", "two scales"]
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedmpi import UserError
 from fedmpi.clients.draws import (
     draw_by_norm,
     importance,
@@ -17,7 +18,6 @@ from fedmpi.clients.draws import (
     sequential_inclusion,
     systematic,
 )
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 
 NORMS = np.array([0.5, 3.0, 1.0, 2.0, 1.5])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
+from fedmpi import UserError
 from fedmpi.clients.features import (
     Features,
     gradient_features,
@@ -18,7 +19,6 @@ from fedmpi.clients.features import (
 from fedmpi.clients.gradient_codes import compress, restore
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 

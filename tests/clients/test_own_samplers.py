@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedmpi import UserError
 from fedmpi.clients.view import View
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import build_config, config_toml, load_config
 from fedmpi.data.opening import open_store
@@ -50,6 +50,16 @@ class PowerOfChoice:
     def draw(self, view):
         loss = np.nan_to_num(view.fresh("loss"), nan=-1.0)
         return Cohort(np.argsort(-loss, kind="stable")[: view.count])
+
+
+@client_sampler(measures=("seconds", "update_norm", "loss"))
+class OnTrial:
+    def candidates(self, view):
+        return view.generator.choice(view.available, min(9, len(view.available)), replace=False)
+
+    def draw(self, view):
+        gain = view.fresh("update_norm") / view.fresh("seconds") + view.fresh("loss")
+        return Cohort(np.argsort(-np.nan_to_num(gain, nan=-1.0), kind="stable")[: view.count])
 
 
 @client_sampler(needs=("loss", "accuracy", "update_norm", "gradient_norm", "seconds"))
@@ -296,6 +306,7 @@ def test_options_of_ones_own_are_keys_beside_the_choice(here: Path) -> None:
         (["participation.cuont=3"], r"unknown key participation\.cuont in .*; did you mean participation\.count\?"),
         (["participation.clients=mine:loud"], "did you mean 'loudest'"),
         (["participation.clients=unifrom"], "participation.clients = 'unifrom' is unknown: did you mean 'uniform'"),
+        (["participation.clients=mine:OnTrial"], 'mine:OnTrial" draws by the seconds .* system.clock = true'),
         (["participation.clients=mine:looks_at_all"], 'mine:looks_at_all" draws by the seconds .* system.clock = true'),
         (
             ["privacy.clip_norm=1", "privacy.noise_multiplier=1", "aggregation.weights=uniform"],
@@ -332,7 +343,7 @@ def test_another_source_is_refused_on_resume_with_the_file_named(tmp_path: Path)
     settings += ["data.shards=digits:clients=8", "logging.tensorboard=false", "checkpoint.every=1"]
     program = (
         "import sys; from pathlib import Path; from tests.end_to_end.in_process import run_into\n"
-        "from fedmpi.common.errors import UserError\n"
+        "from fedmpi import UserError\n"
         f"run_into(Path('run'), *{settings!r}, stop_after=1)\n"
         "Path('mine.py').write_text(Path('mine.py').read_text() + '# changed')\n"
         f"try: run_into(Path('run'), *{settings!r}, resume=True)\n"

@@ -11,17 +11,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from fedmpi import Cohort, PartFailure, UserError, client_sampler, parts
 from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
-from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.urns import clustered_by_size
 from fedmpi.clients.view import View, asked
 from fedmpi.cluster import Cluster
-from fedmpi.common.decorators import client_sampler
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import parts, resolve
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.rounds.inquiry import Inquiry
 
@@ -374,6 +373,10 @@ def test_numbers_are_remembered_with_their_age_and_survive_a_checkpoint() -> Non
         ClientNumbers(("accuracy",), 4).load(numbers.state())
 
 
+def no_trial(t: int, model: Any, clients: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    raise AssertionError("nobody asked for updates")
+
+
 def test_clients_of_whom_nothing_can_be_measured_stay_unknown() -> None:
     @client_sampler(needs=("loss",))
     def mine(view: View) -> Cohort:
@@ -383,7 +386,7 @@ def test_clients_of_whom_nothing_can_be_measured_stay_unknown() -> None:
         return np.where(clients == 2, np.nan, 0.5)[:, None]  # 2 holds no samples
 
     numbers = ClientNumbers(("loss",), 4)
-    inquiry = Inquiry(Cluster(None, "none"), sampler_of(mine), numbers, (0, 4), measure, None)
+    inquiry = Inquiry(Cluster(None, "none"), sampler_of(mine), numbers, (0, 4), measure, None, no_trial)
     inquiry.participants(Plan(3, 0.1, np.array([1, 2]), np.ones(2), False, True), torch.zeros(1), None)
     assert numbers.age("loss", 5).tolist() == [-1, 2, -1, -1]
 
@@ -401,7 +404,7 @@ def test_every_number_of_a_candidate_is_found_under_its_name() -> None:
         return np.stack([clients + 0.5, clients / 10], axis=1)
 
     sampler = sampler_of(Mine)
-    inquiry = Inquiry(Cluster(None, "none"), sampler, ClientNumbers((), 4), (0, 4), measure, None)
+    inquiry = Inquiry(Cluster(None, "none"), sampler, ClientNumbers((), 4), (0, 4), measure, None, no_trial)
     found = inquiry.candidates(0, torch.zeros(1), sampler.candidates(view_of()))
     np.testing.assert_array_equal(found["loss"], [np.nan, 1.5, np.nan, 3.5])
     np.testing.assert_array_equal(found["accuracy"], [np.nan, 0.1, np.nan, 0.3])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.clients.cohort import Cohort, StrataSummary, uniform
+from fedmpi import Cohort, UserError
+from fedmpi.clients.cohort import StrataSummary, uniform
 from fedmpi.clients.devices import (
     Devices,
     RateLaw,
@@ -15,7 +16,6 @@ from fedmpi.clients.devices import (
     round_seconds,
     survivors,
 )
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 
 STREAMS = Streams(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.files import make_folder, read_plain, refuse_unwritable, sync_folder, write_whole
 from fedmpi.config import load_config
 from fedmpi.records.checkpoint import Checkpoint, newest_checkpoint, save_checkpoint

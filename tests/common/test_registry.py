@@ -15,12 +15,11 @@ import torch
 from pydantic import Field
 
 import fedmpi
+from fedmpi import ClientFailure, PartFailure, UserError, client_sampler, combiner, parts, weights
 from fedmpi.common import registry
 from fedmpi.common.calling import calling, refuse_result
-from fedmpi.common.decorators import client_sampler, combiner, weights
-from fedmpi.common.errors import ClientFailure, PartFailure, UserError
 from fedmpi.common.options import REQUIRED
-from fedmpi.common.registry import describe, parts, register, resolve
+from fedmpi.common.registry import describe, register, resolve
 
 
 @client_sampler(needs=("loss",))

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.common.errors import UserError
-from fedmpi.data.arrays import ClientArrays
+from fedmpi import ClientArrays, UserError
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore

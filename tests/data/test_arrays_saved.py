@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.opening import open_store
 
 RNG = np.random.default_rng(9)

@@ -13,7 +13,7 @@ from data_prep.augment import augment, write_augmented
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.data.copies.class_copies import rebalance, source_rows
 from fedmpi.data.copies.warps import AugmentedData, WarpRanges, warp, warps_of

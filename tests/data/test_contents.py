@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data import contents
 from fedmpi.data.contents import check_features
 from tests.local.synthetic import SMALL_IMAGES, TEXTS

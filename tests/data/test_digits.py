@@ -12,7 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.registry import describe
 from fedmpi.config import build_config, config_table, config_toml, load_config
 from fedmpi.config.choices import data_options

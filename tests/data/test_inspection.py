@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.evenness import gini
 from fedmpi.inspect.report import divergences, inspect_folder, label_distances, measure
 

@@ -13,7 +13,7 @@ from data_prep.augment import write_augmented
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.data.copies.warps import WarpRanges

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.data.copies.class_copies import MOST_ALPHA, copies_of, copies_per_sample, rebalance, source_rows

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PREPARING, DataDescription
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.data.arrays import ClientArrays
+from fedmpi import ClientArrays
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore

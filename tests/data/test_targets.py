@@ -17,7 +17,7 @@ from data_prep.partitions import partition
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.data.assignment import offsets_of
 from fedmpi.data.opening import open_store

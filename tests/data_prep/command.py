@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from data_prep.__main__ import run
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 
 
 def main(words: list[str]) -> int:

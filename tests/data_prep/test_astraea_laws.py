@@ -14,7 +14,7 @@ from data_prep.__main__ import run
 from data_prep.datasets.registry import DATASETS
 from data_prep.holdout import balanced_rows
 from data_prep.partitions.astraea_laws import LETTER_FREQUENCIES, class_shares, class_totals
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.assignment import fill_by_mix
 from fedmpi.data.opening import open_store
 from tests.data_prep.partition_draws import counts_of, draw

@@ -14,7 +14,7 @@ import pytest
 
 from data_prep.datasets.cifar import load_batch
 from data_prep.datasets.cifar_pickle import Refused, read_pickle
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 
 ROWS = np.random.default_rng(3).integers(0, 256, (4, 3072), np.uint8)
 BATCH = {"data": ROWS, "labels": [3, 0, 9, 255], "batch_label": "one of 5", "filenames": ["a.png", "b.png", "c", "d"]}

@@ -15,7 +15,7 @@ from PIL import Image
 from data_prep.datasets.registry import DATASETS
 from data_prep.listing import flag
 from data_prep.partitions import PARTITIONS
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST, PARTIAL, read_manifest
 from tests.data_prep.command import main

@@ -21,7 +21,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.cinic10 import CLASSES as CINIC_CLASSES
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 
 RNG = np.random.default_rng(7)
 

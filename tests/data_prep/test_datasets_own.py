@@ -19,7 +19,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.files import Scratch, hold_out, hold_out_groups
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.statistics import channel_statistics
 
 RNG = np.random.default_rng(7)

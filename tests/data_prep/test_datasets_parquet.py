@@ -17,7 +17,7 @@ from data_prep.datasets.columns import listed
 from data_prep.datasets.files import hold_out
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.partitions import partition
-from fedmpi.common.errors import PartFailure
+from fedmpi import PartFailure
 from fedmpi.common.registry import resolve
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main

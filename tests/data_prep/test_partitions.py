@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.partitions import PARTITIONS, partition
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.assignment import fill_empty, systematic_counts
 from tests.data_prep.partition_draws import counts_of, draw

@@ -23,7 +23,7 @@ from data_prep.datasets.files import Scratch
 from data_prep.datasets.idx import read_idx
 from data_prep.files import growing_h5, store
 from data_prep.sources import Source, fetch
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.schema import PREPARING
 from fedmpi.data.shards import open_folder
 from tests.data_prep.command import main

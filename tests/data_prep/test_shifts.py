@@ -12,7 +12,7 @@ from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from data_prep.partitions import Partition
 from data_prep.shifts import with_label_noise
-from fedmpi.common.errors import PartFailure
+from fedmpi import PartFailure
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
 from tests.data_prep.command import main

@@ -16,7 +16,7 @@ import pytest
 
 from data_prep.datasets.registry import DATASETS
 from data_prep.sources import Source, cache_folder, fetch
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.datasets.base import Tally
 from data_prep.text import SPECIAL, TextRows, read_vectors, tokens
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 
 
 @pytest.mark.parametrize(

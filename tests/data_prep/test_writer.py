@@ -26,7 +26,7 @@ from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.data.opening import open_store

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from fedmpi.common.errors import UserError
+from fedmpi import Config, UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config import Config, build_config, config_table
+from fedmpi.config import build_config, config_table
 from fedmpi.process.guard import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation

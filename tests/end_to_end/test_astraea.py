@@ -12,7 +12,7 @@ import torch
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.updates.traffic import MEGABYTE, astraea_formula, cost_to_target, fedavg_formula

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpi.config import Config, config_toml
+from fedmpi import Config
+from fedmpi.config import config_toml
 from tests.end_to_end.combinations import valid_configurations
 from tests.mpi.launch import run_mpi
 

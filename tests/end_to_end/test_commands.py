@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi import api
-from fedmpi.config import Preset, presets
+from fedmpi import api, presets
+from fedmpi.config import Preset
 from tests.end_to_end.runs import SECONDS, records
 from tests.mpi.launch import run_alone
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.config.choices import options

@@ -13,8 +13,8 @@ import torch
 from data_prep.partitions import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi import UserError
 from fedmpi.clients.turnout import CohortDraw
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import load_config

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch.nn.functional import cross_entropy
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.updates.traffic import compressed_probes, star_models
 from tests.end_to_end.in_process import Run, run, run_into
 from tests.end_to_end.runs import curve

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import f1_score
 from torch.nn.functional import cross_entropy
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.rounds.assemble import Experiment

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.records.hold import FOLDER, LAPSES
 from tests.end_to_end.runs import curve
 from tests.faults.disk import DIED, Disk, Mode, faulty

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import fedmpi
-from fedmpi.common.errors import UserError
-from fedmpi.common.registry import KINDS, parts
-from fedmpi.config import Config, build_config, config_toml, presets
+from fedmpi import Config, UserError, parts, presets
+from fedmpi.common.registry import KINDS
+from fedmpi.config import build_config, config_toml
 from fedmpi.config.writing import flat_table
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 

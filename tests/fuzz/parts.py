@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedmpi
-from fedmpi import ClientArrays, Cohort, LocalAlgorithm
-from fedmpi.common.errors import PartFailure
+from fedmpi import ClientArrays, Cohort, LocalAlgorithm, PartFailure
 from tests.fuzz.verdict import REFUSED, Finding, outcome
 
 Case = tuple[str, str, str]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import fedmpi
 from data_prep.__main__ import run as data_prep
-from fedmpi.common.errors import ClientFailure, PartFailure, RunFailure, UserError
+from fedmpi import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import RunFailure
 from fedmpi.common.registry import load
 from fedmpi.config import load_config
 from fedmpi.config.layers import LARGEST_FILE

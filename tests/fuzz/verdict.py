@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from fedmpi.common.errors import LONGEST_SENTENCE, ClientFailure, PartFailure, UserError
+from fedmpi import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import LONGEST_SENTENCE
 
 Result = TypeVar("Result")
 REFUSED = "refused"

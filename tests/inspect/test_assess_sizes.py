@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.inspect.estimates import advice, assess, plot, render
 from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability

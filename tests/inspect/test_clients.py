@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
+from fedmpi import UserError
 from fedmpi.cli import app
-from fedmpi.common.errors import UserError
 from fedmpi.inspect.clients import inspect_clients, rank_correlation
 from fedmpi.records.client_table import last_evaluation, read_clients
 from tests.end_to_end.in_process import run_into

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedmpi import UserError
 from fedmpi.cli import app
-from fedmpi.common.errors import UserError
 
 
 def estimate(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.jobs.script import SCRIPTS, filled, seconds_of, shown_time, tasks_of
 from fedmpi.jobs.site import Site, load_site, site_file
 from fedmpi.jobs.submission import Submission, prepare_submission, submit, write_scripts

@@ -15,6 +15,22 @@ def by_norms(view):
     return view
 
 
+@client_sampler(measures=("seconds",))
+class SecondsOnTrial:
+    """Draws by the seconds of its candidates."""
+
+    def candidates(self, view):
+        return view
+
+    def draw(self, view):
+        return view
+
+
+@client_sampler(measures=("update_norm",))
+class NormsOnTrial(SecondsOnTrial):
+    """Draws by the norms of the updates that its candidates would make."""
+
+
 @client_sampler(needs=("strata",))
 def by_strata(view):
     """Draws from strata in a way of its own."""

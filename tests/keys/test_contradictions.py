@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.config.checks import weighs_twice
 
@@ -144,6 +144,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
                 f"{LIARS}=sign-flip",
                 f"{LIARS}=noise",
                 f"participation.clients={OWN}:by_norms",
+                f"participation.clients={OWN}:NormsOnTrial",
             )
         ],
         [
@@ -173,8 +174,38 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ),
     (
         "which nobody counts",
-        [f"participation.clients={OWN}:by_seconds"],
-        [f"participation.clients={OWN}:by_seconds system.clock=true", f"participation.clients={OWN}:by_norms"],
+        [f"participation.clients={OWN}:by_seconds", f"participation.clients={OWN}:SecondsOnTrial"],
+        [
+            f"participation.clients={OWN}:by_seconds system.clock=true",
+            f"participation.clients={OWN}:SecondsOnTrial system.clock=true",
+            f"participation.clients={OWN}:by_norms",
+            f"participation.clients={OWN}:NormsOnTrial",
+        ],
+    ),
+    (
+        "measures the seconds of its candidates before it draws",
+        [
+            f"participation.clients={OWN}:SecondsOnTrial system.clock=true {PARTLY}=exact",
+            f"participation.clients={OWN}:SecondsOnTrial system.clock=true {PARTLY}=bernoulli "
+            "samples.asked=participants",
+        ],
+        [
+            f"participation.clients={OWN}:SecondsOnTrial system.clock=true {PARTLY}=bernoulli",
+            f"participation.clients={OWN}:SecondsOnTrial system.clock=true samples.rule=ratio samples.ratio=0.5",
+            f"participation.clients={OWN}:by_seconds system.clock=true {PARTLY}=exact",
+        ],
+    ),
+    (
+        "measures the updates of its candidates before it draws",
+        [
+            f"participation.clients={OWN}:NormsOnTrial samples.rule=ratio samples.ratio=0.5",
+            f"participation.clients={OWN}:NormsOnTrial samples.rule={OWN}:own_rows",
+        ],
+        [
+            f"participation.clients={OWN}:NormsOnTrial",
+            f"participation.clients={OWN}:NormsOnTrial {MERGED}",
+            f"participation.clients={OWN}:by_norms samples.rule=ratio samples.ratio=0.5",
+        ],
     ),
     (
         "norms of the clients' own updates, which local.engine",
@@ -195,6 +226,15 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("what one client adds to a sum", [f"{CLIPPED} {MEDIAN}"], [CLIPPED, MEDIAN]),
     ("averages models, and", [f"{MEDIAN} aggregation.weights=literal"], ["aggregation.weights=literal", MEDIAN]),
     ("forms no sum: choose one", [f"{MEDIAN} {LEARNS}"], []),
+    (
+        "takes the Lipschitz constant for 1 / local.lr",
+        [f"{LEARNS} local.optimizer=adam", f"{LEARNS} local.optimizer=torch.optim:AdamW"],
+        [
+            f"{LEARNS} local.optimizer=adam aggregation.lipschitz=5",
+            "local.optimizer=adam",
+            f"{LEARNS} local.optimizer=sgd",
+        ],
+    ),
     ("weighs updates as planned", [f"{LEARNS} logging.diagnostics=true"], ["logging.diagnostics=true", LEARNS]),
     (
         "changes who else takes part",

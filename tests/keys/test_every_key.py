@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from fedmpi.config import Config
+from fedmpi import Config
 from tests.keys.entries import KEYS, OF_DATA, OF_DEATHS, OF_RANKS, OF_STALLS, OF_TRACKERS, seen_pair
 from tests.keys.watched import Watcher, first_difference
 

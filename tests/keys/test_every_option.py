@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.common.registry import KINDS, parts
+from fedmpi import parts
+from fedmpi.common.registry import KINDS
 from fedmpi.models import build
 from tests.keys.entries import ALL, SOME, STRATA, Key, S, half_as_far, lengths
 from tests.keys.watched import Watcher, first_difference

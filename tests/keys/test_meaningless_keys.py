@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config
 from fedmpi.config.relevance import conditions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi.clients.cohort import Cohort
+from fedmpi import Cohort
 from fedmpi.clients.view import View
 from fedmpi.data.opening import open_store
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from data_prep.augment import augment
-from fedmpi.common.errors import ClientFailure, UserError
+from fedmpi import ClientFailure, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.records.recorder import open_recorder

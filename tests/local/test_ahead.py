@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import ClientFailure
+from fedmpi import ClientFailure
 from fedmpi.local.batched import engine as batched
 from fedmpi.local.batched.apart import KeptApart
 from fedmpi.local.batched.engine import BatchedEngine

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi import Cohort, client_sampler
+from fedmpi import Cohort, PartFailure, UserError, client_sampler
 from fedmpi.clients.view import View
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.config import config_toml, load_config
 from fedmpi.rounds.round_record import announce
 from tests.end_to_end.in_process import run
@@ -70,6 +69,23 @@ def test_what_bypasses_clients_own_work_is_refused(preset: str, settings: list[s
 def test_choices_that_mean_nothing_are_refused(settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_config(None, settings)
+
+
+@pytest.mark.slow
+def test_feddyn_agrees_on_the_joint_minimum_with_adam_too() -> None:
+    """Two clients of unlike lines: whoever minimises, what they agree on is the regression through both."""
+    x = np.array([[-1.0], [0.0], [1.0], [-3.0], [0.0], [3.0]], np.float32)
+    y = np.array([[-1.0], [0.0], [1.0], [9.0], [6.0], [3.0]], np.float32)
+    data = fedmpi.ClientArrays(x, y, np.repeat([0, 1], 3), test=(x, y))
+    settings = {"local.optimizer": "adam", "local.lr": 0.03, "local.epochs": 150, "local.batch_size": "all"}
+    settings |= {"rounds": 15, "model.hidden": [], "task.kind": "regression", "participation.clients": "all"}
+    line = np.c_[x, np.ones(6)]
+    least = float(np.square(y[:, 0] - line @ np.linalg.lstsq(line, y[:, 0], rcond=None)[0]).mean())
+    [dynamic, averaged] = [
+        fedmpi.run(preset, settings | more, data=data).records[-1]["test_loss"]
+        for preset, more in (("feddyn", {"local.alpha": 1.0}), ("fedavg", {}))
+    ]
+    assert dynamic == pytest.approx(least, rel=1e-3) and averaged > 1.02 * least
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedmpi import ClientArrays, run
+from fedmpi import ClientArrays, PartFailure, UserError, run
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.local.algorithm import Totals

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FixedPointSum
-from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size

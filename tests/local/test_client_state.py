@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from fedmpi import UserError
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import UserError
 from fedmpi.local.client_state import ClientState
 from fedmpi.records import client_records
 from fedmpi.records.client_records import load_records, save_records

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedmpi
+from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.common.errors import ClientFailure
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.failures import OnDivergence
 from fedmpi.local.merged import MergedEngine

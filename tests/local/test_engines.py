@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
-from fedmpi.common.errors import UserError
-from fedmpi.config import Config
 from fedmpi.local.engines import CompositeEngine, LocalEngine, choose_engine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedmpi import ClientFailure, UserError
 from fedmpi.aggregation.exact import SHORT, FixedPointSum, FloatSum
-from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.local import merged as merged_module
 from fedmpi.local.batched.engine import BatchedEngine

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError
-from fedmpi.config import Config
+from fedmpi import Config, UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.batched.stack import Stack

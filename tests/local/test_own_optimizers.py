@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, OwnOptimizer

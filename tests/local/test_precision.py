@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedmpi import Config, UserError
 from fedmpi.aggregation.exact import FixedPointSum
-from fedmpi.common.errors import UserError
-from fedmpi.config import Config, build_config
+from fedmpi.config import build_config
 from fedmpi.local.engines import LocalEngine, choose_engine
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients

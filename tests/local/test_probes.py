@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import ClientFailure
+from fedmpi import ClientFailure
 from fedmpi.local import probes
 from fedmpi.local.probes import client_gradients, gradient_blocks
 from fedmpi.models.flat import FlatModel

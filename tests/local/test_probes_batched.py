@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.common.errors import ClientFailure
+from fedmpi import ClientFailure
 from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.probes import Probe, client_gradients, gradient_blocks
 from fedmpi.models.flat import FlatModel

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedmpi import ClientFailure, UserError
 from fedmpi.aggregation.exact import FloatSum
-from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.streams import Purpose
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedmpi import Config
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
-from fedmpi.config import Config
 from fedmpi.local import equality
 from fedmpi.local import timing as trial
 from fedmpi.local.engine_trial import EngineTrial

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi import PartFailure, UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.config.loading import given_config

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import ClientFailure
 from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import ClientFailure
 from fedmpi.mediators.relay import run_relay
 from fedmpi.mediators.relay_plan import plan_relay
 from tests.mediators.relay_runs import (

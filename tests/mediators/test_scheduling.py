@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
 from fedmpi.mediators.scheduling import _divergence, exchange, greedy, random_groups, schedule
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.models.astraea_cnn import astraea_cnn
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, TEXTS
 

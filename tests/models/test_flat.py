@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.models.dropout import Dropout
 from fedmpi.models.flat import FlatModel, add_gradients
 

@@ -10,7 +10,7 @@ import torch
 
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 from fedmpi.models.cifar_cnn import cifar_cnn

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.models.mlp import mlp
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, TEXTS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.common.errors import UserError
-from fedmpi.common.registry import parts
+from fedmpi import UserError, parts
 from fedmpi.models import build, check_options
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
 

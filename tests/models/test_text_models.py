@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.models.bilstm import bilstm, lstm
 from fedmpi.models.text_cnn import fedsampling_text_cnn, text_cnn
 from fedmpi.models.transformer import transformer

@@ -139,7 +139,10 @@ def run_mpi(
 
 
 def run_alone(
-    args: Sequence[str | Path], timeout: float = LIMIT, env: Mapping[str, str] | None = None
+    args: Sequence[str | Path],
+    timeout: float = LIMIT,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGS` without a launcher, otherwise like `run_mpi`."""
-    return finish_job(start_job([sys.executable, *map(str, args)], env), timeout)
+    return finish_job(start_job([sys.executable, *map(str, args)], env, cwd), timeout)

@@ -19,11 +19,11 @@ from zlib import crc32
 
 import numpy as np
 
+from fedmpi import ClientFailure, UserError
 from fedmpi.cluster import Cluster, buffers, groups, relay, sums, waiting, window
 from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
-from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.process.guard import run_guarded
 
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")

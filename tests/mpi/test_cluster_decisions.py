@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from fedmpi import UserError
 from fedmpi.cluster import waiting
 from fedmpi.cluster.choice import choose_reduction
 from fedmpi.cluster.device import sums_on_device
@@ -25,7 +26,6 @@ from fedmpi.cluster.launcher import (
 from fedmpi.cluster.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.cluster.window import CACHE_LINE, slice_of
-from fedmpi.common.errors import UserError
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI builder Distribution, ident: 5.0.11"

@@ -72,7 +72,7 @@ SETTINGS = (
 CONNECTING = """
 import json, sys
 from fedmpi.config import load_config
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.rounds.assemble import Experiment
 
 common, mine = map(json.loads, sys.argv[2:])

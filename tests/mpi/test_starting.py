@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fedmpi import UserError
 from fedmpi.cluster import namesakes
 from fedmpi.cluster.namesakes import fnv1a, remove_namesakes
 from fedmpi.cluster.starting import SECONDS, limited, seconds_to_start
-from fedmpi.common.errors import UserError
 from fedmpi.common.processes import ancestors
 from tests.mpi.launch import find_mpiexec, finish_job, run_alone, run_mpi, start_job
 

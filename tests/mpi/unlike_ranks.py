@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import UserError
 from fedmpi.aggregation import fused_metrics
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import RanksDisagree, UserError
+from fedmpi.common.errors import RanksDisagree
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
 from fedmpi.local.engines import CompositeEngine

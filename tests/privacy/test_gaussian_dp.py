@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.privacy.gaussian import GaussianAccountant, _leading, add_noise, clip
 

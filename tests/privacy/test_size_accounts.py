@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from fedmpi import UserError
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.turnout import CohortDraw
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.common.whole_numbers import BLOCK
 from fedmpi.config import load_config

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import fedmpi
+from fedmpi import Config
 from fedmpi.cluster import Cluster
 from fedmpi.common.activity import PHASES, Activity, activity
 from fedmpi.common.frames import place_of
-from fedmpi.config import Config
 from fedmpi.process.judge import (
     ALONE_TIMES,
     LATE_TIMES,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.records.checkpoint import (
     Checkpoint,
     clients_file,

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 import fedmpi
+from fedmpi import UserError
 from fedmpi.cli import app
-from fedmpi.common.errors import UserError
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.inspect.classes import mixed_up

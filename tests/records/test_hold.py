@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import fedmpi
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi import UserError
+from fedmpi.common.errors import RunFailure
 from fedmpi.common.processes import Process, start_time
 from fedmpi.records import hold
 from fedmpi.records.hold import FOLDER, LAPSES, Hold, Holder, refuse_held, take_for_dead

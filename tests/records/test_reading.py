@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.records.reading import read_record, read_records, read_summary
 
 LONG = "a number of very many digits"

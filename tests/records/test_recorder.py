@@ -21,8 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import fedmpi
+from fedmpi import UserError
 from fedmpi.cluster import BytesMoved, Cluster
-from fedmpi.common.errors import RunFailure, UserError
+from fedmpi.common.errors import RunFailure
 from fedmpi.common.files import writing
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store

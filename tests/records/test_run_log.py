@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, RanksDisagree, UserError
+from fedmpi import ClientFailure, PartFailure, UserError
+from fedmpi.common.errors import Divergence, RanksDisagree
 from fedmpi.records.run_log import RunLog, ended_by, read_log
 from fedmpi.report import panels
 from fedmpi.results.gather import OneRun

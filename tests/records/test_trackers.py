@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, SCALA
 from tensorboard.summary.writer import event_file_writer
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.records.tracking.base import Tracker

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.config import Config
+from fedmpi import Config
 from tests.reference.plain_loop import PlainLoop, Round
 
 MODEL = 1e-5

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from fedmpi.common.errors import UserError
-from fedmpi.config import Config, build_config, config_table
+from fedmpi import Config, UserError
+from fedmpi.config import build_config, config_table
 from tests.end_to_end.combinations import CHOICES, Choices
 
 MODELS: list[dict[str, Any]] = [

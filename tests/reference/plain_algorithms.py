@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedmpi.config import Config
+from fedmpi import Config
 
 
 class PlainAlgorithm:

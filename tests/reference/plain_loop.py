@@ -48,7 +48,7 @@ from scipy.stats import binom
 from torch import nn
 from torch.nn import functional
 
-from fedmpi.config import Config
+from fedmpi import Config
 from fedmpi.data.opening import open_store
 from fedmpi.models import build
 from tests.reference.plain_algorithms import PlainAlgorithm

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedmpi import Config
 from fedmpi.common.plan import Plan
-from fedmpi.config import Config
 from fedmpi.process.guard import run_guarded
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment

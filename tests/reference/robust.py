@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.config import Config
+from fedmpi import Config
 
 ATTACK = 20
 

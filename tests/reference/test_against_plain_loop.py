@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpi.common.errors import UserError
-from fedmpi.config import Config, config_toml, load_config, presets
+from fedmpi import Config, UserError, presets
+from fedmpi.config import config_toml, load_config
 from tests.mpi.launch import run_mpi
 from tests.reference.compare import differences
 from tests.reference.drawn import drawn_stars

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.report.export import AGREES, export
 
 SMALL: dict[str, Any] = {"rounds": 1, "logging.tensorboard": False, "cluster.threads": 1, "checkpoint.every": 0}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.records.client_table import ClientTable, read_clients
 from fedmpi.records.participants import clients_from_text
 from fedmpi.report import panels

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.records.run_log import read_log
 from fedmpi.report.watching import Tail, watch
 

@@ -16,8 +16,8 @@ import tomli_w
 from rich.console import Console
 from scipy import stats
 
+from fedmpi import UserError
 from fedmpi.cli import compare
-from fedmpi.common.errors import UserError
 from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
 from fedmpi.results.gather import find_runs, read_runs

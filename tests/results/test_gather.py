@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.records.participants import clients_as_text, clients_from_text
 from fedmpi.results.costs import Spread, first_reached, judged, spent, to_target
 from fedmpi.results.gather import differing, find_runs

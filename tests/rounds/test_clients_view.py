@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import fedmpi
+from fedmpi import ClientArrays, PartFailure, UserError
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import PartFailure, RunFailure, UserError
+from fedmpi.common.errors import RunFailure
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import load_config
-from fedmpi.data.arrays import ClientArrays
 from fedmpi.records.client_table import ClientTable, Columns, last_evaluation, read_clients
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.clients_view import ClientsView

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import fedmpi
+from fedmpi import UserError
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.memory import address_space, free_memory
-from fedmpi.common.errors import UserError
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.local.hooks import make_hooks

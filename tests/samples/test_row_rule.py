@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpi.common.decorators import row_rule
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi import PartFailure, UserError, row_rule
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config.loading import given_config

@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi.clients.cohort import (
-    Cohort,
-    cohort_size,
-    everyone,
-    size_proportional_inclusion,
-    uniform,
-    weighted,
-)
-from fedmpi.common.errors import UserError
+from fedmpi import Cohort, UserError
+from fedmpi.clients.cohort import cohort_size, everyone, size_proportional_inclusion, uniform, weighted
 from fedmpi.common.streams import Purpose, Streams
 
 FALSE_ALARM = 1e-6

@@ -8,8 +8,9 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
+from fedmpi import Cohort
 from fedmpi.clients.allocation import allocate
-from fedmpi.clients.cohort import Cohort, StrataSummary
+from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.devices import first_to_arrive, survivors
 from fedmpi.clients.draws import Design, inclusion_by_norm, proportional_inclusion, systematic
 from fedmpi.clients.strata import make_strata, stratified

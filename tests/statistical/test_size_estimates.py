@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.privacy.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
 from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability, saturations

@@ -8,8 +8,9 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
+from fedmpi import Cohort
 from fedmpi.clients.allocation import _exact_shares, systematic_rounding
-from fedmpi.clients.cohort import Cohort, StrataSummary, uniform, weighted
+from fedmpi.clients.cohort import StrataSummary, uniform, weighted
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from fedmpi import UserError
 from fedmpi.clients.strata import Strata, make_strata
 from fedmpi.clients.turnout import CohortDraw
-from fedmpi.common.errors import UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config

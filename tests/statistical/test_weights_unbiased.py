@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedmpi.clients.cohort import Cohort, StrataSummary, everyone
-from fedmpi.common.errors import UserError
+from fedmpi import Cohort, UserError
+from fedmpi.clients.cohort import StrataSummary, everyone
 from fedmpi.common.streams import Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.samples.rules import bernoulli_rows, used_counts

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedmpi import Cohort, parts
 from fedmpi.aggregation.weighing import Weighing
-from fedmpi.clients.cohort import Cohort
-from fedmpi.common.registry import parts, resolve
+from fedmpi.common.registry import resolve
 
 KINDS = [part.name for part in parts("weights")]
 

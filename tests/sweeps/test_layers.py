@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.sweeps.layered import laid_over
 from fedmpi.sweeps.plan import Sweep, plan_sweep

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmpi import ClientArrays
-from fedmpi.common.errors import UserError
+from fedmpi import ClientArrays, UserError
 from fedmpi.config import load_config
 from fedmpi.sweeps.plan import PlannedRun, Sweep, plan_sweep
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.common.errors import MissingFiles, RunFailure, UserError
+from fedmpi import UserError
+from fedmpi.common.errors import MissingFiles, RunFailure
 from fedmpi.sweeps.children import TAIL, error_sentence, last_words
 from fedmpi.sweeps.prepared import Preparation, prepare
 

@@ -20,15 +20,14 @@ import psutil
 import pytest
 import tomli_w
 
-from fedmpi import api
+from fedmpi import UserError, api, sweep
 from fedmpi.cluster.resources import MOST_THREADS
-from fedmpi.common.errors import MissingFiles, RunFailure, UserError
+from fedmpi.common.errors import MissingFiles, RunFailure
 from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
 from fedmpi.results.gather import find_runs, read_runs
 from fedmpi.sweeps import runner
-from fedmpi.sweeps.calling import sweep
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
 from fedmpi.sweeps.runner import Started, check, command, exit_code, look_over, run_sweep

@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedmpi
-from fedmpi.common.errors import UserError
+from fedmpi import Config, UserError
 from fedmpi.common.task_kinds import KINDS
-from fedmpi.config import Config
 from fedmpi.config.loading import given_config
 from tests.mpi.launch import run_mpi
 from tests.tasks import worlds

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi import PartFailure, UserError
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine

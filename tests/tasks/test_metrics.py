@@ -7,7 +7,7 @@ from sklearn.metrics import f1_score, log_loss, recall_score, top_k_accuracy_sco
 from torch import nn
 
 import fedmpi
-from fedmpi.common.errors import PartFailure, UserError
+from fedmpi import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.tasks.evaluation import BUILT_IN, evaluate
 from fedmpi.tasks.metrics import Metric, MetricTally, macro_f1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.common.errors import UserError
+from fedmpi import UserError
 from fedmpi.tasks.losses import task_loss
 
 SAMPLES, LENGTH, CLASSES = 6, 5, 4

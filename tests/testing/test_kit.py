@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedmpi.testing
+from fedmpi import PartFailure, UserError
 from fedmpi.cli import app
-from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.testing import CheckFailed, CheckSkipped, checks, perform
 from fedmpi.testing.check import Subject
 from fedmpi.testing.kit import part_of

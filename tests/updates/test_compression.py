@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedmpi import UserError
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
 from fedmpi.local.observer import UpdateObserver

@@ -1,0 +1,154 @@
+"""Candidates trained on trial: the norm of the update that they would make, and the seconds that it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import fedmpi
+from fedmpi import Cohort, UserError, client_sampler
+from fedmpi.clients.view import View
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import load_config
+from fedmpi.data.opening import open_store
+from fedmpi.data.source import ClientData
+from fedmpi.models import build
+from fedmpi.rounds.assemble import Experiment
+from tests.end_to_end.in_process import QUIET
+
+CLIENTS = 9
+DATA = f"digits:clients={CLIENTS},alpha=0.5"
+SMALL: dict[str, Any] = {"rounds": 3, "participation.count": 3, "local.lr": 0.1, "local.epochs": 2}
+SMALL |= {"evaluation.every": 9, "local.engine": "sequential"}
+seen: list[dict[str, np.ndarray]] = []
+
+
+def drawn(t: int) -> list[int]:
+    return sorted({t, 2 * t + 1, 8 - t})
+
+
+@client_sampler(measures=("update_norm", "seconds"), needs=("update_norm", "seconds"))
+class Trying:
+    """Draws the same clients whatever it is told, and remembers that."""
+
+    def candidates(self, view: View) -> np.ndarray:
+        return np.arange(1 if view.round == 1 else 0, len(view.sizes))
+
+    def draw(self, view: View) -> Cohort:
+        names = ("update_norm", "seconds")
+        seen.append({name: view.fresh(name) for name in names} | {f"last {n}": view.last(n) for n in names})
+        return Cohort(np.array(drawn(view.round)))
+
+
+@client_sampler
+def untried(view: View) -> Cohort:
+    """The same clients."""
+    return Cohort(np.array(drawn(view.round)))
+
+
+def tried(**more: Any) -> fedmpi.Run:
+    seen.clear()
+    """A run of these settings, "__" for each point, a small perceptron unless they name a model."""
+    settings = {"system.clock": True, "system.speed": "lognormal", "participation.clients": Trying}
+    settings |= {} if "model__name" in more else {"model.hidden": [6]}
+    return fedmpi.run("fedavg", SMALL | settings | {k.replace("__", "."): v for k, v in more.items()}, data=DATA)
+
+
+def test_the_norm_is_that_of_a_plain_loop_in_float64() -> None:
+    tried(seed=3)
+    config = load_config(None, [f"data.shards={DATA}", "participation.count=3", "seed=3", "model.hidden=[6]"])
+    data = ClientData(open_store(DATA), torch.device("cpu"), standardise=True)
+    module = build("mlp", {"hidden": [6]}, data.description, 3).double()
+    assert config.local.batch_size == 10
+    for k in range(CLIENTS):
+        values = [p.detach().clone() for p in module.parameters()]
+        x, y = data.load(k)
+        order = Streams(3).generator(Purpose.BATCH_ORDER, 0, k)
+        for _ in range(2):
+            for rows in torch.from_numpy(order.permutation(len(y))).split(10):
+                leaves = [value.requires_grad_() for value in values]
+                names = [name for name, _ in module.named_parameters()]
+                outputs = torch.func.functional_call(module, dict(zip(names, leaves, strict=True)), x[rows].double())
+                gradients = torch.autograd.grad(functional.cross_entropy(outputs, y[rows]), leaves)
+                values = [(v - 0.1 * g).detach() for v, g in zip(leaves, gradients, strict=True)]
+        moved = [(v - p.detach()).square().sum() for v, p in zip(values, module.parameters(), strict=True)]
+        assert seen[0]["update_norm"][k] == pytest.approx(float(sum(moved)) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"local__algorithm": "scaffold"},
+        {"local__optimizer": "adam", "local__lr_schedule": "inverse"},
+        {"local__algorithm": "feddyn", "aggregation__weights": "uniform"},
+        {"local__proximal_mu": 0.5, "local__lr_schedule": "step", "local__lr_every": 1},
+        {"model__name": "tests.end_to_end.user_models:unhurried_mlp"},
+    ],
+    ids=str,
+)
+def test_who_takes_part_makes_the_very_update_that_was_measured(more: dict[str, Any]) -> None:
+    tried(**more)
+    for t in range(SMALL["rounds"] - 1):
+        for name in ("update_norm", "seconds"):
+            np.testing.assert_array_equal(seen[t + 1][f"last {name}"][drawn(t)], seen[t][name][drawn(t)])
+
+
+def test_only_candidates_have_numbers() -> None:
+    tried()
+    for name in ("update_norm", "seconds"):
+        assert [np.flatnonzero(np.isnan(found[name])).tolist() for found in seen] == [[], [0], []]
+
+
+@pytest.mark.parametrize("algorithm", ["plain", "scaffold"])
+def test_nothing_of_a_trial_is_kept(algorithm: str) -> None:
+    [measured, plain] = [tried(local__algorithm=algorithm, participation__clients=who) for who in (Trying, untried)]
+    for one, other in zip(measured.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_a_compression_would_lose_is_not_taken_away() -> None:
+    tried()
+    whole = seen[0]["update_norm"]
+    tried(transport__kind="topk", transport__fraction=0.01, transport__error_feedback=True, topology__placement="owner")
+    np.testing.assert_array_equal(seen[0]["update_norm"], whole)
+    assert (seen[1]["last update_norm"][drawn(0)] < whole[drawn(0)]).all()
+
+
+def diverging(*settings: str) -> Callable[[], np.ndarray]:
+    quiet = [*QUIET, f"data.shards={DATA}", "participation.count=3", "participation.clients=uniform"]
+    experiment = Experiment.connect(load_config(None, [*quiet, "local.lr=1e30", "local.epochs=2", *settings]))
+
+    def measure() -> np.ndarray:
+        everybody = np.arange(CLIENTS)
+        with np.errstate(all="ignore"):
+            found: np.ndarray = experiment.trainer.trial_norms(0, experiment.model.initial, everybody, everybody)
+        experiment.close()
+        return found
+
+    return measure
+
+
+def test_who_diverges_on_trial_ends_the_run_unless_it_would_be_left_out() -> None:
+    with pytest.raises(fedmpi.ClientFailure, match="client 0 .*diverged at lr"):
+        diverging()()
+    assert np.isnan(diverging("local.on_divergence=drop")()).all()
+
+
+def test_clients_without_samples_make_no_update() -> None:
+    x, y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.arange(12) % 3
+    data = fedmpi.ClientArrays(x, y, np.repeat([0, 1, 2, 3, 4, 5, 6, 8], [1, 1, 1, 1, 1, 1, 1, 5]), test=(x, y))
+    seen.clear()
+    fedmpi.run("fedavg", SMALL | {"system.clock": True, "participation.clients": Trying, "rounds": 1}, data=data)
+    assert np.flatnonzero(np.isnan(seen[0]["update_norm"])).tolist() == [7]
+    assert not np.isnan(seen[0]["seconds"]).any()
+
+
+def test_a_number_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="measures = 'update_nrom' .* did you mean 'update_norm'"):
+        client_sampler(measures=("update_nrom",))
