@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedmpi
+from fedmpi import ClientFailure, Config, UserError
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
-from fedmpi.common.errors import ClientFailure, Divergence, UserError
-from fedmpi.config import Config
+from fedmpi.common.errors import Divergence
 from fedmpi.local import equality
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
