@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.generators import drawn_from, generator_states
+from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
@@ -96,7 +96,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     model.module.train()
     previous, model.masks.source = model.masks.source, NoMasks()
     try:
-        with torch.no_grad(), kept_generator(), full_precision():
+        with torch.no_grad(), kept_generators(), full_precision():
             _check_input_kept(model, x)
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
@@ -152,7 +152,7 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     was_training = model.module.training
     model.module.eval()
     try:
-        with torch.no_grad(), kept_generator(), full_precision():
+        with torch.no_grad(), kept_generators(), full_precision():
             whole = model.module(x)
             return not torch.allclose(whole, torch.cat([model.module(half) for half in x.chunk(2)]), 1e-3, 1e-5)
     finally:
@@ -210,20 +210,30 @@ def _cuda_in_use() -> bool:
 
 
 def _bytes_kept(model: FlatModel, x: Tensor) -> tuple[int, int]:
-    """Bytes a sample of what a forward pass keeps for the backward pass beside the model's values, and of the largest
-    piece of it."""
-    own = {value.untyped_storage().data_ptr() for value in (*model.parameters, *model.buffers)}
+    """Bytes a sample of what a forward pass keeps for the backward pass, and of the largest piece of it.
+
+    Each piece is what it grows by with the samples: weights, frozen ones or made of others, do not.
+    """
+    fewer = x[: len(x) // 2].clone()
+    whole, part = _bytes_saved(model, x), _bytes_saved(model, fewer)
+    if len(whole) != len(part):
+        fewer, part = x[:0], [0] * len(whole)
+    each = [max(0, one - other) // (len(x) - len(fewer)) for one, other in zip(whole, part, strict=True)]
+    return sum(each), max(each, default=0)
+
+
+def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
+    """Bytes of every piece of memory that a forward pass keeps for the backward pass, in the order of the pass."""
     held: dict[int, torch.UntypedStorage] = {}  # kept, so that no other takes the place of one
 
     def keep(tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.strided and (place := tensor.untyped_storage().data_ptr()) not in own:
-            held[place] = tensor.untyped_storage()
+        if tensor.layout is torch.strided:
+            held.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
         return tensor.detach()  # a tensor that knows its graph would keep that alive for ever, being kept by it
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.module(x)
-    each = [storage.nbytes() // len(x) for storage in held.values()]
-    return sum(each), max(each, default=0)
+    return [storage.nbytes() for storage in held.values()]
 
 
 def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:

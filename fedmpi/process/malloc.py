@@ -36,6 +36,10 @@ IN_A_RUN = ((MMAP_THRESHOLD, LARGEST_FROM_HEAP), (TOP_PAD, GROWTH_BYTES), (MMAP_
 BEHIND_IT = ((MMAP_MAX, BLOCKS_FROM_SYSTEM), (TRIM_THRESHOLD, KEPT_BYTES))
 
 
+_runs: list[bool] = []
+"""Those that go on, one within another (`on_round` may start one); threads wait for one another."""
+
+
 class _Counts(ctypes.Structure):
     """What glibc tells of its memory (struct mallinfo2)."""
 
@@ -64,10 +68,12 @@ def freed_memory_kept() -> Iterator[bool]:
     """
     library = _library()
     kept = library is not None and _set(library, IN_A_RUN)
+    _runs.append(kept)
     try:
         yield kept
     finally:
-        if library is not None and kept:
+        _runs.pop()
+        if library is not None and kept and not _runs:
             _set(library, BEHIND_IT)
             _give_back(library)
 

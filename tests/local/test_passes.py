@@ -151,3 +151,65 @@ def test_an_evaluation_is_made_in_small_passes_unless_a_number_is_asked_for(
     with torch.no_grad():
         loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
     assert done.records[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+class Frozen(nn.Module):
+    """A wide frozen weight, a weight made of two others and a buffer that is not saved; 8 KiB of outputs a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(1024, 2048))
+        self.second = nn.Linear(2048, 2048).requires_grad_(False)
+        self.out = nn.Linear(2048, 4)
+        self.register_buffer("scale", torch.ones(2048, 1024), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.flatten(x)).relu()
+        x = self.second(x).relu() + (self.scale.unsqueeze(0) * self.first.bias.mean()).mean()
+        return self.out(x)
+
+
+def test_weights_that_are_frozen_or_made_of_others_are_no_part_of_a_sample() -> None:
+    model = FlatModel(Frozen())
+    traits = forward_traits(model, IMAGES)
+    assert traits.bytes_widest == 4 * 2048
+    assert 4 * (1024 + 2 * 2048) <= traits.bytes_kept <= 4 * (1024 + 5 * 2048)
+    assert rows_of_a_pass(model, IMAGES, 2000) == 1024
+
+
+class Drawing(Spread):
+    """Draws from NumPy's global generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float(np.random.rand())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_trying_a_model_draws_from_no_generator(norm: bool) -> None:
+    model = FlatModel(Drawing(WIDE, norm))
+    before = np.random.get_state()  # noqa: NPY002
+    rows_of_a_pass(model, IMAGES, 2000)
+    assert np.array_equal(before[1], np.random.get_state()[1]) and before[2] == np.random.get_state()[2]  # noqa: NPY002
+
+
+def test_a_wide_model_with_batch_norm_is_evaluated_at_the_values_of_the_round() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
+    data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
+    keys = {"rounds": 1, "participation.count": 3, "local.lr": 0.5, "local.engine": "sequential"}
+    module = Spread(WIDE, norm=True)
+    done = fedmpi.run("fedavg", keys, data=data, model=module)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
+    assert done.records[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize(("asked", "passes"), [({}, [2000, 500]), ({"evaluation.batch_size": 2400}, [2400, 100])])
+def test_a_narrow_model_is_evaluated_on_2000_samples_at_once(asked: dict[str, int], passes: list[int]) -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((2500, 1, 2, 2), np.float32), generator.integers(0, 4, 2500)
+    data = fedmpi.ClientArrays(x[:40], y[:40], np.arange(40) // 10, test=(x, y))
+    Noted.given.clear()
+    fedmpi.run("fedavg", {"rounds": 1, "local.engine": "sequential", **asked}, data=data, model=Noted(1))
+    assert Noted.given[-2:] == passes

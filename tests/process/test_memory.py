@@ -4,9 +4,13 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+import fedmpi
+from fedmpi.process import malloc
 
 PROGRAM = """
 import resource, sys
@@ -82,6 +86,25 @@ def test_behind_a_run_much_free_memory_goes_back_and_little_stays():
     assert little > 350
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_"])
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"])
 def test_the_users_own_settings_are_left_alone(name: str):
-    assert run("kept", **{name: "131072"})[0] == "False"
+    assert run("kept", **{name: "glibc.malloc.check=0" if name == "GLIBC_TUNABLES" else "131072"})[0] == "False"
+
+
+@pytest.mark.skipif(malloc._library() is None, reason="glibc's settings, where nobody has made them")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_keeps_memory_and_what_comes_behind_it_does_not(fails: bool, monkeypatch: pytest.MonkeyPatch):
+    made, change = [], malloc._set
+    monkeypatch.setattr(malloc, "_set", lambda library, wanted: (made.append(wanted), change(library, wanted))[1])
+
+    def another(record: dict[str, object]) -> None:
+        if record["round"] == 0:
+            fedmpi.run("fedavg", {"rounds": 1}, data="digits")
+            assert made == [malloc.IN_A_RUN] * 2
+        elif fails:
+            raise RuntimeError("made up")
+
+    with pytest.raises(fedmpi.PartFailure) if fails else nullcontext():
+        fedmpi.run("fedavg", {"rounds": 2}, data="digits", on_round=another)
+    assert made == [malloc.IN_A_RUN] * 2 + [malloc.BEHIND_IT]
+    assert dict(malloc.IN_A_RUN).keys() >= dict(malloc.BEHIND_IT).keys() == {malloc.MMAP_MAX, malloc.TRIM_THRESHOLD}
