@@ -286,3 +286,10 @@ def test_a_key_that_stands_in_a_table_has_the_default_of_the_options_that_it_set
                 if declared is not None and declared != option.default:
                     differing.append((part.name, option.name, declared, option.default))
     assert not differing
+
+
+@pytest.mark.parametrize(("key", "word"), [("evaluation.batch_size", "auto"), ("local.batch_size", "all")])
+def test_a_word_that_a_number_may_be_replaced_by_is_named(key: str, word: str) -> None:
+    with pytest.raises(UserError, match=f"{key} = 'some' .*integer.*, or give '{word}'"):
+        load_config(None, ["preset=fedavg", f"{key}=some"])
+    assert load_config(None, ["preset=fedavg", f"{key}={word}"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config.checks import contradiction
@@ -174,7 +175,7 @@ def _validate(values: Values, origins: dict[str, str]) -> Config:
 
 def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -> str:
     """The first thing that is wrong, with the key and where it comes from."""
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors(include_url=False)
     location = [str(step) for step in first["loc"]]
     key = ".".join(location[:2])
     message = str(first["msg"]).removeprefix("Value error, ")
@@ -182,7 +183,14 @@ def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -
         return message
     origin = (origins or {}).get(key)
     where = f" (from {shown(origin)})" if origin else ""
-    return f"{key} = {shown(first['input'], repr)}{where}: {message[0].lower()}{message[1:]}"
+    words = [other["ctx"]["expected"] for other in others if _names_words(other, first)]
+    also = "".join(f", or give {word}" for word in words)
+    return f"{key} = {shown(first['input'], repr)}{where}: {message[0].lower()}{message[1:]}{also}"
+
+
+def _names_words(error: ErrorDetails, first: ErrorDetails) -> bool:
+    """Whether an error says which words the key of another one takes as well."""
+    return error["type"] == "literal_error" and error["loc"][:2] == first["loc"][:2]
 
 
 def _refuse_meaningless(config: Config, origins: dict[str, str]) -> None:
