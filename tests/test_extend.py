@@ -45,8 +45,20 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """What a part means nothing without."""
 METRICS: dict[str, dict[str, Any]] = {"metric:coverage": {"task.least": 0.2}}
-PREPARED: dict[str, dict[str, Any]] = {"data_set:waves": {"noise": 0.1}, "partition:home_class": {"share": 0.9}}
-KINDS = {"data_set:waves": "data set", "availability:in_turns": "availability"}
+PREPARED: dict[str, dict[str, Any]] = {
+    "data_set:waves": {"noise": 0.1},
+    "partition:home_class": {"share": 0.9},
+    "feature_shift:contrast": {"least": 0.1},
+    "label_noise:careless": {"share": 0.9},
+}
+SOURCES: dict[str, dict[str, Any]] = {"source:clouds": {"clients": 7}}
+KINDS = {
+    "data_set:waves": "data set",
+    "availability:in_turns": "availability",
+    "feature_shift:contrast": "feature shift",
+    "label_noise:careless": "label noise",
+    "source:clouds": "data source",
+}
 SMALL = {"rounds": 3, "data.shards": "digits:clients=9,alpha=0.5", "participation.count": 5}
 
 
@@ -60,11 +72,12 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_snippet_is_short_and_is_a_file_of_the_examples() -> None:
     files = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
     *snippets, tested = SNIPPETS
-    assert len(snippets) == len(PARTS) + len(METRICS) + len(PREPARED) + 1 and "parametrize_with_checks" in tested
+    parts = (*PARTS, *METRICS, *PREPARED, *SOURCES)
+    assert len(snippets) == len(parts) + 1 and "parametrize_with_checks" in tested
     for snippet in snippets:
         assert len(snippet.splitlines()) < LONGEST, snippet
         assert any(text.endswith(f"\n{snippet}") for text in files.values()), snippet
-    for name in (*PARTS, *METRICS, *PREPARED):
+    for name in parts:
         module, _, thing = name.partition(":")
         assert name in files[module].partition("\n")[0] and re.search(rf"^(def|class) {thing}\b", files[module], re.M)
 
@@ -87,7 +100,8 @@ def test_a_part_of_the_page_runs_by_its_name_and_changes_the_result(name: str, e
     assert not options or own != last_loss({key: name, **beside}), "options change the result"
 
 
-CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.startswith("model:")} | METRICS | PREPARED
+MADE = METRICS | PREPARED | SOURCES
+CHECKED = {name: options for name, (_, options) in PARTS.items() if not name.startswith("model:")} | MADE
 
 
 @pytest.mark.parametrize("name", CHECKED)
@@ -113,6 +127,30 @@ def test_the_pages_data_set_and_partition_make_shards(examples: None, tmp_path: 
     store = open_store(out)
     assert (store.clients, store.manifest.classes, store.manifest.dataset) == (12, 3, "data_set:waves")
     assert fedmpi.run("fedavg", {"rounds": 1, "participation.clients": "all"}, data=out).summary["clients"] == 12
+
+
+def test_the_pages_features_and_labels_differ_by_client(examples: None, tmp_path: Path) -> None:
+    [command] = re.findall(r"python -m data_prep (digits .*--feature-shift feature_shift:.*) --out", PAGE)
+    plain = [word for word in command.split() if word not in ("--least", "0.2", "--share", "0.5")]
+    plain = plain[: plain.index("--feature-shift")]
+    for words, name in ((plain, "plain"), (command.split(), "unlike")):
+        assert main([*words, "--out", str(tmp_path / name)]) == 0
+    before, after = (open_store(str(tmp_path / name)) for name in ("plain", "unlike"))
+    dimmed, mistaken = [], []
+    for client in range(after.clients):
+        (x, y), (seen, said) = before.client(client), after.client(client)
+        dimmed.append(seen.sum() / x.sum())
+        assert ((said == y) | (said == (y + 9) % 10)).all()
+        mistaken.append((said != y).mean())
+    assert 0.1 < min(dimmed) < 0.5 and 0.7 < max(dimmed) <= 1
+    assert 0 < sum(share > 0 for share in mistaken) < 20 and 0.3 < max(mistaken) < 0.7
+
+
+def test_the_pages_source_makes_the_data_of_a_run(examples: None) -> None:
+    keys = {"rounds": 2, "data.shards": "source:clouds", "participation.clients": "all"}
+    runs = [fedmpi.run("fedavg", {**keys, "data.clients": clients}) for clients in (7, 9)]
+    assert [run.summary["clients"] for run in runs] == [7, 9]
+    assert runs[0].records[-1]["test_accuracy"] > 0.5
 
 
 @pytest.mark.slow

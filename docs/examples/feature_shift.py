@@ -1,0 +1,19 @@
+"""Features that differ by client: python -m data_prep digits --feature-shift feature_shift:contrast."""
+
+import numpy as np
+
+
+def contrast(clients, generator, *, least: float = 0.5):
+    """Every client's camera has a contrast of its own; bytes are changed as shares of 255.
+
+    Parameters
+    ----------
+    least : float
+        Of the lowest contrast, between 0 and 1.
+    """
+    factors = generator.uniform(least, 1, clients)
+
+    def seen(x: np.ndarray, client: int, generator) -> np.ndarray:
+        return (x * factors[client]).astype(x.dtype)
+
+    return seen

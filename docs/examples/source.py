@@ -1,0 +1,26 @@
+"""Samples made by a function: data.shards = "source:clouds"."""
+
+import numpy as np
+
+import fedmpi
+
+
+def clouds(*, clients: int = 20, apart: float = 2.0, seed: int = 0) -> fedmpi.ClientArrays:
+    """Points around the centres of three classes, one of which every client has seldom.
+
+    Parameters
+    ----------
+    clients : int
+        Of 30 points each.
+    apart : float
+        Standard deviation of the centres; that of a class is 1.
+    seed : int
+        Of all of it.
+    """
+    generator = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(clients), 30)
+    y = (owner + generator.choice(3, len(owner), p=[0.45, 0.45, 0.1])) % 3
+    x = apart * generator.standard_normal((3, 8))[y] + generator.standard_normal((len(y), 8))
+    held = np.arange(len(y)) % 6 == 0
+    x = x.astype(np.float32)
+    return fedmpi.ClientArrays(x[~held], y[~held], owner[~held], test=(x[held], y[held]))
