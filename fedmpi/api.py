@@ -291,7 +291,7 @@ def _run(
             simulation.close()
         if recorder is not None:
             recorder.close()
-    summary, where = _told_by_server(cluster, [simulation.summary, str(folder or "")])
+    summary, where = _from_server(cluster, [simulation.summary, str(folder or "")])
     history, module = simulation.history, experiment.model.released()
     records, rounds, seen = history.records, history.rounds, history.clients
 
@@ -322,7 +322,7 @@ def _open_recorder(
     return recorder
 
 
-def _told_by_server(cluster: Cluster, values: Any) -> Any:
+def _from_server(cluster: Cluster, values: Any) -> Any:
     """Rank 0's values, which JSON can hold, on all ranks; collective."""
     own = [np.frombuffer(json.dumps(values).encode(), np.uint8)] if cluster.is_server else None
     return json.loads(cluster.broadcast(own)[0].tobytes())

@@ -21,7 +21,7 @@ import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.made_with import holds_values, made_with
 from fedmpi.common.registry import describe, resolve
-from fedmpi.config.objects import untold
+from fedmpi.config.objects import not_repeatable
 
 FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
 
@@ -241,7 +241,7 @@ def test_data_in_memory_have_a_name_that_says_so(tmp_path: Path, caplog: pytest.
 
 
 def test_a_text_that_looks_like_such_a_name_is_none() -> None:
-    assert untold(fedmpi.Config(preset="fedavg", model={"name": net, "width": "(...)"})) == []
+    assert not_repeatable(fedmpi.Config(preset="fedavg", model={"name": net, "width": "(...)"})) == []
 
 
 def test_data_made_by_a_function_within_a_function_are_not_taken_for_a_folder(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Weighing:
             with calling(self.part, round):
                 found = self._chosen(_closed(cohort), read_only(sizes))
         except PartFailure as failure:
-            raise _told_why(failure, cohort, sizes) from failure.__cause__
+            raise _with_reason(failure, cohort, sizes) from failure.__cause__
         coefficients = self._checked(found, cohort, round)
         normalises, total = self.normalises(cohort), self._total(coefficients, cohort.clients, sizes)
         if not total and normalises and self.part.foreign and sizes[cohort.clients].any():
@@ -203,7 +203,7 @@ def on_grid(coefficients: Floats, total: float) -> Floats:
     return np.asarray(np.rint(coefficients * shift * GRID) / GRID)
 
 
-def _told_why(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailure:
+def _with_reason(failure: PartFailure, cohort: Cohort, sizes: Ints) -> PartFailure:
     """The failure; told why where the cause is plain.
 
     Weights may reckon with probabilities that the sampler keeps back, or take the sizes of all clients for those of the

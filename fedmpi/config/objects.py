@@ -68,7 +68,7 @@ def _is_made(choice: Any) -> bool:
     return not callable(choice) and type(choice).__module__ != "builtins"
 
 
-def told_by_class(config: ConfigTables) -> Values:
+def as_class_names(config: ConfigTables) -> Values:
     """{"table.key": value} that say the same as the objects in the configuration, where a class and options do."""
     found: Values = {}
     for kind, choices, several in _given(config):
@@ -79,7 +79,7 @@ def told_by_class(config: ConfigTables) -> Values:
         options: Values = {}
         for choice in choices:
             apart = _apart(kind, choice, type(table)) if _is_object(choice) else None
-            if apart is None or _heard_elsewhere(config, kind, choice, apart[1]):
+            if apart is None or _option_of_another(config, kind, choice, apart[1]):
                 said.append(choice)
             else:
                 said.append(apart[0])
@@ -89,9 +89,9 @@ def told_by_class(config: ConfigTables) -> Values:
     return found
 
 
-def untold(config: ConfigTables) -> list[str]:
+def not_repeatable(config: ConfigTables) -> list[str]:
     """A sentence for every object in the configuration of which config.toml says less than repeating the run takes."""
-    told = told_by_class(config)
+    told = as_class_names(config)
     sentences = []
     for kind, choices, _ in _given(config):
         rest = told.get(kind.key, choices)
@@ -150,7 +150,7 @@ def _apart(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values
     return made, {kind.option_key(name): value for name, value in options.items()}
 
 
-def _heard_elsewhere(config: ConfigTables, kind: Kind, choice: Any, options: Values) -> bool:
+def _option_of_another(config: ConfigTables, kind: Kind, choice: Any, options: Values) -> bool:
     """Whether another part, chosen in the same table, has one of the options too."""
     keys = {key.partition(".")[2] for key in options}
     for other in (part.object for part in chosen_in(config, kind.table) if part.object is not choice):

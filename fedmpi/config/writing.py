@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from fedmpi.config.base import written
 from fedmpi.config.choices import defaults_of_parts, option_values
 from fedmpi.config.layers import dotted
-from fedmpi.config.objects import told_by_class
+from fedmpi.config.objects import as_class_names
 from fedmpi.config.relevance import why_meaningless
 from fedmpi.config.tables import ConfigTables
 
@@ -23,7 +23,7 @@ DATA = "data.shards"
 def config_table(config: ConfigTables) -> Values:
     """The complete configuration as a file holds it: every key that means something under the chosen values."""
     table = chosen_table(config)
-    for key, value in told_by_class(config).items():
+    for key, value in as_class_names(config).items():
         name, _, inner = key.partition(".")
         table[name][inner] = value
     return {

@@ -78,7 +78,7 @@ class Holder:
 
     def alive(self) -> bool:
         """Whether it must be taken to write to the folder still."""
-        if not self.heard or self._is_copy() or self._told_dead():
+        if not self.heard or self._is_copy() or self._known_dead():
             return False
         if self._here() and self.facts.get("pid") == os.getpid():
             return _identity(self.path) in _held  # not one that a full or lost disk kept from being released
@@ -88,7 +88,7 @@ class Holder:
             return False
         return _clock(self.path.parent) - self.heard < LAPSES
 
-    def _told_dead(self) -> bool:
+    def _known_dead(self) -> bool:
         host, pid, began = (self.facts.get(key) for key in ("host", "pid", "began"))
         return any((dead.host, dead.pid, dead.started) == (host, pid, began) for dead in _dead)
 

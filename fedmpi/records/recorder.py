@@ -22,7 +22,7 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
-from fedmpi.config.objects import untold
+from fedmpi.config.objects import not_repeatable
 from fedmpi.records import client_table
 from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
@@ -157,7 +157,7 @@ class Recorder:
         log.setLevel(logging.INFO)
         if self.hold.before is not None:
             log.info("the run that held this folder has died (%s): taken over", self.hold.before)
-        for sentence in untold(self.config):
+        for sentence in not_repeatable(self.config):
             log.warning("%s", sentence)
 
     def resume(self, data: str = "", remembered: Checkpoint | None = None) -> Checkpoint | None:

@@ -88,8 +88,8 @@ def longest_first(costs: Floats, workers: int, head_start: float = 0.0, speeds: 
     rest = order[LONGEST_FIRST_UP_TO:]
     if len(rest):
         least_busy_first = np.array([worker for _, worker in sorted(loads)])
-        there_and_back = np.concatenate([least_busy_first, least_busy_first[::-1]])
-        owners[rest] = np.resize(there_and_back, len(rest))
+        in_turns = np.concatenate([least_busy_first, least_busy_first[::-1]])
+        owners[rest] = np.resize(in_turns, len(rest))
     return owners
 
 

@@ -25,13 +25,13 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
     parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
-    def told_of_death() -> None:
+    def end_with_parent() -> None:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, int(number))
             if os.getppid() != parent:  # it died before it was asked for
                 os.kill(os.getpid(), number)
 
-    return told_of_death
+    return end_with_parent
 
 
 def how_it_ended(code: int, otherwise: str) -> str:

@@ -47,7 +47,7 @@ def read_layers(given: Path | Mapping[str, Any]) -> list[Values]:
     return layers
 
 
-def refuse_unheard(layers: Sequence[Mapping[str, Any]], origin: str) -> None:
+def refuse_overruled_lists(layers: Sequence[Mapping[str, Any]], origin: str) -> None:
     """Refuse a layer's single value for a key of which [sweep] of a lower one has a list, which would win unheard.
 
     Raises

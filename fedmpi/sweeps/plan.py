@@ -22,10 +22,10 @@ from fedmpi.config.base import written
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
 from fedmpi.config.loading import build_config
-from fedmpi.config.objects import untold
+from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import config_toml
 from fedmpi.sweeps.labels import run_name, short_keys, shown_value
-from fedmpi.sweeps.layered import laid_over, read_layers, refuse_unheard
+from fedmpi.sweeps.layered import laid_over, read_layers, refuse_overruled_lists
 from fedmpi.sweeps.prepared import Preparation, words_of
 
 Values = dict[str, Any]
@@ -118,7 +118,7 @@ def plan_sweep(
     origin = "the sweep" if isinstance(given, Mapping) else str(given)
     layers = read_layers(given if isinstance(given, Mapping) else Path(given))
     if len(layers) > 1:
-        refuse_unheard(layers, origin)
+        refuse_overruled_lists(layers, origin)
     table: Values = reduce(laid_over, layers, {})
     for name in table:
         if name not in Config.model_fields and name not in OF_A_SWEEP and "." not in name:
@@ -292,7 +292,7 @@ def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:
 def _refuse_objects(runs: Sequence[PlannedRun], origin: str) -> None:
     """Objects from Python that no file holds: every run is a process of its own, started from one."""
     for run in runs:
-        sentences = untold(run.config)
+        sentences = not_repeatable(run.config)
         if written(run.config.data.shards).startswith(ARRAYS):
             sentences.append("data.shards are arrays in memory: name a function that makes them, module:function")
         for sentence in sentences:
