@@ -206,7 +206,8 @@ def batches_of_a_round(workload: Workload) -> Counter[int]:
 def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str], setting: Setting) -> list[Contestant]:
     """Who is measured; the naive loop first, fedmpi last."""
     device, processes = setting.device or "cpu", setting.processes
-    others = [by_peer(workload, "pfl", pythons["pfl"], processes, quick, device)] if "pfl" in pythons else []
+    joins = "pfl" in pythons and not workload.wanted  # it samples clients, and no rows of all of them
+    others = [by_peer(workload, "pfl", pythons["pfl"], processes, quick, device)] if joins else []
     one, several = ("gradient", "gradient") if workload.wanted else ("naive", "tight")
     floors = [by_floor(workload, name, n, quick, device) for name, n in ((one, 1), (several, processes))]
     return [*floors, *others, *(by_fedmpi(workload, ranks, device=device) for ranks in (1, setting.ranks))]
