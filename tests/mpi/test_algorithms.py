@@ -151,11 +151,12 @@ def test_foreign_files_do_on_three_ranks_what_the_built_in_ones_do(tmp_path: Pat
 AHEAD = {
     "none": [*WIDE],
     "scaffold": [*WIDE, *SCAFFOLD],
-    "feddyn": [*WIDE, *FEDDYN, "cluster.state_memory=0.001", "local.lr_schedule=inverse"],
+    "feddyn": [*WIDE, *FEDDYN, "cluster.state_memory=0.001", "local.lr_schedule=inverse", "seed=1"],
     "fednova": [*WIDE, *FEDNOVA],
 }
 """The second and the third keep the first layer apart from their corrections as well; of the third's clients a rank
-holds a few in memory, the others in a file."""
+holds a few in memory, the others in a file. With seed 0 a rounding turns one of its ReLUs over on some processors, which
+moves the model by 1.1e-5."""
 
 
 def halves(ranks: int, folder: Path) -> list[dict[str, Any]]:
@@ -184,16 +185,7 @@ def test_products_made_ahead_of_algorithms_with_state_repeat_their_bits_after_a_
     assert seen.count(ProductsAhead) >= 8 * 6 and seen.count(KeptApart) >= 4 * 6
     for (name, settings), one in zip(AHEAD.items(), found, strict=True):
         alone = run([*settings, "local.engine=sequential"], str(tmp_path / f"alone-{name}"))["model"]
-        distance = apart(one["model"], alone)
-        if distance >= 1e-5:  # a rounding can turn a ReLU over, which moves FedDyn by 1.1e-5 on some processors
-            ways = {way: [*settings, "seed=1", f"local.engine={way}"] for way in ("batched", "sequential")}
-            distance = apart(*(run(own, str(tmp_path / f"{way}-{name}"))["model"] for way, own in ways.items()))
-        assert distance < 1e-5, name
-
-
-def apart(one: np.ndarray, other: np.ndarray) -> float:
-    """The distance of two models, relative to the length of the second."""
-    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+        assert np.linalg.norm(one["model"] - alone) < 1e-5 * np.linalg.norm(alone), name
 
 
 @pytest.mark.slow
