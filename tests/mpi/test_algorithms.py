@@ -155,8 +155,8 @@ AHEAD = {
     "fednova": [*WIDE, *FEDNOVA],
 }
 """The second and the third keep the first layer apart from their corrections as well; of the third's clients a rank
-holds a few in memory, the others in a file. With seed 0 a rounding turns one of its ReLUs over on some processors, which
-moves the model by 1.1e-5."""
+holds a few in memory, the others in a file. With seed 0 a rounding turns one of its ReLUs over on some processors: the
+model moves by 1.1e-5."""
 
 
 def halves(ranks: int, folder: Path) -> list[dict[str, Any]]:
