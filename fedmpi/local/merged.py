@@ -92,6 +92,8 @@ class MergedEngine:
             return "the model draws from torch's own generator"
         if traits.couples:
             return "a sample's logits depend on the other samples of its batch"
+        if traits.drops_across:
+            return "dropout sees values whose first axis is not the samples"
         return why_loss_alone(traits.loss)
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:

@@ -40,13 +40,18 @@ class ForwardTraits:
     Attributes
     ----------
     draws : bool
-        The forward pass draws from torch's global generator (functional dropout, the dropout of nn.LSTM …).
+        The forward pass draws from torch's global generator (rrelu, dropout in evaluation mode …).
     couples : bool
         A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
     loss : LossTraits
         The same of the loss.
     bytes_kept, bytes_widest : int
         What the forward pass keeps of a sample until its gradient is known, all together and the largest piece.
+    calls_dropout : bool
+        The forward pass calls functions that drop values (`models.dropout_calls`).
+    drops_across : bool
+        Some values that dropout sees do not have the samples as their first axis: which mask a sample gets depends on
+        the others of the batch.
     """
 
     draws: bool
@@ -54,6 +59,8 @@ class ForwardTraits:
     loss: LossTraits = LossTraits()
     bytes_kept: int = 0
     bytes_widest: int = 0
+    calls_dropout: bool = False
+    drops_across: bool = False
 
     @property
     def seeded(self) -> bool:
@@ -75,7 +82,7 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
         The model fails on samples of this shape, or does not return one logit a class; the loss fails.
     """
     if model not in _known:
-        _known[model] = _try_out(model, description)
+        adopt_traits(model, _try_out(model, description))
     return _known[model]
 
 
@@ -87,6 +94,7 @@ def known_traits(model: FlatModel) -> ForwardTraits:
 def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     """Take these for the model's traits from now on: what another rank found counts as well."""
     _known[model] = traits
+    model.calls_dropout = traits.calls_dropout
 
 
 def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
@@ -94,20 +102,29 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     model.bind(model.initial.clone())
     was_training = model.module.training
     model.module.train()
-    previous, model.masks.source = model.masks.source, NoMasks()
+    masks = NoMasks()
+    previous, model.masks.source = model.masks.source, masks
+    calls = model.dropout_calls
+    calls.met = False
     try:
         with torch.no_grad(), kept_generators(), full_precision():
             _check_input_kept(model, x)
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
-            whole = _logits(model, x, description)
-            halves = [_logits(model, half, description) for half in x.chunk(2)]
+            with calls:
+                masks.rows.clear()
+                whole = _logits(model, x, description)
+                across = not masks.rows <= {len(x)}
+                masks.rows.clear()
+                halves = [_logits(model, half, description) for half in x.chunk(2)]
+                across |= not masks.rows <= {len(x) // 2}
+                kept = _bytes_kept(model, x)
             loss = loss_traits(model.loss, whole, description)
-            kept = _bytes_kept(model, x)
     finally:
         model.masks.source = previous
         model.module.train(was_training)
-    return ForwardTraits(draws, not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5), loss, *kept)
+    couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
+    return ForwardTraits(draws, couples, loss, *kept, calls.met, across)
 
 
 def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, training: bool = False) -> int:
@@ -195,13 +212,20 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:
+    """Whether torch's generators are drawn from in evaluation mode, or in training mode for more than dropout."""
     before = generator_states()
     try:
+        model.module.eval()
         model.module(x)
+        model.module.train()
+        with model.dropout_calls:
+            model.module(x)
     except KeyboardInterrupt:
         raise
     except BaseException:  # reported by _logits, which runs the same pass
         return False
+    finally:
+        model.module.train()
     return any(name.startswith("torch") for name in drawn_from(before))
 
 

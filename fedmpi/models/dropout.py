@@ -116,9 +116,19 @@ class JoinedMasks:
 
 
 class NoMasks:
-    """Dropout switched off while the model stays in training mode."""
+    """Dropout switched off while the model stays in training mode.
+
+    Attributes
+    ----------
+    rows : set of int
+        First axes of the masks that were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.rows: set[int] = set()
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
+        self.rows.add(rows)
         return torch.ones(rows, units)
 
 
@@ -127,6 +137,22 @@ class Masks:
 
     def __init__(self) -> None:
         self.source: MaskSource | None = None
+
+
+def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
+    """x (rows, …) times the next mask of the source, whole channels (second axis) at once or value by value; 0 < p < 1.
+
+    Raises
+    ------
+    RuntimeError
+        There is no source: nobody trains the model.
+    """
+    if masks.source is None:
+        raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")
+    shape = x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape
+    rows, *others = shape or (1,)
+    mask = masks.source.mask(rows, math.prod(others), p)
+    return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
 
 
 class Dropout(nn.Module):
@@ -156,12 +182,7 @@ class Dropout(nn.Module):
             return x
         if self.p == 1:
             return x * 0
-        source = self.masks.source
-        if source is None:
-            raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
-        mask = source.mask(shape[0], math.prod(shape[1:]), self.p)
-        return x * mask.view(shape).to(device=x.device, dtype=x.dtype, non_blocking=True)
+        return dropped(x, self.p, self.masks, self.channels)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}"
@@ -173,8 +194,7 @@ _REPLACED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 def install_dropout(module: nn.Module) -> Masks:
     """Swap every nn.Dropout, Dropout1d, 2d and 3d inside a model for `Dropout`; done twice, nothing changes.
 
-    Functional dropout and the dropout inside nn.LSTM or nn.MultiheadAttention still draw from torch's generator; the
-    engines seed that one per client.
+    What a forward pass calls for without a layer, `dropout_calls` serves.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.dropout import has_dropout, install_dropout, remove_dropout
+from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -53,12 +54,14 @@ class FlatModel:
         How many of the d values have a gradient; they come first.
     has_buffers : bool
         Whether float buffers follow them.
-    has_dropout : bool
-        Whether masks are drawn in training mode.
+    calls_dropout : bool
+        Whether the forward pass calls functions that drop values (`dropout_calls`); `local.traits` finds it out.
     initial : Tensor (d,)
         The values at construction; a copy.
     masks : Masks
         Where an engine sets the source of the dropout masks.
+    dropout_calls : DropoutCalls
+        Entered where the forward pass is run by others than this class.
     parameters, buffers : list of Tensor
         The module's own tensors, in the order of the flat vector.
     stacked_forms : dict
@@ -76,6 +79,8 @@ class FlatModel:
         _check_values(module)
         self.loss = loss
         self.masks = install_dropout(module)
+        self.calls_dropout = False
+        self.dropout_calls = DropoutCalls(self.masks)
         install_word_convolutions(module)
         self.stacked_forms: dict[Any, Any] = {}
         self.module = module.to(device)
@@ -91,7 +96,7 @@ class FlatModel:
         self.trainable = sum(p.numel() for p in self.parameters)
         self.size = self.trainable + sum(b.numel() for b in self.buffers)
         self.has_buffers = bool(self.buffers)
-        self.has_dropout = has_dropout(module)
+        self._has_dropout_layers = has_dropout(module)
         self.dtype = self.parameters[0].dtype
         self.embeddings = _sparse_capable(module)
         self._arithmetic: AbstractContextManager[object] = nullcontext()
@@ -99,6 +104,11 @@ class FlatModel:
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether masks are drawn in training mode."""
+        return self._has_dropout_layers or self.calls_dropout
 
     @cached_property
     def frozen_checksum(self) -> int:
@@ -171,7 +181,7 @@ class FlatModel:
         self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """As `loss_gradient`, of another loss: `loss_of(module, x, y)` returns a tensor ()."""
-        with self._arithmetic:
+        with self._dropping(), self._arithmetic:
             loss = loss_of(self.module, x, y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return loss.detach(), self._with_zeros(gradients)
@@ -189,9 +199,13 @@ class FlatModel:
 
     def _logits(self, x: Tensor) -> Tensor:
         # Autocast is left after every forward pass, which empties its cache: the weights change behind its back.
-        with self._arithmetic:
+        with self._dropping(), self._arithmetic:
             logits: Tensor = self.module(x)
         return logits.to(self.dtype)
+
+    def _dropping(self) -> AbstractContextManager[object]:
+        """Within: dropout that the forward pass calls for is served from `masks`, in training mode."""
+        return self.dropout_calls if self.calls_dropout and self.module.training else nullcontext()
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""

@@ -111,7 +111,7 @@ class CumulativeBatchNormNet(BatchNormNet):
         self.norm.momentum = None
 
 
-class FunctionalDropoutNet(nn.Module):
+class AlphaDropoutNet(nn.Module):
     """Draws from torch's global generator in its forward pass."""
 
     def __init__(self, inputs: int, classes: int):
@@ -119,4 +119,4 @@ class FunctionalDropoutNet(nn.Module):
         self.dense = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dense(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+        return self.dense(nn.functional.alpha_dropout(x.flatten(1), 0.5, self.training))

@@ -25,7 +25,8 @@ from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.net import translate
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.trace import trace
-from tests.local.any_modules import MODULES
+from tests.local import any_modules
+from tests.local.dropping_modules import DROPPING
 from tests.local.stacks import (
     COLOURED,
     IMAGES,
@@ -39,6 +40,7 @@ from tests.local.stacks import (
 )
 
 STREAMS = Streams(7)
+MODULES = any_modules.MODULES | DROPPING
 EPOCHS = LocalRule(lr=0.05, epochs=2, batch_size=7)
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 BUILT_IN = {
@@ -80,7 +82,7 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dt
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
 
 
-@pytest.mark.parametrize("name", ["lstm", "bilstm", "stateful-lstm"])
+@pytest.mark.parametrize("name", ["lstm", "bilstm", "stateful-lstm", "deep-lstm"])
 def test_wide_lstms_one_after_another_reach_them_too(name: str, monkeypatch):
     calls = []
     one_by_one = recurrent._client_by_client
@@ -178,7 +180,7 @@ def test_the_form_of_a_graph_is_made_once_for_a_model():
     assert BatchedEngine(model, source, STREAMS).net is BatchedProbe(model, source).net
 
 
-@pytest.mark.parametrize("name", ["lenet", "classic", "squashed", "squashed-images"])
+@pytest.mark.parametrize("name", ["lenet", "lenet-with-calls", "classic", "squashed", "squashed-images"])
 def test_chains_of_layers_keep_their_forms_written_by_hand(name: str):
     description, make = MODULES[name]
     net = translate(FlatModel(make()).module, description)

@@ -19,8 +19,8 @@ from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,
     TEXTS,
+    AlphaDropoutNet,
     BatchNormNet,
-    FunctionalDropoutNet,
     InMemorySource,
     flat_model,
     relative_error,
@@ -84,7 +84,7 @@ def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forb
         chosen(source, FlatModel(BatchNormNet(36, 5)), local=demand)
 
 
-@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (FunctionalDropoutNet, "own generator")])
+@pytest.mark.parametrize("net, words", [(BatchNormNet, "buffers"), (AlphaDropoutNet, "own generator")])
 def test_models_that_cannot_be_merged_are_trained_one_after_the_other(net: Any, words: str):
     source, rule = InMemorySource(SMALL_IMAGES, [3, 20, 10]), LocalRule(lr=0.1, batch_size=10)
     model = FlatModel(net(36, 5))
@@ -122,7 +122,7 @@ def test_the_named_engine_is_taken(wanted: str):
 
 
 def test_a_batched_engine_is_refused_for_a_model_without_a_stacked_form():
-    source, model = InMemorySource(SMALL_IMAGES, MIXED), FlatModel(FunctionalDropoutNet(36, 5))
+    source, model = InMemorySource(SMALL_IMAGES, MIXED), FlatModel(AlphaDropoutNet(36, 5))
     with pytest.raises(UserError, match='local.engine = "batched" is not possible here'):
         chosen(source, model, local={"engine": "batched"})
 

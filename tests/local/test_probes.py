@@ -14,8 +14,8 @@ from fedmpi.models.flat import FlatModel
 from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,
+    AlphaDropoutNet,
     BatchNormNet,
-    FunctionalDropoutNet,
     InMemorySource,
     flat_model,
     relative_error,
@@ -68,7 +68,7 @@ def test_a_probe_depends_on_round_and_client_alone():
     assert not torch.equal(probed(model, "sample")[2], later[2])
 
 
-@pytest.mark.parametrize("net", [BatchNormNet, FunctionalDropoutNet])
+@pytest.mark.parametrize("net", [BatchNormNet, AlphaDropoutNet])
 def test_probing_leaves_the_model_and_torchs_generator_alone(net: type[nn.Module]):
     model = FlatModel(net(36, 5))
     before, state = model.initial.clone(), torch.get_rng_state()

@@ -25,9 +25,9 @@ from tests.local.synthetic import (
     SMALL_IMAGES,
     STREAMS,
     TEXTS,
+    AlphaDropoutNet,
     BatchNormNet,
     CumulativeBatchNormNet,
-    FunctionalDropoutNet,
     InMemorySource,
     flat_model,
     relative_error,
@@ -127,7 +127,7 @@ def test_the_order_of_the_tasks_does_not_matter():
     assert relative_error(backwards, forwards) < 1e-6
 
 
-@pytest.mark.parametrize("net", [FunctionalDropoutNet, BatchNormNet, CumulativeBatchNormNet])
+@pytest.mark.parametrize("net", [AlphaDropoutNet, BatchNormNet, CumulativeBatchNormNet])
 def test_a_client_trains_alike_alone_and_among_others(net: type[nn.Module]):
     source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
     updates: list[dict[int, torch.Tensor]] = [{}, {}]
@@ -216,7 +216,7 @@ def test_adams_memory_is_fresh_unless_it_is_handed_on():
     assert relative_error(forgetful, expected) > 1e-4
 
 
-@pytest.mark.parametrize("net", [BatchNormNet, FunctionalDropoutNet])
+@pytest.mark.parametrize("net", [BatchNormNet, AlphaDropoutNet])
 def test_a_model_that_was_evaluated_in_between_trains_as_before(net: type[nn.Module]):
     source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
     torch.manual_seed(2)

@@ -95,7 +95,7 @@ class Mixing(nn.Linear):
 
 class Noisy(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+        return nn.functional.alpha_dropout(super().forward(x), 0.5, self.training)
 
 
 class Remembering(nn.Linear):
@@ -121,7 +121,7 @@ REFUSED = {
     "the number of samples": (own(Counting), "values or on how many"),
     "a mean over the samples": (own(Averaging), "see one another"),
     "a sum over the samples of what has parameters": (own(Mixing), "see one another"),
-    "torch's generator": (own(Noisy), "dropout draws from torch's own generator"),
+    "torch's generator": (own(Noisy), "alpha_dropout draws from torch's own generator"),
     "a memory": (own(Remembering), "Remembering keeps something"),
     "outputs turned around": (own(Transposing), "one row of outputs a sample"),
     "hooks": (hooked(), "hooks"),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import built_in, dense, mapped_layer, product
 from fedmpi.models.stacked.small_attention import attend
 from fedmpi.models.stacked.weights import Weight
 
 
-@built_in(nn.MultiheadAttention)
+@built_in(nn.MultiheadAttention, dropping=True)
 def attention(
     layer: nn.MultiheadAttention,
     weights: Mapping[str, Weight],
@@ -26,10 +27,14 @@ def attention(
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
+    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Inputs (k, b, L, E), or (k, L, b, E) without `batch_first`; a mask of places (k, L, S), of padding (k, b, S)."""
+    """Inputs (k, b, L, E), or (k, L, b, E) without `batch_first`; a mask of places (k, L, S), of padding (k, b, S);
+    `drop` of the shares (k, b, heads, L, S)."""
     plain = layer.in_proj_weight is not None and layer.bias_k is None and not layer.add_zero_attn
     if not plain or query.dim() != 4 or (attn_mask is not None and attn_mask.dim() != 3):
+        if drop is not None:
+            raise NotStackable("MultiheadAttention with dropout and a mask a head, or with further keys")
         masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}
         ways = {"need_weights": need_weights, "average_attn_weights": average_attn_weights}
         found: tuple[Tensor, Tensor | None] = mapped_layer(layer, weights, query, key, value, **masks, **ways)
@@ -40,9 +45,10 @@ def attention(
     q, k, v = (torch.unflatten(one, 3, (layer.num_heads, -1)).transpose(2, 3) for one in projected)
     mask = _mask(q, attn_mask, key_padding_mask)
     chances = None
-    if need_weights:
+    if need_weights or drop is not None:
         scores = q @ k.transpose(3, 4) / math.sqrt(q.shape[4])
         chances = (scores if mask is None else scores + mask).softmax(4)
+        chances = chances if drop is None else drop(chances)
         told = chances @ v
     else:
         flat_q, flat_k, flat_v = (one.flatten(0, 1) for one in (q, k, v))
@@ -52,9 +58,9 @@ def attention(
     told = told.transpose(2, 3).flatten(3)
     told = told if layer.batch_first else told.transpose(1, 2)
     out = product(told, weights["out_proj.weight"], weights.get("out_proj.bias"))
-    if chances is not None and average_attn_weights:
-        chances = chances.mean(2)
-    return out, chances
+    if chances is None or not need_weights:
+        return out, None
+    return out, chances.mean(2) if average_attn_weights else chances
 
 
 def _projected(weights: Mapping[str, Weight], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:

@@ -84,6 +84,12 @@ def _with_options(kind: type[nn.Module], *names: str) -> Callable[[Traced, fx.No
     return make
 
 
+def _dropout(traced: Traced, node: fx.Node) -> nn.Module | None:
+    """Of single values; nothing where nothing is dropped."""
+    masks = traced.masks.get(node)
+    return nn.Identity() if masks is None else nn.Dropout(masks[0][1])
+
+
 _WINDOW = "kernel_size", "stride", "padding"
 _max_pool = _with_options(nn.MaxPool2d, *_WINDOW, "dilation", "ceil_mode", "return_indices")
 _mean_pool = _with_options(nn.AvgPool2d, *_WINDOW, "ceil_mode", "count_include_pad", "divisor_override")
@@ -100,6 +106,8 @@ _PARTS: dict[Any, Callable[[Traced, fx.Node], nn.Module | None]] = {
     torch.max_pool2d: _max_pool,
     functional.avg_pool2d: _mean_pool,
     functional.adaptive_avg_pool2d: _with_options(nn.AdaptiveAvgPool2d, "output_size"),
+    functional.dropout: _dropout,
+    torch.dropout: _dropout,
     functional.tanh: _tanh,
     torch.tanh: _tanh,
     "tanh": _tanh,

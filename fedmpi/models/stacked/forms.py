@@ -26,6 +26,9 @@ LAYERS: dict[type[nn.Module], Form] = {}
 """Kind of layer -> form."""
 JOINED: set[Form] = set()
 """Forms of one input and one result that take and give (k · b, …); what they give, no gradient of theirs needs."""
+DROPPING: set[Form] = set()
+"""Forms that take `drop`, which returns what it is given (k, b, …) with some values dropped, where the layer asks for
+masks."""
 ARRANGED: dict[type[nn.Module], dict[str, tuple[int, ...]]] = {}
 """Kind of layer -> the order in which the axes of its parameters lie in the stack, where it is not their own."""
 
@@ -56,12 +59,13 @@ def register_layer(kind: type[nn.Module]) -> Callable[[Callable[..., Any]], Call
     return decorate
 
 
-def built_in(*kinds: type[nn.Module], joined: bool = False) -> Callable[[Form], Form]:
+def built_in(*kinds: type[nn.Module], joined: bool = False, dropping: bool = False) -> Callable[[Form], Form]:
     """A decorator: the form below it is that of these kinds of layers."""
 
     def decorate(form: Form) -> Form:
         LAYERS.update(dict.fromkeys(kinds, form))
         JOINED.update([form] * joined)
+        DROPPING.update([form] * dropping)
         return form
 
     return decorate

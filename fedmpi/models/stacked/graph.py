@@ -202,6 +202,33 @@ class Call:
         return self.function(bound, *args, **kwargs)
 
 
+class Drops:
+    """What a call drops: the masks of one bound graph, in the order in which the call asks for them.
+
+    Parameters
+    ----------
+    bound : GraphOp
+    places : list of int
+        Of the call's masks among the graph's.
+    channels : bool
+        Whether whole channels are dropped.
+    """
+
+    def __init__(self, bound: GraphOp, places: Sequence[int], channels: bool = False):
+        self.masks, self.channels = [bound.dropouts[place].mask for place in places], channels
+        self._next = iter(self.masks)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (k · b, …) or (k, b, …) times the next mask."""
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
+        return x * next(self._next).view(shape)
+
+    def of(self, client: int) -> Callable[[Tensor], Tensor]:
+        """The same for the values (b, …) of one client alone."""
+        masks = iter(self.masks)
+        return lambda x: x * next(masks)[client].view(x.shape)
+
+
 class Broadcast:
     """An operation on every element: the operands' axes are aligned from the last, as torch does."""
 

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedmpi.models.dropout_calls import CALLS
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import built_in, product
+from fedmpi.models.stacked.graph import Drops
 from fedmpi.models.stacked.weights import Weight
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -160,8 +162,6 @@ class _Held:
 
 
 def _need_plain(layer: nn.LSTM | nn.GRU, x: Tensor) -> None:
-    if layer.dropout and layer.num_layers > 1:
-        raise NotStackable(f"{type(layer).__name__} with dropout between its layers")
     if layer.proj_size:
         raise NotStackable(f"{type(layer).__name__} with proj_size: its states are projected in every step of time")
     if x.dim() != 4:
@@ -169,13 +169,20 @@ def _need_plain(layer: nn.LSTM | nn.GRU, x: Tensor) -> None:
 
 
 def _over_layers(
-    layer: nn.LSTM | nn.GRU, weights: Mapping[str, Weight], x: Tensor, firsts: list[Tensor] | None
+    layer: nn.LSTM | nn.GRU,
+    weights: Mapping[str, Weight],
+    x: Tensor,
+    firsts: list[Tensor] | None,
+    drop: Drops | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """States (k, L, b, H · directions) of the last layer, and the last states (k, layers, b, H)."""
+    """States (k, L, b, H · directions) of the last layer, and the last states (k, layers, b, H); `drop` of the states
+    (k, b, L, H · directions) of the other layers."""
     x = x.transpose(1, 2) if layer.batch_first else x
     directions = 2 if layer.bidirectional else 1
     lasts: list[list[Tensor]] = []
     for number in range(layer.num_layers):
+        if number and drop is not None:
+            x = drop(x.transpose(1, 2)).transpose(1, 2)
         made = []
         for direction in range(directions):
             held = _Held(weights, f"l{number}{'_reverse' * direction}")
@@ -216,7 +223,11 @@ def _fills_the_machine(layer: nn.LSTM, x: Tensor) -> bool:
 
 
 def _client_by_client(
-    layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, firsts: list[Tensor] | None
+    layer: nn.LSTM,
+    weights: Mapping[str, Weight],
+    x: Tensor,
+    firsts: list[Tensor] | None,
+    drop: Drops | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """What `_over_layers` gives, by torch's own LSTM."""
     values = zip(*(weights[name].value.unbind(0) for name in layer._flat_weights_names), strict=True)
@@ -226,25 +237,33 @@ def _client_by_client(
         begin = [[x.new_zeros(places, rows, layer.hidden_size)] * 2] * len(x)
     else:
         begin = [list(pair) for pair in zip(*firsts, strict=True)]
-    ways = layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, layer.batch_first
-    parts = zip(x.unbind(0), begin, values, strict=True)
-    found = [torch.lstm(one, h, list(own), *ways) for one, h, own in parts]
+    p = 0.0 if drop is None else layer.dropout
+    ways = layer.bias, layer.num_layers, p, True, layer.bidirectional, layer.batch_first
+    found = []
+    for client, (one, h, own) in enumerate(zip(x.unbind(0), begin, values, strict=True)):
+        dropping = CALLS[torch.lstm](one, h, list(own), *ways)
+        if drop is None or dropping is None:
+            found.append(torch.lstm(one, h, list(own), *ways))
+        else:
+            found.append(dropping.made(drop.of(client)))
     states, *lasts = (torch.stack(parts) for parts in zip(*found, strict=True))
     return states, lasts
 
 
-@built_in(nn.LSTM)
-def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, first: Any = None) -> Any:
+@built_in(nn.LSTM, dropping=True)
+def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, first: Any = None, drop: Drops | None = None) -> Any:
     _need_plain(layer, x)
     form = _client_by_client if _fills_the_machine(layer, x) else _over_layers
-    states, (h, c) = form(layer, weights, x, None if first is None else list(first))
+    states, (h, c) = form(layer, weights, x, None if first is None else list(first), drop)
     return states, (h, c)
 
 
-@built_in(nn.GRU)
-def gru(layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, first: Tensor | None = None) -> Any:
+@built_in(nn.GRU, dropping=True)
+def gru(
+    layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, first: Tensor | None = None, drop: Drops | None = None
+) -> Any:
     _need_plain(layer, x)
-    states, (h,) = _over_layers(layer, weights, x, None if first is None else [first])
+    states, (h,) = _over_layers(layer, weights, x, None if first is None else [first], drop)
     return states, h
 
 

@@ -25,6 +25,8 @@ from fedmpi.common.errors import raised
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout as ClientDropout
+from fedmpi.models.dropout import Masks
+from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.stacked.base import NotStackable
 
 ROWS = 3, 5
@@ -66,11 +68,15 @@ class Traced:
         One placeholder: the samples.
     examples : dict
         The two values of every node.
+    masks : dict
+        Of nodes that drop values without being a layer for it: (units a sample, p) of every mask, in the order in which
+        they are asked for.
     """
 
     module: nn.Module
     graph: fx.Graph
     examples: dict[fx.Node, tuple[Any, Any]]
+    masks: dict[fx.Node, list[tuple[int, float]]]
 
     def along(self, node: fx.Node) -> Any:
         """Where the samples lie in a node's value: an `Along`, None where its shape does not depend on them; of tuples
@@ -137,8 +143,8 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
         raise NotStackable(f"{type(module).__name__} cannot be followed: {_where(error)}{_why(error)}") from None
     finally:
         module.train(was_training)
-    _drop_unused(graph)
-    return Traced(module, graph, tracer.examples)
+    _drop_unused(graph, tracer.masks)
+    return Traced(module, graph, tracer.examples, tracer.masks)
 
 
 def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
@@ -171,6 +177,8 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.leaves, self.inputs = leaves, inputs
         self.examples: dict[fx.Node, tuple[Any, Any]] = {}
+        self.masks: dict[fx.Node, list[tuple[int, float]]] = {}
+        self._asked = _AskedMasks()
         self.devices = [one.device for one in inputs[:1] if one.device.type == "cuda"]
         self.trying = False
 
@@ -203,6 +211,8 @@ class _Tracer(fx.Tracer):
         proxy.node.meta["line"] = _line()
         one, other = (self._value(kind, target, args, kwargs, which) for which in (0, 1))
         self.examples[proxy.node] = one, other
+        if masks := self._asked.taken():
+            self.masks[proxy.node] = masks
         shape = target is getattr and args[1] in SHAPE_ATTRIBUTES or kind == "call_method" and target in SHAPE_METHODS
         if kind.startswith("call_") and target != "detach" and isinstance(one, Tensor) and not torch.is_grad_enabled():
             return proxy.detach()  # within torch.no_grad()
@@ -228,7 +238,7 @@ class _Tracer(fx.Tracer):
         args, kwargs = map_aggregate(args, value), map_aggregate(kwargs, value)
         self.trying, before = True, self._generators()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), DropoutCalls(self._asked.of_batch(which)):
                 found = self._found(kind, target, args, kwargs)
         finally:
             self.trying = False
@@ -249,6 +259,43 @@ class _Tracer(fx.Tracer):
     def _generators(self) -> list[Tensor]:
         """The states of torch's own generators."""
         return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+
+
+class _AskedMasks:
+    """Notes which masks a node asks for on either batch; nothing is dropped."""
+
+    def __init__(self) -> None:
+        self._of: tuple[list[tuple[int, int, float]], ...] = ([], [])
+        self._now = self._of[0]
+
+    def of_batch(self, which: int) -> Masks:
+        """The source while a node is computed on one of the two batches."""
+        self._now, masks = self._of[which], Masks()
+        self._now.clear()
+        masks.source = self
+        return masks
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        self._now.append((rows, units, p))
+        return torch.ones(rows, units)
+
+    def taken(self) -> list[tuple[int, float]]:
+        """Units a sample and p of each mask.
+
+        Raises
+        ------
+        NotStackable
+            Values are dropped whose first axis is not the samples.
+        """
+        found = []
+        for (rows, units, p), (more, same, _) in zip(*self._of, strict=True):
+            times = rows // ROWS[0]
+            if (rows, more) != (times * ROWS[0], times * ROWS[1]) or units != same:
+                raise NotStackable(f"{_line()}: dropout of values whose first axis is not the samples")
+            found.append((times * units, p))
+        for asked in self._of:
+            asked.clear()
+        return found
 
 
 class _Proxy(fx.Proxy):
@@ -388,10 +435,10 @@ def in_place(node: fx.Node) -> bool:
     return name in AUGMENTED or name.endswith("_") and not name.endswith("__") or bool(node.kwargs.get("inplace"))
 
 
-def _drop_unused(graph: fx.Graph) -> None:
-    """Remove nodes that nothing reads, unless they change a value in place."""
+def _drop_unused(graph: fx.Graph, drawing: Collection[fx.Node]) -> None:
+    """Remove nodes that nothing reads, unless they change a value in place or draw masks."""
     for node in reversed(graph.nodes):
-        if node.users or node.op in ("placeholder", "output"):
+        if node.users or node.op in ("placeholder", "output") or node in drawing:
             continue
         if node.op != "call_module" and not in_place(node):
             graph.erase_node(node)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.rounding import explained_by_rounding
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.dropout import ClientMasks, draw_mask
+from fedmpi.models.dropout import ClientMasks, Masks, NoMasks, draw_mask
 from fedmpi.models.dropout import Dropout as ClientDropout
+from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.stacked.base import Ahead, Drift, NotStackable, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.sequence import StackedNet
@@ -72,15 +73,15 @@ def check(net: StackedNet, module: nn.Module, description: DataDescription) -> N
     limit = TOLERANCE.get(own.dtype, 2e-3)
     try:
         forked = torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else [])
-        with _dropout(module.train()) as dropout, forked, full_precision():
+        with _dropout(module.train()) as (masks, drops), forked, full_precision():
 
             def alone(client: int, values: Tensor) -> tuple[Tensor, Tensor]:
-                for layer in dropout:
-                    layer.masks.source = ClientMasks(_stream(client))
-                return _own(module, values, samples[client], towards[client])
+                masks.source = ClientMasks(_stream(client)) if drops else NoMasks()
+                with DropoutCalls(masks):
+                    return _own(module, values, samples[client], towards[client])
 
             expected = [alone(client, flat[client]) for client in (0, 1)]
-            found = _stacked(net, flat, samples, towards, bool(dropout))
+            found = _stacked(net, flat, samples, towards, drops)
             for client in (0, 1):
                 _compare(found[client], expected[client], limit, partial(alone, client), flat[client], module)
     except NotStackable:
@@ -201,19 +202,19 @@ def _stream(client: int) -> np.random.Generator:
 
 
 @contextmanager
-def _dropout(module: nn.Module) -> Iterator[list[ClientDropout]]:
-    """Within: the model's dropout layers, which are to be given masks; none where some are torch's own, which then pass
-    everything on."""
+def _dropout(module: nn.Module) -> Iterator[tuple[Masks, bool]]:
+    """Within: what serves the model's dropout, and whether it drops; not where some layers are torch's own, which then
+    pass everything on."""
     layers = [layer for layer in module.modules() if isinstance(layer, DROPOUTS)]
     own = [layer for layer in layers if isinstance(layer, ClientDropout)]
     drops = len(own) == len(layers)
-    chances, sources = [layer.p for layer in layers], [layer.masks.source for layer in own]
+    masks = own[0].masks if own else Masks()
+    chances, source = [layer.p for layer in layers], masks.source
     for layer in layers:
         layer.p = layer.p if drops else 0.0
     try:
-        yield own if drops else []
+        yield masks, drops
     finally:
         for layer, p in zip(layers, chances, strict=True):
             layer.p = p
-        for masked, source in zip(own, sources, strict=True):
-            masked.masks.source = source
+        masks.source = source

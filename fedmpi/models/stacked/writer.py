@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from fedmpi.models.dropout_calls import CALLS
 from fedmpi.models.stacked.base import NotStackable, Slot
 from fedmpi.models.stacked.forms import (
+    DROPPING,
     ELEMENT_BY_ELEMENT,
     FUNCTIONS,
     JOINED,
@@ -23,7 +25,7 @@ from fedmpi.models.stacked.forms import (
     mapped_layer,
     separately,
 )
-from fedmpi.models.stacked.graph import CLIENT, NUMBER, SHARED, Broadcast, Call, GraphLayer, GraphOp, free
+from fedmpi.models.stacked.graph import CLIENT, NUMBER, SHARED, Broadcast, Call, Drops, GraphLayer, GraphOp, free
 from fedmpi.models.stacked.overwritten import gives_its_own, overwriting
 from fedmpi.models.stacked.peaks import highest
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
@@ -128,6 +130,8 @@ class Writer:
             self._return(node)
         elif node.op == "call_module" and isinstance(self._part(node), DROPOUTS):
             self._drop(node)
+        elif node.op == "call_function" and node in self.traced.masks:
+            self._drop_in_call(node)
         elif node.op == "call_module":
             self._module(node)
         else:
@@ -232,10 +236,31 @@ class Writer:
         self._note(node, f"{name} * bound.dropouts[{len(self.dropouts)}].mask.view({shape})")
         self.dropouts.append((units, part.p))
 
+    def _drop_in_call(self, node: fx.Node) -> None:
+        """A function that drops values of samples: see `models.dropout_calls`."""
+        if self._reads_parameters(node):
+            raise self.refuse(node, "drops what parameters take part in")
+        asked, places = CALLS[node.target], self._masks(node)
+
+        def function(bound: GraphOp, *args: Any, **kwargs: Any) -> Any:
+            call = asked(*args, **kwargs)
+            assert call is not None  # as it was on the made-up batches
+            return call.made(Drops(bound, places, call.channels))
+
+        self._note(node, f"{self._held(function)}({', '.join(['bound', self._arguments(node)])})")
+
+    def _masks(self, node: fx.Node) -> list[int]:
+        """The places of a node's masks among the graph's."""
+        masks = self.traced.masks.get(node, [])
+        first = len(self.dropouts)
+        self.dropouts += masks
+        return list(range(first, len(self.dropouts)))
+
     def _module(self, node: fx.Node) -> None:
         part = self._part(node)
         parameters = dict(part.named_parameters())
-        if not any(one.requires_grad for one in parameters.values()) and not self._reads_parameters(node):
+        frozen = not any(one.requires_grad for one in parameters.values())
+        if frozen and not self._reads_parameters(node) and node not in self.traced.masks:
             self._plain(node, self._held(_aside(part) if self._last_reader(node) else part))
             return
         keys = {name: id(one) for name, one in parameters.items()}
@@ -251,8 +276,13 @@ class Writer:
         elif form in JOINED:
             form = separately(form)
         constant = {name: one for name, one in parameters.items() if not one.requires_grad}
+        places = self._masks(node)
+        if places and form not in DROPPING:
+            raise self.refuse(node, "drops values and has no stacked form that does")
 
         def function(bound: GraphOp, *args: Any, **kwargs: Any) -> Any:
+            if places:
+                kwargs["drop"] = Drops(bound, places)
             weights = {name: bound.weights[key] for name, key in keys.items() if name not in constant}
             weights |= {name: Weight.constant(one, bound.clients) for name, one in constant.items()}
             return form(part, weights, *args, **kwargs)

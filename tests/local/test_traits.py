@@ -1,0 +1,78 @@
+"""What trying a model says about its dropout and its random numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.local.probes import client_gradients
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
+from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, relative_error, summed, tasks_of
+
+
+class Dropping(nn.Linear):
+    """Drops half of its inputs, in training mode or always."""
+
+    def __init__(self, always: bool = False, p: float = 0.5):
+        super().__init__(36, 5)
+        self.always, self.p = always, p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x.flatten(1), self.p, self.always or self.training))
+
+
+def test_dropout_in_a_function_is_no_draw_from_torchs_generator() -> None:
+    model = FlatModel(Dropping())
+    traits = forward_traits(model, SMALL_IMAGES)
+    assert (traits.draws, traits.couples, traits.calls_dropout, traits.drops_across) == (False, False, True, False)
+    assert model.has_dropout and model.calls_dropout
+
+
+def test_what_drops_nothing_is_run_without_ado() -> None:
+    for module in (Dropping(p=0.0), nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5))):
+        model = FlatModel(module)
+        assert not forward_traits(model, SMALL_IMAGES).calls_dropout
+        assert model.has_dropout == isinstance(module, nn.Sequential)
+
+
+def test_dropout_that_goes_on_in_evaluation_mode_draws_from_torchs_generator_there() -> None:
+    traits = forward_traits(FlatModel(Dropping(always=True)), SMALL_IMAGES)
+    assert traits.draws and traits.calls_dropout
+
+
+def test_training_in_a_function_draws_from_the_clients_stream_alone() -> None:
+    """Also with torch's generator somewhere else, and where the configuration switches dropout off."""
+    source, rule = InMemorySource(SMALL_IMAGES, [9, 6, 12]), LocalRule(lr=0.1, epochs=2, batch_size=3)
+    torch.manual_seed(1)
+    model, plain = FlatModel(Dropping()), FlatModel(Dropping(p=0.0))
+    plain.initial.copy_(model.initial)
+    layer = FlatModel(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5)))
+    layer.initial.copy_(model.initial)
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        results.append(summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), rule)[0])
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(*results)
+    of_layer = summed(SequentialEngine(layer, source, STREAMS), layer, tasks_of(source), rule)[0]
+    assert relative_error(results[0], of_layer) < 1e-6
+    off = LocalRule(lr=0.1, epochs=2, batch_size=3, dropout=False)
+    without = summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), off)[0]
+    of_plain = summed(SequentialEngine(plain, source, STREAMS), plain, tasks_of(source), rule)[0]
+    assert relative_error(without, of_plain) < 1e-6 < 0.01 < relative_error(without, results[0])
+
+
+def test_a_probe_drops_nothing_in_functions_either() -> None:
+    source = InMemorySource(SMALL_IMAGES, [9, 6])
+    torch.manual_seed(1)
+    model, plain = FlatModel(Dropping()), FlatModel(Dropping(p=0.0))
+    plain.initial.copy_(model.initial)
+    (_, found), (_, expected) = (
+        next(iter(client_gradients(source, one, [1], one.initial, "full", STREAMS, 0))) for one in (model, plain)
+    )
+    assert relative_error(found, expected) < 1e-6
