@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch, lines
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 # A token: letters and digits of any script, with apostrophes inside ("don't"); all else separates.
 TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
@@ -67,7 +68,7 @@ class TextRows:
         if len(self._block) == BUFFER_ROWS:
             self._flush()
 
-    def encode(self, train: NDArray[np.int64], vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
         """Token ids of all rows with the vocabulary of the training rows.
 
         The vocabulary holds the `vocabulary` words that are most frequent among the kept tokens of the training rows,

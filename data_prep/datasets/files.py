@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from data_prep.room import temporary_room
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 
 BLOCK = 1 << 20
 LONGEST_LINE = 1 << 26
@@ -164,13 +165,13 @@ class Names:
         return tuple(self._codes)
 
 
-def compact(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def compact(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
     """Renumber codes so that only the names in use remain, in their old order."""
     used, inverse = np.unique(codes, return_inverse=True)
     return inverse.astype(np.int64), tuple(names[code] for code in used)
 
 
-def sort_classes(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def sort_classes(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
     """Renumber labels so that the class names are in alphabetical order."""
     order = sorted(range(len(names)), key=names.__getitem__)
     rank = np.empty(len(names), np.int64)
@@ -178,7 +179,7 @@ def sort_classes(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDAr
     return rank[codes], tuple(names[code] for code in order)
 
 
-def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(n: int, fraction: float = 0.2) -> tuple[Ints, Ints]:
     """Rows of the training and of the test part for a set that has no official test part.
 
     floor(n * fraction) rows drawn without replacement, the same for every seed; both parts keep the order of the file.
@@ -193,7 +194,7 @@ def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def hold_out_groups(groups: NDArray[np.int64], fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out_groups(groups: Ints, fraction: float = 0.2) -> tuple[Ints, Ints]:
     """As `hold_out`, but all rows of a group go to the same part.
 
     Groups are drawn in random order; each goes to the test part if that then holds at most floor(n * fraction) rows.

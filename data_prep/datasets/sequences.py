@@ -13,6 +13,7 @@ from data_prep.datasets.files import Names, Scratch, compact
 from data_prep.raw import RawDataset
 from data_prep.text import BUFFER_ROWS, PADDING, SPECIAL, UNKNOWN, read_vectors
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 IGNORED = -1
 """The target at a position that counts nowhere."""
@@ -64,7 +65,7 @@ class Sequences:
             if len(piece) > 1:
                 self.add(piece[:-1], piece[1:], user)
 
-    def encode(self, train: NDArray[np.int64], vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
         """Token ids and targets of all rows with the vocabulary of the training rows.
 
         The vocabulary holds the `vocabulary` tokens that are most frequent among the training rows' tokens and targets,
@@ -127,7 +128,7 @@ def sequence_data_set(
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
     skipped = tally.unreadable
 
-    def encoded(known: NDArray[np.int64], tally: Tally) -> RawDataset:
+    def encoded(known: Ints, tally: Tally) -> RawDataset:
         """The data set with the vocabulary of these rows."""
         rows, vocabulary = sequences.encode(known, options.vocabulary)
         return RawDataset(
