@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import Scratch, lines
+from data_prep.datasets.files import RowByRow, Scratch, lines
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 
@@ -50,11 +50,10 @@ class TextRows:
     def __init__(self, length: int) -> None:
         self._length = length
         self._words: dict[str, int] = {}
-        self._rows = Scratch((length,), np.int32)
-        self._block: list[list[int]] = []
+        self._rows = RowByRow((length,), np.int32, BUFFER_ROWS)
 
     def __len__(self) -> int:
-        return self._rows.length + len(self._block)
+        return len(self._rows)
 
     def add(self, text: str) -> None:
         """Append one text. One without any word is a single unknown word, so that no row is empty."""
@@ -64,9 +63,7 @@ class TextRows:
         """Append a text by its words."""
         words = self._words
         ids = [words.setdefault(word, len(words) + 2) for word in found[: self._length]] or [UNKNOWN]
-        self._block.append(ids + [PADDING] * (self._length - len(ids)))
-        if len(self._block) == BUFFER_ROWS:
-            self._flush()
+        self._rows.add(ids + [PADDING] * (self._length - len(ids)))
 
     def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
         """Token ids of all rows with the vocabulary of the training rows.
@@ -87,7 +84,6 @@ class TextRows:
         words : tuple of str
             Words by id, beginning with those of padding and unknown.
         """
-        self._flush()
         provisional = self._rows.rows()
         counts = np.zeros(len(self._words) + 2, np.int64)
         for start in range(0, len(train), BUFFER_ROWS):
@@ -103,11 +99,6 @@ class TextRows:
         for start in range(0, len(provisional), BUFFER_ROWS):
             ids.append(final[provisional[start : start + BUFFER_ROWS]])
         return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
-
-    def _flush(self) -> None:
-        if self._block:
-            self._rows.append(np.array(self._block, np.int32))
-            self._block = []
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:

@@ -149,6 +149,60 @@ class Scratch:
         return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))
 
 
+class RowByRow:
+    """Rows that come one at a time, written to a `Scratch` file in blocks; memory holds one block.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of one row.
+    dtype : dtype
+        Of the values; floats beyond its range become infinite, without a warning.
+    block : int
+        Rows that are written together, at least 1.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, block: int) -> None:
+        self._written = Scratch(shape, dtype)
+        self._block = block
+        self._waiting: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._written.length + len(self._waiting)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self._written.shape
+
+    def add(self, row: Any) -> None:
+        """Append one row, an array or nested lists of the given shape, kept as it is until its block is written.
+
+        Raises
+        ------
+        ValueError
+            The row completes a block in which one has another shape.
+        OverflowError
+            The row completes a block in which one has a Python integer that `dtype` cannot hold.
+        UserError
+            The temporary folder is full.
+        """
+        self._waiting.append(row)
+        if len(self._waiting) == self._block:
+            self._write()
+
+    def rows(self) -> NDArray[Any]:
+        """All rows, shape (n, *shape), as `Scratch.rows`; raises what `add` does for those not written yet."""
+        self._write()
+        return self._written.rows()
+
+    def _write(self) -> None:
+        if self._waiting:
+            with np.errstate(over="ignore"):
+                self._written.append(np.array(self._waiting, self._written.dtype))
+            self._waiting = []
+
+
 class Names:
     """Codes 0, 1, 2 ... for names in the order in which they first appear."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, compact
+from data_prep.datasets.files import Names, RowByRow, Scratch, compact
 from data_prep.raw import RawDataset
 from data_prep.text import BUFFER_ROWS, PADDING, SPECIAL, UNKNOWN, read_vectors
 from fedmpi.common.errors import UserError
@@ -36,8 +36,7 @@ class Sequences:
         self.users: list[int] = []
         self.names = Names()
         self._words: dict[str, int] = {}
-        self._rows = Scratch((2, length), np.int32)
-        self._block: list[tuple[list[int], list[int]]] = []
+        self._rows = RowByRow((2, length), np.int32, BUFFER_ROWS)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -47,12 +46,8 @@ class Sequences:
         words = self._words
         x = [words.setdefault(word, len(words) + 2) for word in tokens]
         y = [IGNORED if word is None else words.setdefault(word, len(words) + 2) for word in following]
-        self._block.append(
-            (x + [PADDING] * (self.length - len(x)), y + [IGNORED] * (self.length - len(y))),
-        )
+        self._rows.add((x + [PADDING] * (self.length - len(x)), y + [IGNORED] * (self.length - len(y))))
         self.users.append(self.names.code(user))
-        if len(self._block) == BUFFER_ROWS:
-            self._flush()
 
     def add_text(self, tokens: Sequence[str], user: str) -> None:
         """Append the rows of a text: each token from the one before, from a begin to an end token.
@@ -78,7 +73,6 @@ class Sequences:
         words : tuple of str
             Tokens by id, beginning with those of padding and unknown.
         """
-        self._flush()
         provisional = self._rows.rows()
         counts = np.zeros(len(self._words) + 2, np.int64)
         for start in range(0, len(train), BUFFER_ROWS):
@@ -94,11 +88,6 @@ class Sequences:
         for start in range(0, len(provisional), BUFFER_ROWS):
             rows.append(final[provisional[start : start + BUFFER_ROWS]])
         return rows.rows(), (*SPECIAL, *(words[word] for word in kept))
-
-    def _flush(self) -> None:
-        if self._block:
-            self._rows.append(np.array(self._block, np.int32))
-            self._block = []
 
 
 def sequence_data_set(
