@@ -6,6 +6,7 @@ Id 0 is padding, id 1 an unknown word, then the words by falling frequency.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import RowByRow, Scratch, lines
 from fedmpi.common.errors import UserError
+from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import Ints
 
 # A token: letters and digits of any script, with apostrophes inside ("don't"); all else separates.
@@ -84,21 +86,48 @@ class TextRows:
         words : tuple of str
             Words by id, beginning with those of padding and unknown.
         """
-        provisional = self._rows.rows()
-        counts = np.zeros(len(self._words) + 2, np.int64)
-        for start in range(0, len(train), BUFFER_ROWS):
-            block = provisional[train[start : start + BUFFER_ROWS]]
-            counts += np.bincount(block.ravel(), minlength=len(counts))
-        words = (*SPECIAL, *self._words)
-        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
-        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
-        final = np.full(len(counts), UNKNOWN, np.int32)
-        final[PADDING] = PADDING
-        final[kept] = np.arange(2, len(kept) + 2)
-        ids = Scratch((self._length,), np.int32)
-        for start in range(0, len(provisional), BUFFER_ROWS):
-            ids.append(final[provisional[start : start + BUFFER_ROWS]])
-        return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
+        return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
+
+
+def renumbered(
+    provisional: NDArray[Any], distinct: Sequence[str], train: Ints, vocabulary: int
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Rows of provisional token ids under the ids of a vocabulary, in a temporary file.
+
+    The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical order;
+    every other word becomes unknown. Padding, and -1 where nothing counts, stay.
+
+    Parameters
+    ----------
+    provisional : int32 array (n, ...)
+        Word w of `distinct` as w + 2, beside padding, unknown and -1.
+    distinct : sequence of str
+        All words.
+    train : int64 array
+        The training rows.
+    vocabulary : int
+        Words kept.
+
+    Returns
+    -------
+    ids : int32 array (n, ...)
+    words : tuple of str
+        Words by id, beginning with those of padding and unknown.
+    """
+    counts = np.zeros(len(distinct) + 2, np.int64)
+    for start in range(0, len(train), BUFFER_ROWS):
+        block = provisional[train[start : start + BUFFER_ROWS]].ravel()
+        counts += np.bincount(block[block >= 0], minlength=len(counts))
+    words = (*SPECIAL, *distinct)
+    seen = (np.flatnonzero(counts[2:]) + 2).tolist()
+    kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
+    final = np.full(len(counts) + 1, UNKNOWN, np.int32)
+    final[PADDING], final[IGNORED] = PADDING, IGNORED
+    final[kept] = np.arange(2, len(kept) + 2)
+    ids = Scratch(provisional.shape[1:], np.int32)
+    for start in range(0, len(provisional), BUFFER_ROWS):
+        ids.append(final[provisional[start : start + BUFFER_ROWS]])
+    return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, RowByRow, Scratch, compact
+from data_prep.datasets.files import Names, RowByRow, compact
 from data_prep.raw import RawDataset
-from data_prep.text import BUFFER_ROWS, PADDING, SPECIAL, UNKNOWN, read_vectors
+from data_prep.text import BUFFER_ROWS, PADDING, read_vectors, renumbered
 from fedmpi.common.errors import UserError
+from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import Ints
 
-IGNORED = -1
-"""The target at a position that counts nowhere."""
 BEGIN, END = "<bos>", "<eos>"
 
 
@@ -73,21 +72,7 @@ class Sequences:
         words : tuple of str
             Tokens by id, beginning with those of padding and unknown.
         """
-        provisional = self._rows.rows()
-        counts = np.zeros(len(self._words) + 2, np.int64)
-        for start in range(0, len(train), BUFFER_ROWS):
-            block = provisional[train[start : start + BUFFER_ROWS]].ravel()
-            counts += np.bincount(block[block >= 0], minlength=len(counts))
-        words = (*SPECIAL, *self._words)
-        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
-        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
-        final = np.full(len(counts) + 1, UNKNOWN, np.int32)
-        final[PADDING], final[IGNORED] = PADDING, IGNORED
-        final[kept] = np.arange(2, len(kept) + 2)
-        rows = Scratch((2, self.length), np.int32)
-        for start in range(0, len(provisional), BUFFER_ROWS):
-            rows.append(final[provisional[start : start + BUFFER_ROWS]])
-        return rows.rows(), (*SPECIAL, *(words[word] for word in kept))
+        return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
 
 
 def sequence_data_set(

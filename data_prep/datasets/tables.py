@@ -153,7 +153,9 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     texts: dict[str, list[str]] = {name: [] for name in special.values()}
     values = array("d")
     unreadable = tally.unreadable
-    for where, row in _rows(reader, path, tally):
+    for where, row in csv_rows(reader, path, tally):
+        if not row:
+            continue
         if len(row) != len(header):
             tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
             continue
@@ -218,7 +220,8 @@ def _refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is a {kind} file, not a CSV table; give it its own ending, or write it as CSV")
 
 
-def _rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:
+def csv_rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:
+    """Rows of a `csv.reader` with where each is; a blank line is one without fields, and `tally` has what is none."""
     while True:
         try:
             row = next(reader)
@@ -227,5 +230,4 @@ def _rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str
         except csv.Error as error:
             tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
             continue
-        if row:
-            yield f"{path}, line {reader.line_num}", row
+        yield f"{path}, line {reader.line_num}", row

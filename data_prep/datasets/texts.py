@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +103,7 @@ def text_data_set(
     for part, rows in (("training", train), ("test", test)):
         if not len(rows):
             raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
-    users, user_names = _users(texts, train, tally)
+    users, user_names = natural_clients(texts.users, texts.user_names, train, tally)
     if shared := texts.known(train, test):
         remedy = " (--split texts keeps a text in one part)" if "split" in data_set.options else ""
         tally.note(
@@ -153,12 +154,26 @@ def text_data_set(
     return encoded(np.arange(len(train)), tally)
 
 
-def _users(texts: LabelledTexts, train: Ints, tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
-    users = np.array(texts.users, np.int64)[train]
+def natural_clients(
+    codes: Sequence[int], names: Names, train: Ints, tally: Tally
+) -> tuple[Ints | None, tuple[str, ...] | None]:
+    """The users of the training rows as clients: int64 (len(train),), and their names; None where rows name no user.
+
+    Parameters
+    ----------
+    codes : sequence of int
+        The user of every row by its code in `names`; -1 where it names none.
+    names : Names
+    train : int64 array
+        The training rows.
+    tally : Tally
+        Receives a note where only some of them name a user.
+    """
+    users = np.array(codes, np.int64)[train]
     nobody = int((users < 0).sum())
     if nobody == len(users):
         return None, None
     if nobody:
         tally.note(f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients")
         return None, None
-    return compact(users, texts.user_names.names)
+    return compact(users, names.names)
