@@ -68,24 +68,7 @@ class TextRows:
         self._rows.add(ids + [PADDING] * (self._length - len(ids)))
 
     def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Token ids of all rows with the vocabulary of the training rows.
-
-        The vocabulary holds the `vocabulary` words that are most frequent among the kept tokens of the training rows,
-        ties in alphabetical order; every other word is unknown.
-
-        Parameters
-        ----------
-        train : int64 array
-            The training rows.
-        vocabulary : int
-            Words kept.
-
-        Returns
-        -------
-        ids : int32 array (n, length)
-        words : tuple of str
-            Words by id, beginning with those of padding and unknown.
-        """
+        """Token ids of all rows, int32 (n, length), and words by id: see `renumbered`."""
         return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
 
 

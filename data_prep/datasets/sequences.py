@@ -60,17 +60,9 @@ class Sequences:
                 self.add(piece[:-1], piece[1:], user)
 
     def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Token ids and targets of all rows with the vocabulary of the training rows.
+        """Token ids and targets of all rows, int32 (n, 2, L), and words by id: see `renumbered`.
 
-        The vocabulary holds the `vocabulary` tokens that are most frequent among the training rows' tokens and targets,
-        ties in alphabetical order; every other token is unknown, also as a target.
-
-        Returns
-        -------
-        rows : int32 array (n, 2, L)
-            Ids, and targets with -1 where nothing counts.
-        words : tuple of str
-            Tokens by id, beginning with those of padding and unknown.
+        Words are counted among tokens and targets; -1 is a target where nothing counts.
         """
         return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
 
