@@ -19,20 +19,18 @@ import argparse
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedmpi import load_run
 from fedmpi.clients.clustering import kmeans
 from fedmpi.clients.gradient_codes import compress, norms, restore
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.results.intervals import paired
 
-Matrix = NDArray[np.float64]
 
-
-def moments(updates: Matrix, strata: NDArray[np.int64], lengths: Matrix, unbiased: bool) -> tuple[float, float]:
+def moments(updates: Floats, strata: Ints, lengths: Floats, unbiased: bool) -> tuple[float, float]:
     """Squared bias and variance of the round's update, in units of ‖mean‖².
 
     Parameters
@@ -59,7 +57,7 @@ def moments(updates: Matrix, strata: NDArray[np.int64], lengths: Matrix, unbiase
     return float(((expected - mean) ** 2).sum()) / scale, variance / scale
 
 
-def measured(folder: str) -> tuple[Matrix, NDArray[np.int64], Matrix]:
+def measured(folder: str) -> tuple[Floats, Ints, Floats]:
     """Updates (N, d), strata (N,) and norms (N,) at a run's last model."""
     run = load_run(folder)
     part, local, network = run.config.participation, run.config.local, run.model

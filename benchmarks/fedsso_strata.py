@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fedmpi.clients.clustering import DROPPED, optics
 from fedmpi.clients.features import gradient_features
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
 from fedmpi.rounds.assemble import Experiment
 
@@ -48,8 +49,8 @@ class Found:
 
     name: str
     recorded: int
-    labels: NDArray[np.int64]
-    plane: NDArray[np.float64]
+    labels: Ints
+    plane: Floats
     shared_sets: int
 
     @property
@@ -79,7 +80,7 @@ def look(folder: Path) -> Found:
     return Found(folder.resolve().name, recorded, labels, plane(matrix), sum(count > 1 for count in sets.values()))
 
 
-def plane(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
+def plane(matrix: NDArray[np.float32]) -> Floats:
     """The two first principal components of the rows (N, width), (N, 2): by the rows' inner products (N, N)."""
     centred = matrix.astype(np.float64) - matrix.mean(axis=0, dtype=np.float64)
     values, vectors = np.linalg.eigh(centred @ centred.T)

@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.divergence import kl_divergence, pooled_counts
 from fedmpi.data.opening import open_store
 from fedmpi.mediators.scheduling import schedule
@@ -25,7 +24,7 @@ from fedmpi.results.intervals import paired
 KINDS = ("greedy", "exchange", "random")
 
 
-def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, most: int) -> list[NDArray[np.float64]]:
+def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, most: int) -> list[Floats]:
     """Of every round the divergence of each mediator's pooled data, in the order in which they are made."""
     streams, generator, found = Streams(seed), np.random.default_rng(seed), []
     for t in range(rounds):

@@ -6,6 +6,7 @@ Id 0 is padding, id 1 an unknown word, then the words by falling frequency.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import Scratch, lines
+from data_prep.datasets.files import RowByRow, Scratch, lines
 from fedmpi.common.errors import UserError
+from fedmpi.common.task_kinds import IGNORED
+from fedmpi.common.types import Ints
 
 # A token: letters and digits of any script, with apostrophes inside ("don't"); all else separates.
 TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
@@ -49,11 +52,10 @@ class TextRows:
     def __init__(self, length: int) -> None:
         self._length = length
         self._words: dict[str, int] = {}
-        self._rows = Scratch((length,), np.int32)
-        self._block: list[list[int]] = []
+        self._rows = RowByRow((length,), np.int32, BUFFER_ROWS)
 
     def __len__(self) -> int:
-        return self._rows.length + len(self._block)
+        return len(self._rows)
 
     def add(self, text: str) -> None:
         """Append one text. One without any word is a single unknown word, so that no row is empty."""
@@ -63,50 +65,52 @@ class TextRows:
         """Append a text by its words."""
         words = self._words
         ids = [words.setdefault(word, len(words) + 2) for word in found[: self._length]] or [UNKNOWN]
-        self._block.append(ids + [PADDING] * (self._length - len(ids)))
-        if len(self._block) == BUFFER_ROWS:
-            self._flush()
+        self._rows.add(ids + [PADDING] * (self._length - len(ids)))
 
-    def encode(self, train: NDArray[np.int64], vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Token ids of all rows with the vocabulary of the training rows.
+    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Token ids of all rows, int32 (n, length), and words by id: see `renumbered`."""
+        return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
 
-        The vocabulary holds the `vocabulary` words that are most frequent among the kept tokens of the training rows,
-        ties in alphabetical order; every other word is unknown.
 
-        Parameters
-        ----------
-        train : int64 array
-            The training rows.
-        vocabulary : int
-            Words kept.
+def renumbered(
+    provisional: NDArray[Any], distinct: Sequence[str], train: Ints, vocabulary: int
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Rows of provisional token ids under the ids of a vocabulary, in a temporary file.
 
-        Returns
-        -------
-        ids : int32 array (n, length)
-        words : tuple of str
-            Words by id, beginning with those of padding and unknown.
-        """
-        self._flush()
-        provisional = self._rows.rows()
-        counts = np.zeros(len(self._words) + 2, np.int64)
-        for start in range(0, len(train), BUFFER_ROWS):
-            block = provisional[train[start : start + BUFFER_ROWS]]
-            counts += np.bincount(block.ravel(), minlength=len(counts))
-        words = (*SPECIAL, *self._words)
-        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
-        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
-        final = np.full(len(counts), UNKNOWN, np.int32)
-        final[PADDING] = PADDING
-        final[kept] = np.arange(2, len(kept) + 2)
-        ids = Scratch((self._length,), np.int32)
-        for start in range(0, len(provisional), BUFFER_ROWS):
-            ids.append(final[provisional[start : start + BUFFER_ROWS]])
-        return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
+    The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical order;
+    every other word becomes unknown. Padding, and -1 where nothing counts, stay.
 
-    def _flush(self) -> None:
-        if self._block:
-            self._rows.append(np.array(self._block, np.int32))
-            self._block = []
+    Parameters
+    ----------
+    provisional : int32 array (n, ...)
+        Word w of `distinct` as w + 2, beside padding, unknown and -1.
+    distinct : sequence of str
+        All words.
+    train : int64 array
+        The training rows.
+    vocabulary : int
+        Words kept.
+
+    Returns
+    -------
+    ids : int32 array (n, ...)
+    words : tuple of str
+        Words by id, beginning with those of padding and unknown.
+    """
+    counts = np.zeros(len(distinct) + 2, np.int64)
+    for start in range(0, len(train), BUFFER_ROWS):
+        block = provisional[train[start : start + BUFFER_ROWS]].ravel()
+        counts += np.bincount(block[block >= 0], minlength=len(counts))
+    words = (*SPECIAL, *distinct)
+    seen = (np.flatnonzero(counts[2:]) + 2).tolist()
+    kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
+    final = np.full(len(counts) + 1, UNKNOWN, np.int32)
+    final[PADDING], final[IGNORED] = PADDING, IGNORED
+    final[kept] = np.arange(2, len(kept) + 2)
+    ids = Scratch(provisional.shape[1:], np.int32)
+    for start in range(0, len(provisional), BUFFER_ROWS):
+        ids.append(final[provisional[start : start + BUFFER_ROWS]])
+    return ids.rows(), (*SPECIAL, *(words[word] for word in kept))
 
 
 def read_vectors(path: Path, vocabulary: tuple[str, ...], tally: Tally) -> NDArray[np.float32]:

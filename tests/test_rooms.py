@@ -111,12 +111,20 @@ def test_modules_that_are_named_in_texts_lie_below_too() -> None:
         assert not upward, f"{name} names {upward}"
 
 
-def test_arrays_of_whole_numbers_have_one_name() -> None:
-    alias = re.compile(r"^(\w+)(?:: TypeAlias)? = (?:npt\.)?NDArray\[np\.int64\]$", re.MULTILINE)
-    found = {
-        (name, *alias.findall(path.read_text())) for name, path in sources().items() if alias.search(path.read_text())
-    }
-    assert found == {("fedmpi.common.types", "Ints")}
+def test_arrays_of_whole_numbers_and_of_floats_have_one_name_each() -> None:
+    home = ROOT / "fedmpi" / "common" / "types.py"
+    raw = re.compile(r"NDArray\[np\.(?:int64|float64)\]|ndarray\[.*dtype\[np\.(?:int64|float64)\]")
+    aliases = re.findall(r"^(\w+) = NDArray\[np\.(?:int64|float64)\]$", home.read_text(), re.MULTILINE)
+    assert aliases == ["Ints", "Floats"]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in ("fedmpi", "data_prep", "benchmarks", "docs/examples", "jobs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != home
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if raw.search(line)
+    ]
+    assert not found, "Ints and Floats of fedmpi.common.types are meant:\n" + "\n".join(found)
 
 
 def test_a_class_has_a_name_of_its_own() -> None:

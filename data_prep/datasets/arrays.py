@@ -16,6 +16,7 @@ from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 from fedmpi.data.schema import Modality
 from fedmpi.data.targets import kept_targets
 
@@ -88,7 +89,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     vocabulary = token_names(raw, x[train], test_source[test]) if task == "text" else ()
     users, user_names = _users(content, train, tally)
 
-    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[Any]:
         return x[train[index]].astype(kind)
 
     data = RawDataset(
@@ -183,9 +184,7 @@ def _numbers(where: str, values: NDArray[Any]) -> NDArray[Any]:
     raise UserError(f"{where} holds {values.dtype}; targets that are no classes are numbers")
 
 
-def with_targets(
-    data: RawDataset, targets: str, content: Arrays, train: NDArray[np.int64], test: NDArray[np.int64]
-) -> RawDataset:
+def with_targets(data: RawDataset, targets: str, content: Arrays, train: Ints, test: Ints) -> RawDataset:
     """The data set with targets of several values, or of one that is no class.
 
     Parameters
@@ -310,16 +309,14 @@ def _check_lengths(raw: Path | str, content: Arrays) -> None:
 
 def _classes(
     raw: Path | str, content: Arrays, options: ReadOptions, tally: Tally
-) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+) -> tuple[Ints, Ints, tuple[str, ...]]:
     """Labels of the training and the test part, -1 where there is none, and the classes."""
     parts = [(f"{raw}, array {name}", content[name]) for name in ("y", "y_test") if name in content]
     labels, names = classes_of(parts, LabelRule(options.skip_unlabelled, options.numbers_are_classes), tally)
     return labels[0], labels[-1], names
 
 
-def _users(
-    content: Arrays, train: NDArray[np.int64], tally: Tally
-) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+def _users(content: Arrays, train: Ints, tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
     if "user" not in content:
         return None, None
     held = content["user"][train]
@@ -330,7 +327,7 @@ def _users(
     return users.astype(np.int64), tuple(map(str, distinct.tolist()))
 
 
-def _usable(where: str, x: NDArray[Any], rows: NDArray[np.int64], kind: Dtype, tally: Tally) -> NDArray[np.int64]:
+def _usable(where: str, x: NDArray[Any], rows: Ints, kind: Dtype, tally: Tally) -> Ints:
     """Those of `rows` that the stored dtype can hold: finite numbers, token ids of at least 0."""
     good = np.ones(len(rows), bool)
     if kind == "uint8":

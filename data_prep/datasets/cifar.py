@@ -18,6 +18,7 @@ from data_prep.datasets.files import Scratch, require
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 SHAPE = (3, 32, 32)
 HINT10 = "the unpacked folder cifar-10-batches-py (data_batch_1 ... 5, test_batch, batches.meta)"
@@ -42,7 +43,7 @@ def load_batch(path: Path) -> dict[str, Any]:
     return {key.decode("latin1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
-def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _images(path: Path, label_key: str, classes: int) -> tuple[NDArray[np.uint8], Ints]:
     batch = load_batch(path)
     for key in ("data", label_key):
         if key not in batch:
@@ -88,7 +89,7 @@ def _read(
     train_x = scratch.rows()
     test_x, test_y = _images(test, label_key, len(names))
 
-    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[Any]:
         return train_x[index]
 
     return RawDataset(
@@ -129,7 +130,7 @@ def read100(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     return replace(data, superclasses=_superclasses(train, data.labels))
 
 
-def _superclasses(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64] | None:
+def _superclasses(path: Path, labels: Ints) -> Ints | None:
     """The superclass of every class, int64 (100,), from the coarse labels beside the fine ones; None without any.
 
     A class that the file holds no image of is a superclass of its own.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
+from fedmpi.common.types import Ints
 from fedmpi.data.embedded import load_digits_split
 
 
@@ -18,7 +18,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """The digits; features (1, 8, 8) uint8, pixel values 0 ... 16."""
     train_x, train_y, test_x, test_y = load_digits_split()
 
-    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[Any]:
         return train_x[index]
 
     data = RawDataset(

@@ -21,6 +21,7 @@ from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 ARCHIVE = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 ARCHIVE_CHECKSUM = "md5:58c8d27c78d21e728a6bc7b3cc06412e"
@@ -49,7 +50,7 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
     test_x, test_y = _part(raw, split, "test", classes, first_label)
     users, user_names = _writers(raw, split, len(train_y))
 
-    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[Any]:
         return upright(train_x[index])
 
     data = RawDataset(
@@ -79,7 +80,7 @@ def upright(images: NDArray[Any]) -> NDArray[Any]:
     return images.transpose(0, 2, 1)[:, None]
 
 
-def _part(raw: Path, split: str, part: str, classes: int, first: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _part(raw: Path, split: str, part: str, classes: int, first: int) -> tuple[NDArray[Any], Ints]:
     stem = f"emnist-{split}-{part}"
     images = require(raw, idx.patterns(f"{stem}-images-idx3-ubyte"), _hint(split))
     labels = require(raw, idx.patterns(f"{stem}-labels-idx1-ubyte"), _hint(split))
@@ -108,7 +109,7 @@ def _class_names(raw: Path, split: str, classes: int, first: int) -> tuple[str, 
     return tuple(names[label] for label in range(classes))
 
 
-def _writers(raw: Path, split: str, n: int) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
+def _writers(raw: Path, split: str, n: int) -> tuple[Ints | None, tuple[str, ...] | None]:
     path = find(raw, (f"emnist-{split}-train-writers.npy",))
     if path is None:
         return None, None

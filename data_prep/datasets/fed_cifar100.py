@@ -14,6 +14,7 @@ from data_prep.datasets.files import Scratch, require
 from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 CLASSES, SUPERCLASSES = 100, 20
 TRAIN, TEST = "fed_cifar100_train.h5", "fed_cifar100_test.h5"
@@ -47,9 +48,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     )
 
 
-def _part(
-    path: Path, family: NDArray[np.int64] | None
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+def _part(path: Path, family: Ints | None) -> tuple[NDArray[Any], Ints, Ints, tuple[str, ...]]:
     """Images, labels, client of each row and clients' names of a file; fills in the superclass of every class."""
     scratch, labels, users = Scratch(SHAPE, np.uint8), [], []
     names: list[str] = []

@@ -18,6 +18,7 @@ from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SHAPE = (1, 28, 28)
@@ -30,8 +31,8 @@ Writer = tuple[str, NDArray[Any], NDArray[Any]]
 @dataclass
 class _Part:
     images: Scratch = field(default_factory=lambda: Scratch(SHAPE, np.uint8))
-    labels: list[NDArray[np.int64]] = field(default_factory=list)
-    users: list[NDArray[np.int64]] = field(default_factory=list)
+    labels: list[Ints] = field(default_factory=list)
+    users: list[Ints] = field(default_factory=list)
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -47,7 +48,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train_x, labels, users = train.images.rows(), np.concatenate(train.labels), np.concatenate(train.users)
     used, users = np.unique(users, return_inverse=True)
 
-    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[Any]:
         return train_x[index]
 
     data = RawDataset(

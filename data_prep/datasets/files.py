@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from data_prep.room import temporary_room
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 
 BLOCK = 1 << 20
 LONGEST_LINE = 1 << 26
@@ -148,6 +149,60 @@ class Scratch:
         return np.memmap(self._file, self.dtype, "c", shape=(self.length, *self.shape))
 
 
+class RowByRow:
+    """Rows that come one at a time, written to a `Scratch` file in blocks; memory holds one block.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of one row.
+    dtype : dtype
+        Of the values; floats beyond its range become infinite, without a warning.
+    block : int
+        Rows that are written together, at least 1.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, block: int) -> None:
+        self._written = Scratch(shape, dtype)
+        self._block = block
+        self._waiting: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._written.length + len(self._waiting)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self._written.shape
+
+    def add(self, row: Any) -> None:
+        """Append one row, an array or nested lists of the given shape, kept as it is until its block is written.
+
+        Raises
+        ------
+        ValueError
+            The row completes a block in which one has another shape.
+        OverflowError
+            The row completes a block in which one has a Python integer that `dtype` cannot hold.
+        UserError
+            The temporary folder is full.
+        """
+        self._waiting.append(row)
+        if len(self._waiting) == self._block:
+            self._write()
+
+    def rows(self) -> NDArray[Any]:
+        """All rows, shape (n, *shape), as `Scratch.rows`; raises what `add` does for those not written yet."""
+        self._write()
+        return self._written.rows()
+
+    def _write(self) -> None:
+        if self._waiting:
+            with np.errstate(over="ignore"):
+                self._written.append(np.array(self._waiting, self._written.dtype))
+            self._waiting = []
+
+
 class Names:
     """Codes 0, 1, 2 ... for names in the order in which they first appear."""
 
@@ -164,13 +219,13 @@ class Names:
         return tuple(self._codes)
 
 
-def compact(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def compact(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
     """Renumber codes so that only the names in use remain, in their old order."""
     used, inverse = np.unique(codes, return_inverse=True)
     return inverse.astype(np.int64), tuple(names[code] for code in used)
 
 
-def sort_classes(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def sort_classes(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
     """Renumber labels so that the class names are in alphabetical order."""
     order = sorted(range(len(names)), key=names.__getitem__)
     rank = np.empty(len(names), np.int64)
@@ -178,7 +233,7 @@ def sort_classes(codes: NDArray[np.int64], names: tuple[str, ...]) -> tuple[NDAr
     return rank[codes], tuple(names[code] for code in order)
 
 
-def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(n: int, fraction: float = 0.2) -> tuple[Ints, Ints]:
     """Rows of the training and of the test part for a set that has no official test part.
 
     floor(n * fraction) rows drawn without replacement, the same for every seed; both parts keep the order of the file.
@@ -193,7 +248,7 @@ def hold_out(n: int, fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def hold_out_groups(groups: NDArray[np.int64], fraction: float = 0.2) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out_groups(groups: Ints, fraction: float = 0.2) -> tuple[Ints, Ints]:
     """As `hold_out`, but all rows of a group go to the same part.
 
     Groups are drawn in random order; each goes to the test part if that then holds at most floor(n * fraction) rows.

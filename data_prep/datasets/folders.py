@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import Scratch
 from fedmpi.common.errors import UserError, raised
+from fedmpi.common.types import Ints
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 DEEP_GREY = {"I;16", "I;16L", "I;16B", "I;16N"}
@@ -53,10 +54,10 @@ class ImageRows:
     """
 
     paths: tuple[Path, ...]
-    labels: NDArray[np.int64]
+    labels: Ints
     form: ImageForm
 
-    def __call__(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def __call__(self, index: Ints) -> NDArray[np.uint8]:
         """The images of some rows, uint8 (r, C, H, W).
 
         Raises
@@ -130,7 +131,7 @@ class Found:
     """
 
     paths: tuple[Path, ...]
-    labels: NDArray[np.int64]
+    labels: Ints
     sizes: tuple[tuple[int, int], ...]
     grey: bool
 

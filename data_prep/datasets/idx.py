@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.files import BLOCK, Scratch, open_bytes
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 UNSIGNED_BYTE = 0x08
 
@@ -81,7 +82,7 @@ def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
         )
 
 
-def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[Any], Ints]:
     """Images (n, height, width) uint8 and labels (n,) int64 of two idx files that belong together.
 
     Raises

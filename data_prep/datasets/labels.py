@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 MISSING = ("", "nan")
 WHOLE = 2.0**53  # beyond, a float cannot tell neighbouring whole numbers apart
@@ -38,7 +39,7 @@ def classes_of(
     rule: LabelRule,
     tally: Tally,
     place: Callable[[int], str] = "row {}".format,
-) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+) -> tuple[list[Ints], tuple[str, ...]]:
     """Labels of some arrays by their common classes, which are the sorted distinct values; numbers sort as numbers.
 
     Parameters

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets import idx
@@ -13,6 +12,7 @@ from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import require
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
+from fedmpi.common.types import Ints
 
 HINT = "the four idx files of MNIST (train-images-idx3-ubyte, ...; plain or .gz)"
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -29,7 +29,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train_x, train_y = _part(raw, "train")
     test_x, test_y = _part(raw, "t10k")
 
-    def rows(index: NDArray[np.int64]) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[Any]:
         return train_x[index][:, None]
 
     return RawDataset(
@@ -53,7 +53,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     )
 
 
-def _part(raw: Path, part: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _part(raw: Path, part: str) -> tuple[NDArray[Any], Ints]:
     images = require(raw, idx.patterns(f"{part}-images-idx3-ubyte"), HINT)
     labels = require(raw, idx.patterns(f"{part}-labels-idx1-ubyte"), HINT)
     return idx.read_pair(images, labels, 10)

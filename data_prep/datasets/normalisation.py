@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.raw import RawDataset
+from fedmpi.common.types import Ints
 from fedmpi.data.statistics import STATISTICS_ROWS, statistics
 
 
-def measured(raw: RawDataset, among: NDArray[np.int64] | None = None, at_most: int = STATISTICS_ROWS) -> RawDataset:
+def measured(raw: RawDataset, among: Ints | None = None, at_most: int = STATISTICS_ROWS) -> RawDataset:
     """The data set with the mean and standard deviation of each channel of its training rows.
 
     Parameters

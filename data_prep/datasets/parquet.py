@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from data_prep.datasets.arrays import token_names, with_targets
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.columns import ColumnFiles, blocks, column_files, listed
-from data_prep.datasets.files import Names, Scratch, compact, hold_out
+from data_prep.datasets.files import Names, Scratch, hold_out
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Texts, Tokens
 from data_prep.datasets.parquet_targets import Targets
-from data_prep.datasets.texts import text_data_set
+from data_prep.datasets.texts import natural_clients, text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
@@ -126,7 +126,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         data = text_data_set(PARQUET, texts, labels, names, (train, test), options, tally)
         return data if table.targets is None else with_targets(data, kind, content, train, test)
     x = features.reader(form, table.places) if isinstance(features, Images) else features.reader()
-    users, user_names = _users(table, train, tally)
+    users, user_names = natural_clients(table.users, table.names, train, tally)
     task, dtype = STORED[roles.kind]
     shape = form.shape if isinstance(features, Images) else features.shape
     test_x = _stored(x, test, shape, dtype)
@@ -280,16 +280,6 @@ def _labels(
     if len(given) and given.max() >= len(names):
         raise UserError(f"{where}: the label {given.max()} is beyond the {len(names)} names of its classes")
     return np.where(labels >= 0, given[labels], -1), names
-
-
-def _users(table: _Table, train: Ints, tally: Tally) -> tuple[Ints | None, tuple[str, ...] | None]:
-    users = np.array(table.users, np.int64)[train]
-    if (users < 0).all():
-        return None, None
-    if nobody := int((users < 0).sum()):
-        tally.note(f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients")
-        return None, None
-    return compact(users, table.names.names)
 
 
 def _stored(x: Any, rows: Ints, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.arrays import LARGEST_TOKEN
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import Names, Scratch
+from data_prep.datasets.files import Names, RowByRow, Scratch
 from data_prep.datasets.folders import Found, ImageForm, decode, image_facts
 from data_prep.datasets.texts import LabelledTexts
 from fedmpi.common.errors import UserError, raised, shown
@@ -129,9 +129,7 @@ class Numbers:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.columns = names
-        self.shape: tuple[int, ...] = ()
-        self._rows: Scratch | None = None
-        self._block: list[list[float]] = []
+        self._rows: RowByRow | None = None
 
     def add(self, values: list[Any], where: str, tally: Tally) -> bool:
         """Append a row; False, and counted, where it is none."""
@@ -140,17 +138,20 @@ class Numbers:
             tally.bad(where, "a value that is no finite number")
             return False
         if self._rows is None and numbers:
-            self.shape, self._rows = (len(numbers),), Scratch((len(numbers),), np.float32)
+            self._rows = RowByRow((len(numbers),), np.float32, BLOCK_ROWS)
         if self._rows is None:
             tally.bad(where, "no number")
             return False
         if len(numbers) != self.shape[0]:
             tally.bad(where, f"{len(numbers)} numbers where the first row has {self.shape[0]}")
             return False
-        self._block.append(numbers)
-        if len(self._block) == BLOCK_ROWS:
-            self._flush()
+        self._rows.add(numbers)
         return True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(d,), and () before the first row."""
+        return () if self._rows is None else self._rows.shape
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -159,15 +160,9 @@ class Numbers:
 
     def reader(self) -> Any:
         """A function from rows to their vectors, float32 (r, d)."""
-        self._flush()
         assert self._rows is not None
         rows = self._rows.rows()
         return lambda index: rows[index]
-
-    def _flush(self) -> None:
-        if self._block and self._rows is not None:
-            self._rows.append(np.array(self._block, np.float32))
-            self._block = []
 
 
 class Tokens:

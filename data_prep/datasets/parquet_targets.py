@@ -15,6 +15,7 @@ from data_prep.datasets.labels import UNLABELLED, WHOLE
 from data_prep.datasets.parquet_features import Places, Ragged, flat
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
+from fedmpi.common.types import Ints
 from fedmpi.data.targets import kept_targets
 
 HUGGING_FACE_IGNORED = -100
@@ -112,9 +113,9 @@ class Targets:
         return kind, kept_targets(where, y, kind), there
 
     @property
-    def _lengths(self) -> NDArray[np.int64]:
+    def _lengths(self) -> Ints:
         """Numbers of each row that has a target."""
-        lengths: NDArray[np.int64] = self._rows.lengths[np.array(self._there, bool)]
+        lengths: Ints = self._rows.lengths[np.array(self._there, bool)]
         return lengths
 
     def _kind(self) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.files import lines, require
+from data_prep.datasets.tables import csv_rows
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
@@ -32,16 +33,8 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 
 def _add(path: Path, texts: LabelledTexts, tally: Tally) -> None:
-    reader = csv.reader(lines(path))
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
-            continue
-        _add_row(row, f"{path}, line {reader.line_num}", texts, tally)
+    for where, row in csv_rows(csv.reader(lines(path)), path, tally):
+        _add_row(row, where, texts, tally)
 
 
 def _add_row(row: list[str], where: str, texts: LabelledTexts, tally: Tally) -> None:

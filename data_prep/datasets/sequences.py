@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, compact
+from data_prep.datasets.files import Names, RowByRow, compact
 from data_prep.raw import RawDataset
-from data_prep.text import BUFFER_ROWS, PADDING, SPECIAL, UNKNOWN, read_vectors
+from data_prep.text import BUFFER_ROWS, PADDING, read_vectors, renumbered
 from fedmpi.common.errors import UserError
+from fedmpi.common.task_kinds import IGNORED
+from fedmpi.common.types import Ints
 
-IGNORED = -1
-"""The target at a position that counts nowhere."""
 BEGIN, END = "<bos>", "<eos>"
 
 
@@ -35,8 +35,7 @@ class Sequences:
         self.users: list[int] = []
         self.names = Names()
         self._words: dict[str, int] = {}
-        self._rows = Scratch((2, length), np.int32)
-        self._block: list[tuple[list[int], list[int]]] = []
+        self._rows = RowByRow((2, length), np.int32, BUFFER_ROWS)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -46,12 +45,8 @@ class Sequences:
         words = self._words
         x = [words.setdefault(word, len(words) + 2) for word in tokens]
         y = [IGNORED if word is None else words.setdefault(word, len(words) + 2) for word in following]
-        self._block.append(
-            (x + [PADDING] * (self.length - len(x)), y + [IGNORED] * (self.length - len(y))),
-        )
+        self._rows.add((x + [PADDING] * (self.length - len(x)), y + [IGNORED] * (self.length - len(y))))
         self.users.append(self.names.code(user))
-        if len(self._block) == BUFFER_ROWS:
-            self._flush()
 
     def add_text(self, tokens: Sequence[str], user: str) -> None:
         """Append the rows of a text: each token from the one before, from a begin to an end token.
@@ -64,40 +59,12 @@ class Sequences:
             if len(piece) > 1:
                 self.add(piece[:-1], piece[1:], user)
 
-    def encode(self, train: NDArray[np.int64], vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
-        """Token ids and targets of all rows with the vocabulary of the training rows.
+    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Token ids and targets of all rows, int32 (n, 2, L), and words by id: see `renumbered`.
 
-        The vocabulary holds the `vocabulary` tokens that are most frequent among the training rows' tokens and targets,
-        ties in alphabetical order; every other token is unknown, also as a target.
-
-        Returns
-        -------
-        rows : int32 array (n, 2, L)
-            Ids, and targets with -1 where nothing counts.
-        words : tuple of str
-            Tokens by id, beginning with those of padding and unknown.
+        Words are counted among tokens and targets; -1 is a target where nothing counts.
         """
-        self._flush()
-        provisional = self._rows.rows()
-        counts = np.zeros(len(self._words) + 2, np.int64)
-        for start in range(0, len(train), BUFFER_ROWS):
-            block = provisional[train[start : start + BUFFER_ROWS]].ravel()
-            counts += np.bincount(block[block >= 0], minlength=len(counts))
-        words = (*SPECIAL, *self._words)
-        seen = (np.flatnonzero(counts[2:]) + 2).tolist()
-        kept = sorted(seen, key=lambda word: (-counts[word], words[word]))[:vocabulary]
-        final = np.full(len(counts) + 1, UNKNOWN, np.int32)
-        final[PADDING], final[IGNORED] = PADDING, IGNORED
-        final[kept] = np.arange(2, len(kept) + 2)
-        rows = Scratch((2, self.length), np.int32)
-        for start in range(0, len(provisional), BUFFER_ROWS):
-            rows.append(final[provisional[start : start + BUFFER_ROWS]])
-        return rows.rows(), (*SPECIAL, *(words[word] for word in kept))
-
-    def _flush(self) -> None:
-        if self._block:
-            self._rows.append(np.array(self._block, np.int32))
-            self._block = []
+        return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
 
 
 def sequence_data_set(
@@ -127,7 +94,7 @@ def sequence_data_set(
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
     skipped = tally.unreadable
 
-    def encoded(known: NDArray[np.int64], tally: Tally) -> RawDataset:
+    def encoded(known: Ints, tally: Tally) -> RawDataset:
         """The data set with the vocabulary of these rows."""
         rows, vocabulary = sequences.encode(known, options.vocabulary)
         return RawDataset(

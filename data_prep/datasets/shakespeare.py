@@ -14,6 +14,7 @@ from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, require_le
 from data_prep.raw import RawDataset
 from data_prep.text import SPECIAL, UNKNOWN
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The characters of LEAF's models, in the order of their classes."""
@@ -73,7 +74,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     )
 
 
-def _encoded(name: str, x: Any, y: Any) -> tuple[str, NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
+def _encoded(name: str, x: Any, y: Any) -> tuple[str, NDArray[np.int32], Ints, NDArray[np.bool_]]:
     """Token ids (n, 80), classes (n,) and which rows are as they should be, of a role."""
     ids, classes = np.full((len(x), LENGTH), UNKNOWN, np.int32), np.full(len(x), -1, np.int64)
     for row, (before, after) in enumerate(zip(x, y, strict=True)):

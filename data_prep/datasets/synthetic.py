@@ -15,6 +15,7 @@ from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, require_le
 from data_prep.datasets.normalisation import measured
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 MOST_CLASSES = 1 << 16
 
@@ -24,8 +25,8 @@ class _Part:
     """Rows of one part; their width is known with the first user."""
 
     rows: Scratch | None = None
-    labels: list[NDArray[np.int64]] = field(default_factory=list)
-    users: list[NDArray[np.int64]] = field(default_factory=list)
+    labels: list[Ints] = field(default_factory=list)
+    users: list[Ints] = field(default_factory=list)
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:

@@ -16,7 +16,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import BLOCK, UTF_16, Scratch, lines, open_bytes
+from data_prep.datasets.files import BLOCK, UTF_16, RowByRow, Scratch, lines, open_bytes
 from data_prep.datasets.labels import UNLABELLED, is_missing
 from fedmpi.common.errors import UserError, raised, shown
 
@@ -149,11 +149,13 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     columns = [column for column in range(len(header)) if column not in special]
     if not columns:
         raise UserError(f"{path} has no feature column besides {', '.join(special.values())}")
-    scratch, block = Scratch((len(columns),), np.float32), []
+    numbers = RowByRow((len(columns),), np.float32, BLOCK_ROWS)
     texts: dict[str, list[str]] = {name: [] for name in special.values()}
     values = array("d")
     unreadable = tally.unreadable
-    for where, row in _rows(reader, path, tally):
+    for where, row in csv_rows(reader, path, tally):
+        if not row:
+            continue
         if len(row) != len(header):
             tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
             continue
@@ -169,27 +171,23 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
             tally.bad(where, f"a label or user of more than {LONGEST_NAME:,} characters")
             continue
         try:
-            numbers = [float(row[column]) for column in columns]
+            features = [float(row[column]) for column in columns]
             several = [float(row[header.index(name)]) for name in targets] if len(targets) > 1 else []
         except ValueError as error:
             wanted = columns + [header.index(name) for name in targets if len(targets) > 1]
             tally.bad(where, f"not a number ({_not_a_number(header, row, wanted) or error})")
             continue
-        block.append(numbers)
+        numbers.add(features)
         values.extend(several)
         for column, name in special.items():
             texts[name].append(row[column].strip())
-        if len(block) == BLOCK_ROWS:
-            scratch.append(_single(block))
-            block = []
-    scratch.append(_single(block).reshape(-1, len(columns)))
-    if not scratch.length and tally.unreadable > unreadable:
+    if not len(numbers) and tally.unreadable > unreadable:
         raise UserError(
             f"{path} holds no row that can be read; the first: {tally.first}; every column but the label and "
             f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
         )
     names = np.array([header[column] for column in columns])
-    table: dict[str, NDArray[Any]] = {"x": scratch.rows(), "feature_names": names}
+    table: dict[str, NDArray[Any]] = {"x": numbers.rows(), "feature_names": names}
     if len(targets) > 1:
         table["y"], table["target_names"] = np.array(values).reshape(-1, len(targets)), np.array(targets)
     else:
@@ -197,12 +195,6 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     if USER_COLUMN in texts:
         table["user"] = np.array(texts[USER_COLUMN])
     return table
-
-
-def _single(rows: list[list[float]]) -> NDArray[np.float32]:
-    """Numbers in single precision; those beyond are infinite, and told as such later."""
-    with np.errstate(over="ignore"):
-        return np.array(rows, np.float32)
 
 
 def _not_a_number(header: list[str], row: list[str], columns: list[int]) -> str:
@@ -228,7 +220,8 @@ def _refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is a {kind} file, not a CSV table; give it its own ending, or write it as CSV")
 
 
-def _rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:
+def csv_rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str]]]:
+    """Rows of a `csv.reader` with where each is; a blank line is one without fields, and `tally` has what is none."""
     while True:
         try:
             row = next(reader)
@@ -237,5 +230,4 @@ def _rows(reader: Any, path: Path, tally: Tally) -> Iterator[tuple[str, list[str
         except csv.Error as error:
             tally.bad(f"{path}, line {reader.line_num}", f"not a CSV row ({error})")
             continue
-        if row:
-            yield f"{path}, line {reader.line_num}", row
+        yield f"{path}, line {reader.line_num}", row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from data_prep.datasets.files import Names, compact
 from data_prep.raw import RawDataset
 from data_prep.text import TextRows, read_vectors
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 
 @dataclass
@@ -54,14 +56,14 @@ class LabelledTexts:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def same(self) -> NDArray[np.int64]:
+    def same(self) -> Ints:
         """Rows with the same text share a number, 0, 1, 2 ... in the order in which texts first appear; int64 (n,)."""
         _, first, inverse = np.unique(np.frombuffer(self.hashes, np.int64), return_index=True, return_inverse=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
         return rank[inverse]
 
-    def known(self, train: NDArray[np.int64], test: NDArray[np.int64]) -> int:
+    def known(self, train: Ints, test: Ints) -> int:
         """How many of the test rows have a text that a training row has too."""
         hashes = np.frombuffer(self.hashes, np.int64)
         return int(np.isin(hashes[test], hashes[train]).sum())
@@ -70,9 +72,9 @@ class LabelledTexts:
 def text_data_set(
     data_set: DataSet,
     texts: LabelledTexts,
-    labels: NDArray[np.int64],
+    labels: Ints,
     class_names: tuple[str, ...],
-    parts: tuple[NDArray[np.int64], NDArray[np.int64]],
+    parts: tuple[Ints, Ints],
     options: ReadOptions,
     tally: Tally,
 ) -> RawDataset:
@@ -101,7 +103,7 @@ def text_data_set(
     for part, rows in (("training", train), ("test", test)):
         if not len(rows):
             raise UserError(f"{data_set.name}: no readable {part} row; --raw must hold {data_set.files}")
-    users, user_names = _users(texts, train, tally)
+    users, user_names = natural_clients(texts.users, texts.user_names, train, tally)
     if shared := texts.known(train, test):
         remedy = " (--split texts keeps a text in one part)" if "split" in data_set.options else ""
         tally.note(
@@ -110,7 +112,7 @@ def text_data_set(
         )
     notes = (*(f"left out: {count:,} {rule}" for rule, count in tally.dropped.items()), *tally.notes)
 
-    def encoded(known: NDArray[np.int64], tally: Tally) -> RawDataset:
+    def encoded(known: Ints, tally: Tally) -> RawDataset:
         """The data set with the vocabulary of these rows of `train`."""
         ids, vocabulary = texts.rows.encode(train[known], options.vocabulary)
         held = np.delete(train, known)
@@ -121,7 +123,7 @@ def text_data_set(
                 f"{shared:,} of {len(held):,} validation texts also occur in the training part, word for word",
             )
 
-        def read(index: NDArray[np.int64]) -> NDArray[Any]:
+        def read(index: Ints) -> NDArray[Any]:
             return ids[train[index]]
 
         return RawDataset(
@@ -152,14 +154,26 @@ def text_data_set(
     return encoded(np.arange(len(train)), tally)
 
 
-def _users(
-    texts: LabelledTexts, train: NDArray[np.int64], tally: Tally
-) -> tuple[NDArray[np.int64] | None, tuple[str, ...] | None]:
-    users = np.array(texts.users, np.int64)[train]
+def natural_clients(
+    codes: Sequence[int], names: Names, train: Ints, tally: Tally
+) -> tuple[Ints | None, tuple[str, ...] | None]:
+    """The users of the training rows as clients: int64 (len(train),), and their names; None where rows name no user.
+
+    Parameters
+    ----------
+    codes : sequence of int
+        The user of every row by its code in `names`; -1 where it names none.
+    names : Names
+    train : int64 array
+        The training rows.
+    tally : Tally
+        Receives a note where only some of them name a user.
+    """
+    users = np.array(codes, np.int64)[train]
     nobody = int((users < 0).sum())
     if nobody == len(users):
         return None, None
     if nobody:
         tally.note(f"{nobody:,} of {len(users):,} training rows name no user, so the data have no natural clients")
         return None, None
-    return compact(users, texts.user_names.names)
+    return compact(users, names.names)

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedmpi.aggregation.staging import Staging
+from fedmpi.common.types import Ints
 
-Values = torch.Tensor | NDArray[np.float32] | NDArray[np.int64]
+Values = torch.Tensor | NDArray[np.float32] | Ints
 FIXED_BITS = 40
 CHUNK = 2**16
 SHORT = 64
@@ -155,7 +156,7 @@ class FixedPointSum:
 
     def __init__(
         self,
-        buffer: NDArray[np.int64] | torch.Tensor,
+        buffer: Ints | torch.Tensor,
         device: torch.device | str = "cpu",
         bits: int = FIXED_BITS,
         ranks: int = 1,

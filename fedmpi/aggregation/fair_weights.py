@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.decorators import weights
+from fedmpi.common.types import Floats, Ints
 
 SMALLEST_LOSS = 1e-10
 """Powers below zero of a loss that is zero would be infinite."""
@@ -71,7 +71,7 @@ class QFFL:
     ):
         self.q, self.lipschitz = q, lipschitz
 
-    def __call__(self, cohort: Cohort, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:
         """How often each was drawn, (m,)."""
         return cohort.multiplicity.astype(np.float64)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Floats, Ints
 
 FRACTION_BITS = 40
 LIMB_BITS = 12
@@ -18,7 +19,7 @@ FRACTION_LIMBS = 4
 MOST_RANKS = 2 ** (24 - LIMB_BITS)
 LARGEST = 2.0**50
 
-Reducible = NDArray[np.float32] | NDArray[np.int64]
+Reducible = NDArray[np.float32] | Ints
 
 
 def check_ranks(ranks: int) -> None:
@@ -41,7 +42,7 @@ def metric_slots(count: int, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -
     return count * (2 if dtype == np.int64 else WHOLE_LIMBS + FRACTION_LIMBS)
 
 
-def encode_metrics(values: NDArray[np.float64], dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> Reducible:
+def encode_metrics(values: Floats, dtype: np.dtype[np.float32] | np.dtype[np.int64]) -> Reducible:
     """Metrics in a form whose elementwise sum over up to 4096 ranks is exact.
 
     Parameters
@@ -72,7 +73,7 @@ def encode_metrics(values: NDArray[np.float64], dtype: np.dtype[np.float32] | np
     return limbs.astype(np.float32).ravel()
 
 
-def decode_metrics(reduced: Reducible, count: int) -> NDArray[np.float64]:
+def decode_metrics(reduced: Reducible, count: int) -> Floats:
     """The summed metrics from the summed `encode_metrics`, float64 (count,)."""
     table = reduced.reshape(count, -1).astype(np.int64)
     if reduced.dtype == np.int64:
@@ -81,17 +82,17 @@ def decode_metrics(reduced: Reducible, count: int) -> NDArray[np.float64]:
         whole, fraction = _joined(table[:, :WHOLE_LIMBS]), _joined(table[:, WHOLE_LIMBS:])
     carried = whole + (fraction >> FRACTION_BITS)
     rest = fraction & (2**FRACTION_BITS - 1)
-    sums: NDArray[np.float64] = carried + rest / 2.0**FRACTION_BITS
+    sums: Floats = carried + rest / 2.0**FRACTION_BITS
     return sums
 
 
-def _limbs(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _limbs(values: Ints, count: int) -> Ints:
     """Base-4096 digits, lowest first; the last one keeps the sign."""
     limbs = values[:, None] >> (LIMB_BITS * np.arange(count))
     limbs[:, :-1] &= 2**LIMB_BITS - 1
     return limbs
 
 
-def _joined(limbs: NDArray[np.int64]) -> NDArray[np.int64]:
-    joined: NDArray[np.int64] = (limbs << (LIMB_BITS * np.arange(limbs.shape[1]))).sum(axis=1)
+def _joined(limbs: Ints) -> Ints:
+    joined: Ints = (limbs << (LIMB_BITS * np.arange(limbs.shape[1]))).sum(axis=1)
     return joined

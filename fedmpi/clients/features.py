@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmpi.clients.gradient_codes import compress, norms, restore
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 
 FeatureKind = Literal["one-step-change", "full-gradient", "compressed-gradient", "label-histogram"]
 
@@ -38,9 +39,9 @@ class Features:
         histograms, which know no gradient.
     """
 
-    clients: NDArray[np.int64]
+    clients: Ints
     matrix: NDArray[np.float32]
-    norms: NDArray[np.float64] | None
+    norms: Floats | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def plan_features(
     return FeaturePlan(kind, levels, restored, scale, shorter, projection, note)
 
 
-def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[NDArray[np.int64], ArrayLike]]) -> Features:
+def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[Ints, ArrayLike]]) -> Features:
     """Features of the clients whose gradients stream by.
 
     Only one block of gradients and the features themselves are in memory at any time.
@@ -146,7 +147,7 @@ def gradient_features(plan: FeaturePlan, blocks: Iterable[tuple[NDArray[np.int64
     return _sorted(np.concatenate(clients), np.concatenate(rows), np.concatenate(lengths))
 
 
-def label_histogram(clients: NDArray[np.int64], class_counts: NDArray[np.int64]) -> Features:
+def label_histogram(clients: Ints, class_counts: Ints) -> Features:
     """Share of each class in each client's data, (k, C); a client without samples has all zeros."""
     total = np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     return _sorted(np.asarray(clients, np.int64), (class_counts / total).astype(np.float32), None)
@@ -171,7 +172,7 @@ def refreshed(old: Features, new: Features) -> Features:
     return merge([Features(old.clients[stale], old.matrix[stale], lengths), new])
 
 
-def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray[np.float32], Floats]:
     """Feature vectors (k, width) and norms (k,) of one block of gradients."""
     if plan.kind == "compressed-gradient":
         squeezed = compress(gradients, plan.levels)
@@ -187,7 +188,7 @@ def _vectors(plan: FeaturePlan, gradients: NDArray[np.float32]) -> tuple[NDArray
     return np.ascontiguousarray(vectors, np.float32), length
 
 
-def _sorted(clients: NDArray[np.int64], matrix: NDArray[np.float32], lengths: NDArray[np.float64] | None) -> Features:
+def _sorted(clients: Ints, matrix: NDArray[np.float32], lengths: Floats | None) -> Features:
     order = np.argsort(clients, kind="stable")
     if np.array_equal(order, np.arange(len(order))):
         return Features(clients, matrix, lengths)

@@ -193,7 +193,7 @@ def dirichlet_by_client(labels: Ints, classes: int, sizes: Ints, alpha: float, g
     return take_counts(labels, counts, generator)
 
 
-def fill_by_mix(sizes: Ints, stock: Ints, mixes: Floats, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+def fill_by_mix(sizes: Ints, stock: Ints, mixes: Floats, generator: np.random.Generator) -> Ints:
     """Class counts of clients that draw their samples from their own class mixes, out of a finite stock.
 
     All clients ask at once: client k asks for ``sizes[k]`` samples, multinomial from ``mixes[k]``. A class asked for

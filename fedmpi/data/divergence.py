@@ -139,7 +139,7 @@ def summarise(divergences: Floats) -> DivergenceSummary:
         return DivergenceSummary(float(known.mean()), float(known.std()), float(known.max()), quartiles)
 
 
-def pooled_counts(class_counts: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
+def pooled_counts(class_counts: Ints, groups: Ints) -> Ints:
     """Class counts of every group's pooled data.
 
     Parameters

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.arrays import ArrayShard
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
 from fedmpi.data.digits_options import DigitsOptions, parse_options
@@ -63,7 +64,7 @@ def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray
     return features[~test], labels[~test], features[test], labels[test]
 
 
-def _images_and_labels() -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _images_and_labels() -> tuple[npt.NDArray[Any], Ints]:
     """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import."""
     package = find_spec("sklearn")
     for folder in package.submodule_search_locations or () if package else ():
@@ -77,7 +78,7 @@ def _images_and_labels() -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     return images, labels.astype(np.int64)
 
 
-def _draw(options: DigitsOptions, labels: npt.NDArray[np.int64]) -> Rows:
+def _draw(options: DigitsOptions, labels: Ints) -> Rows:
     if options.clients > len(labels):
         raise UserError(f"the embedded digits have {len(labels)} training images: ask for at most as many clients")
     generator = Streams(options.seed).generator(Purpose.PARTITION)

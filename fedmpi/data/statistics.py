@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.common.types import Ints
+
 STATISTICS_ROWS = 20_000
 """Evenly spaced rows that are read."""
 ROWS_AT_ONCE = 512
 
 
 def channel_statistics(
-    features: NDArray[Any], scale: float, among: NDArray[np.int64] | None = None, at_most: int = STATISTICS_ROWS
+    features: NDArray[Any], scale: float, among: Ints | None = None, at_most: int = STATISTICS_ROWS
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """`statistics` of an array (n, C, H, W), or (n, d), which counts as one channel; of some of its rows, or all."""
     rows = np.arange(len(features)) if among is None else among
@@ -23,8 +25,8 @@ def channel_statistics(
 
 
 def statistics(
-    read: Callable[[NDArray[np.int64]], NDArray[Any]],
-    rows: NDArray[np.int64],
+    read: Callable[[Ints], NDArray[Any]],
+    rows: Ints,
     channels: int,
     scale: float,
     at_most: int = STATISTICS_ROWS,

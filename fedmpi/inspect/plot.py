@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 from fedmpi.data.shards import ShardStore
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _bubble_area(clients: int, classes: int) -> float:
     return float(np.pi / 4 * diameter**2)
 
 
-def _draw_sizes(axes: Axes, sizes: npt.NDArray[np.int64]) -> None:
+def _draw_sizes(axes: Axes, sizes: Ints) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     low, high = int(sizes.min()), int(sizes.max())

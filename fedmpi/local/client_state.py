@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Ints
 
 log = logging.getLogger("fedmpi")
 
@@ -60,7 +61,7 @@ class ClientState:
         return client in self._kept or client in self._places
 
     @property
-    def clients(self) -> NDArray[np.int64]:
+    def clients(self) -> Ints:
         """The clients that hold a record, sorted."""
         return np.sort(np.fromiter((*self._kept, *self._places), np.int64, len(self)))
 
@@ -111,7 +112,7 @@ class ClientState:
         self._kept, self._places, self._free, self._end = {}, {}, [], 0
         self.close()
 
-    def pieces(self, records: int) -> Iterator[tuple[NDArray[np.int64], StateRecord]]:
+    def pieces(self, records: int) -> Iterator[tuple[Ints, StateRecord]]:
         """All records in client order, at most so many at a time: clients (c,) and records (c, vectors, d)."""
         clients = self.clients
         for first in range(0, len(clients), max(records, 1)):

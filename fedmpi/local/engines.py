@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config.choices import chosen
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.equality import Apart, difference
@@ -100,7 +98,7 @@ class CompositeEngine:
 
     def time_candidates(
         self, tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, total: Accumulator
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         """Clients timed and seconds of each of the `candidates`, on some of the tasks that are not to be merged."""
         assert self.rival is not None
         others = self._split(tasks, rule, total)[1]
@@ -151,7 +149,7 @@ class CompositeEngine:
         self,
         clients: Ints,
         rows: Ints,
-        weights: NDArray[np.float64],
+        weights: Floats,
         start: Tensor,
         rule: LocalRule,
         round: int,

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits, rows_of_a_pass
@@ -131,7 +130,7 @@ class MergedEngine:
         self,
         clients: Ints,
         rows: Ints,
-        weights: NDArray[np.float64],
+        weights: Floats,
         start: Tensor,
         rule: LocalRule,
         round: int,
@@ -180,7 +179,7 @@ class MergedEngine:
         self,
         clients: Ints,
         rows: Ints,
-        weights: NDArray[np.float64],
+        weights: Floats,
         start: Tensor,
         rule: LocalRule,
         round: int,
@@ -215,7 +214,7 @@ class MergedEngine:
         views: list[Tensor],
         clients: Ints,
         rows: Ints,
-        weights: NDArray[np.float64],
+        weights: Floats,
         rule: LocalRule,
         round: int,
         report: WorkReport,
@@ -315,7 +314,7 @@ class MergedEngine:
             first += count
 
     def _name_culprit(
-        self, clients: Ints, rows: Ints, weights: NDArray[np.float64], start: Tensor, rule: LocalRule, round: int
+        self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> None:
         """The sum is not finite though every loss is: find the first client whose gradient is not."""
         for client, _, squared in self._each(clients, rows, weights, start, rule, round):
@@ -324,7 +323,7 @@ class MergedEngine:
         raise Divergence(f"the sum of the updates overflows in round {round} at lr = {rule.lr:g}: lower local.lr")
 
     def _diverged(
-        self, clients: Ints, rows: Ints, weights: NDArray[np.float64], start: Tensor, rule: LocalRule, round: int
+        self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> list[int]:
         """The clients with a loss or a gradient that is not finite."""
         self.model.bind(start)
@@ -336,7 +335,7 @@ class MergedEngine:
             ]
 
     def _each(
-        self, clients: Ints, rows: Ints, weights: NDArray[np.float64], start: Tensor, rule: LocalRule, round: int
+        self, clients: Ints, rows: Ints, weights: Floats, start: Tensor, rule: LocalRule, round: int
     ) -> Iterator[tuple[int, Tensor, float]]:
         """Every client, the losses of its samples, and the squared length of what it adds to the sum."""
         own = torch.zeros_like(start)

@@ -14,12 +14,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.rounding import explained_by_rounding
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import batch_rows, step_count
 from fedmpi.local.work import ClientTask, Engine, LocalRule, Observer, task_size
@@ -42,7 +41,7 @@ class Observed(Engine, Protocol):
 
 def time_engines(
     engines: Sequence[Observed], tasks: Sequence[ClientTask], start: Tensor, rule: LocalRule, round: int, sizes: Ints
-) -> NDArray[np.float64]:
+) -> Floats:
     """Seconds that each engine needs for the same few tasks, measured after a pass that warms it up.
 
     The tasks are a spread over small and large ones, cut to at most MOST_STEPS steps, and as many of them as the first

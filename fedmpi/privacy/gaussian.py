@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats
 
 CHUNK = 2**20
 SENSITIVITY = 2.0
@@ -179,7 +180,7 @@ def _leading(number: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _divergences(multiplier: float, drawn: int, present: int) -> NDArray[np.float64]:
+def _divergences(multiplier: float, drawn: int, present: int) -> Floats:
     """Rényi divergences at every order of one Gaussian round on `drawn` of `present` clients; computed once."""
     if multiplier < LEAST:
         return np.full(len(ORDERS), np.inf)
@@ -191,11 +192,11 @@ def _divergences(multiplier: float, drawn: int, present: int) -> NDArray[np.floa
     return np.minimum(whole, _curve(dp.SampledWithoutReplacementDpEvent(present, drawn, gaussian)))
 
 
-def _curve(event: Any) -> NDArray[np.float64]:
+def _curve(event: Any) -> Floats:
     """The library's divergences of one event; they have no public name there."""
     dp = _dp_accounting()
     composed = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE).compose(event)
-    curve: NDArray[np.float64] | None = getattr(composed, "_rdp", None)
+    curve: Floats | None = getattr(composed, "_rdp", None)
     if curve is None or np.shape(curve) != (len(ORDERS),):
         raise UserError(
             f"dp-accounting {version('dp-accounting')} does not show the Rényi divergences that client-level privacy "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 
 
 def mixes(
@@ -64,9 +65,7 @@ def mixes(
     }
 
 
-def drawn(
-    labels: NDArray[np.int64], shares: NDArray[np.float64], each: int, generator: np.random.Generator
-) -> NDArray[np.int64]:
+def drawn(labels: Ints, shares: Floats, each: int, generator: np.random.Generator) -> Ints:
     """Rows (clients · each,) drawn with replacement, client after client, in the shares (clients, C) of the classes."""
     by_class = [np.flatnonzero(labels == label) for label in range(shares.shape[1])]
     rows = []

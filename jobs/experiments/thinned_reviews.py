@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 
 
 def thinned(raw: Path, *, reviews: str, share: float = 0.6, draw: int = 0) -> RawDataset:
@@ -46,7 +46,7 @@ def thinned(raw: Path, *, reviews: str, share: float = 0.6, draw: int = 0) -> Ra
     )
 
 
-def kept(labels: NDArray[np.int64], largest: int, share: float, generator: np.random.Generator) -> NDArray[np.int64]:
+def kept(labels: Ints, largest: int, share: float, generator: np.random.Generator) -> Ints:
     """Rows, in order: all but those of the class `largest`, and as many of it as come to `share` of the rows kept."""
     others = np.flatnonzero(labels != largest)
     same = np.flatnonzero(labels == largest)

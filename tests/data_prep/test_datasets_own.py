@@ -6,6 +6,7 @@ import codecs
 import gc
 import gzip
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from data_prep.datasets import tables
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import Scratch, hold_out, hold_out_groups
+from data_prep.datasets.files import RowByRow, Scratch, hold_out, hold_out_groups
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi import UserError
@@ -468,6 +470,66 @@ def test_scratch_rows_are_those_appended() -> None:
         scratch.append(block)
     assert np.array_equal(scratch.rows(), np.concatenate(blocks))
     assert Scratch((2,), np.uint8).rows().shape == (0, 2)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9])
+def test_rows_that_come_one_at_a_time_are_written_in_blocks(
+    count: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[int] = []
+    append = Scratch.append
+
+    def counted(scratch: Scratch, rows: NDArray[Any]) -> None:
+        blocks.append(len(rows))
+        append(scratch, rows)
+
+    monkeypatch.setattr(Scratch, "append", counted)
+    expected = RNG.integers(-9, 9, (count, *shape))
+    rows = RowByRow(shape, np.int32, 4)
+    for number, row in enumerate(expected.tolist(), 1):
+        rows.add(row)
+        assert len(rows) == number and blocks == [4] * (number // 4)
+    found = rows.rows()
+    assert blocks == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
+    assert rows.shape == shape and found.shape == (count, *shape) and found.dtype == np.int32
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_rows_are_the_bytes_of_a_file_and_may_go_on_after_they_are_read() -> None:
+    rows = RowByRow((2,), np.float32, 3)
+    for row in range(4):
+        rows.add([row, row / 3])
+    first = rows.rows()
+    rows.add(np.array([4, 4 / 3]))
+    expected = np.stack([np.arange(5), np.arange(5) / 3], 1).astype(np.float32)
+    np.testing.assert_array_equal(rows.rows(), expected)
+    np.testing.assert_array_equal(first, expected[:4])
+    with open(rows._written._file.fileno(), "rb", closefd=False) as file:
+        file.seek(0)
+        assert file.read() == expected.tobytes()
+
+
+@pytest.mark.parametrize("wrong", [[1, 2, 3], [1], 1, [[1, 2]]])
+def test_a_row_of_another_shape_is_refused_with_its_block(wrong: Any) -> None:
+    among, alone = RowByRow((2,), np.int32, 2), RowByRow((2,), np.int32, 2)
+    among.add([1, 2])
+    with pytest.raises(ValueError):
+        among.add(wrong)
+    alone.add(wrong)
+    with pytest.raises(ValueError):
+        alone.rows()
+
+
+def test_numbers_beyond_the_type_of_rows_are_infinite_or_refused() -> None:
+    floats, whole = RowByRow((2,), np.float32, 8), RowByRow((2,), np.int32, 8)
+    floats.add([1e39, -1e300])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert floats.rows().tolist() == [[np.inf, -np.inf]]
+    whole.add([0, 1 << 31])
+    with pytest.raises(OverflowError):
+        whole.rows()
 
 
 def _read(name: str, raw: Path, options: ReadOptions | None = None, tally: Tally | None = None) -> RawDataset:

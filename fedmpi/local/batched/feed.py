@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.common.types import Ints
@@ -33,7 +32,7 @@ class Timetable:
     """
 
     batches: list[list[Ints | None]]
-    counts: NDArray[np.int64]
+    counts: Ints
 
     @classmethod
     def of(cls, batches: list[list[Ints | None]], sizes: Sequence[int]) -> Timetable:
@@ -126,7 +125,7 @@ class Feed:
         each = samples and not joined
         self._local = [[torch.from_numpy(rows) for rows in client] for client in self._rows] if each else None
 
-    def _join(self, local: list[list[Ints]], firsts: NDArray[np.int64]) -> Tensor:
+    def _join(self, local: list[list[Ints]], firsts: Ints) -> Tensor:
         """Positions (T, K, B) in the joined samples; padding reads the very first one."""
         counts = self.timetable.counts
         index = np.zeros((*counts.shape, int(counts.max())), np.int64)
