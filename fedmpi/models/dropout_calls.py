@@ -52,11 +52,11 @@ class DropoutCalls(TorchFunctionMode):
         self.met = True
         return call.made(self._drop(call))
 
-    def _drop(self, call: Call) -> Drop:
+    def _drop(self, call: DroppingCall) -> Drop:
         return lambda x: dropped(x, call.p, self.masks, call.channels)
 
 
-class Call:
+class DroppingCall:
     """A call that asks for masks.
 
     Parameters
@@ -73,23 +73,25 @@ class Call:
         self.p, self.made, self.channels = p, made, channels
 
 
-def _values(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Call | None:
+def _values(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> DroppingCall | None:
     if not training or not 0 < p < 1:
         return None
-    return Call(p, lambda drop: input.copy_(drop(input)) if inplace else drop(input))
+    return DroppingCall(p, lambda drop: input.copy_(drop(input)) if inplace else drop(input))
 
 
-def _channels_of(*axes: int) -> Callable[..., Call | None]:
+def _channels_of(*axes: int) -> Callable[..., DroppingCall | None]:
     """Of samples with so many axes; of a single one, without an axis for the samples, torch drops by itself."""
 
-    def channels(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Call | None:
+    def channels(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> DroppingCall | None:
         call = _values(input, p, training, inplace) if input.dim() in axes else None
-        return None if call is None else Call(p, call.made, channels=True)
+        return None if call is None else DroppingCall(p, call.made, channels=True)
 
     return channels
 
 
-def _named_train(asked: Callable[..., Call | None], inplace: bool = False) -> Callable[..., Call | None]:
+def _named_train(
+    asked: Callable[..., DroppingCall | None], inplace: bool = False
+) -> Callable[..., DroppingCall | None]:
     """For torch's own functions, beside those of torch.nn.functional."""
     return lambda input, p, train: asked(input, p, train, inplace)
 
@@ -97,10 +99,10 @@ def _named_train(asked: Callable[..., Call | None], inplace: bool = False) -> Ca
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *more: Any,
     **named: Any,
-) -> Call | None:  # fmt: skip
+) -> DroppingCall | None:  # fmt: skip
     if not 0 < dropout_p < 1:
         return None
-    return Call(dropout_p, lambda drop: attention(drop, query, key, value, attn_mask, *more, **named))
+    return DroppingCall(dropout_p, lambda drop: attention(drop, query, key, value, attn_mask, *more, **named))
 
 
 def attention(
@@ -130,7 +132,7 @@ def attention(
 _several_heads = inspect.signature(functional.multi_head_attention_forward)
 
 
-def _heads(*args: Any, **kwargs: Any) -> Call | None:
+def _heads(*args: Any, **kwargs: Any) -> DroppingCall | None:
     """nn.MultiheadAttention: shares as torch forms them, then values and projection once more behind the dropout."""
     given = _several_heads.bind(*args, **kwargs)
     given.apply_defaults()
@@ -151,7 +153,7 @@ def _heads(*args: Any, **kwargs: Any) -> Call | None:
             out, shares = out.squeeze(1), shares.squeeze(0)
         return out, shares if of["need_weights"] else None
 
-    return Call(of["dropout_p"], made)
+    return DroppingCall(of["dropout_p"], made)
 
 
 def _value_heads(of: dict[str, Any], alone: bool) -> Tensor:
@@ -166,7 +168,7 @@ def _value_heads(of: dict[str, Any], alone: bool) -> Tensor:
     return functional.pad(v, (0, 0, 0, 1)) if of["add_zero_attn"] else v
 
 
-def _between_layers(function: Callable[..., Any]) -> Callable[..., Call | None]:
+def _between_layers(function: Callable[..., Any]) -> Callable[..., DroppingCall | None]:
     def recurrent(
         input: Tensor,
         hx: Tensor | Sequence[Tensor],
@@ -177,7 +179,7 @@ def _between_layers(function: Callable[..., Any]) -> Callable[..., Call | None]:
         train: bool,
         bidirectional: bool,
         batch_first: bool = False,
-    ) -> Call | None:
+    ) -> DroppingCall | None:
         if not isinstance(has_biases, bool) or num_layers == 1 or not train or not 0 < dropout < 1:
             return None  # packed sequences have another argument there
         places, count = 2 if bidirectional else 1, len(params) // num_layers
@@ -195,12 +197,12 @@ def _between_layers(function: Callable[..., Any]) -> Callable[..., Call | None]:
                 lasts.append(last)
             return x, *(torch.cat(states) for states in zip(*lasts, strict=True))
 
-        return Call(dropout, made)
+        return DroppingCall(dropout, made)
 
     return recurrent
 
 
-CALLS: dict[Any, Callable[..., Call | None]] = {
+CALLS: dict[Any, Callable[..., DroppingCall | None]] = {
     functional.dropout: _values,
     functional.dropout1d: _channels_of(3),
     functional.dropout2d: _channels_of(3, 4),
