@@ -105,12 +105,27 @@ def test_an_evaluation_goes_on_with_fewer_samples_at_once() -> None:
     torch.manual_seed(1)
     model = FlatModel(Small(50))
     whole = parts.scores(model, model.initial)
-    model.module.most = 7
-    assert parts.scores(model, model.initial) == pytest.approx(whole, rel=1e-6)
-    assert parts._rows == 5
+    for most, rows in [(7, 5), (1, 1)]:
+        model.module.most = most
+        assert parts.scores(model, model.initial) == pytest.approx(whole, rel=1e-6)
+        assert parts._rows == rows
     model.module.most = 0
     with pytest.raises(torch.OutOfMemoryError):
         parts.scores(model, model.initial)
+
+
+def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = torch.randn(50, 16), torch.arange(50) % 4
+    store = SimpleNamespace(part_samples=lambda part: 50 * (part == "test"), manifest=SimpleNamespace(class_names=()))
+    data = SimpleNamespace(description=FLAT, test=lambda: (x, y))
+    config = Config(preset="fedavg", evaluation={"batch_size": 4000, "on": "test"})
+    parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
+    model = FlatModel(Small(25))
+    with caplog.at_level(logging.WARNING, logger="fedmpi"):
+        parts.scores(model, model.initial)
+    assert [one for one in caplog.messages if "samples evaluated" in one] == [
+        "out of memory on the device with 50 samples evaluated at once: goes on with 25"
+    ]
 
 
 FLAT = DataDescription((16,), "float32", 4, "vector", 0, (0.0,), (1.0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedmpi
+from fedmpi.common.registry import resolve
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses
@@ -18,6 +20,8 @@ from fedmpi.local.probes import client_gradients
 from fedmpi.local.traits import LEAST_ROWS, forward_traits, rows_of_a_pass
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
+from fedmpi.rounds.evaluated import rows_evaluated
+from fedmpi.tasks.losses import Loss
 from tests.local.synthetic import STREAMS, InMemorySource, relative_error, summed, tasks_of
 
 IMAGES = DataDescription((1, 32, 32), "float32", 4, "image", 0, (), ())
@@ -68,6 +72,49 @@ def test_a_device_takes_as_many_as_it_is_given_but_for_large_outputs() -> None:
     model = SimpleNamespace(device=torch.device("cuda"))
     assert rows_of_a_pass(model, IMAGES, 2000) == 2000  # type: ignore[arg-type]
     assert rows_of_a_pass(model, TOKENS, 2000) == (1 << 26) // (4 * 64 * 50_000)  # type: ignore[arg-type]
+
+
+def next_words() -> FlatModel:
+    """Many outputs at each of 64 positions, and nothing else that is wide."""
+    torch.manual_seed(5)
+    return FlatModel(nn.Sequential(nn.Embedding(60, 2), nn.Linear(2, 2_000, bias=False)))
+
+
+MANY_OUTPUTS = replace(TOKENS, classes=2_000)
+
+
+@pytest.mark.parametrize(("asked", "rows"), [("auto", 131), (3, 3), (5000, 131)])
+def test_very_many_outputs_limit_a_pass_on_a_processor_too_whatever_is_asked_for(asked: int | str, rows: int) -> None:
+    """2²⁶ bytes of outputs of 64 · 2,000 values of 4 bytes."""
+    table = SimpleNamespace(batch_size=asked)
+    assert rows_evaluated(table, next_words(), MANY_OUTPUTS) == rows  # type: ignore[arg-type]
+
+
+class Nothing(nn.Module):
+    """Returns a weight for every sample and keeps nothing of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.expand(len(x), 4)
+
+
+def test_a_model_that_keeps_nothing_takes_all_at_once() -> None:
+    assert rows_of_a_pass(FlatModel(Nothing()), IMAGES, 2000) == 2000
+
+
+def compared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss of a sample by the others beside it."""
+    return nn.functional.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_samples_whose_losses_influence_one_another_are_not_parted(training: bool) -> None:
+    torch.manual_seed(5)
+    model = FlatModel(Spread(WIDE), loss=Loss(resolve("loss", compared)))
+    assert rows_of_a_pass(model, IMAGES, 2000, training) == 2000
 
 
 @pytest.mark.parametrize(("channels", "passes"), [(WIDE, [64, 64, 29]), (1, [157])])

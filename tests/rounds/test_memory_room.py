@@ -21,7 +21,7 @@ from fedmpi.local.hooks import make_hooks
 from fedmpi.local.traits import forward_traits, known_traits
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.room import BuiltWithin, NoRoom, asked_bytes, shown_bytes
-from fedmpi.rounds.memory import refuse_large_run
+from fedmpi.rounds.memory import _evaluated, refuse_large_run
 
 GIB = 2**30
 N, SIZES = 1000, np.full(1000, 200)
@@ -161,6 +161,16 @@ def test_what_clients_and_model_take_is_refused_where_it_does_not_fit(
     with pytest.raises(NoRoom) as caught:
         planned(needed - 1, *settings)
     assert named in str(caught.value) and shown_bytes(needed) in str(caught.value)
+
+
+def test_an_evaluation_by_default_needs_what_its_passes_need() -> None:
+    """8 MiB of the widest layer of 65,536 values: 32 samples of it, not the 400 of the test part."""
+    config = load_config(None, ["preset=fedavg"])
+    description = open_store("digits").description
+    model = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 2**16), nn.ReLU(), nn.Linear(2**16, 10)))
+    forward_traits(model, description)
+    found = _evaluated(config, model, description, 400)
+    assert found.bytes == 32 * 2**16 * 4 and found.what.startswith("32 samples evaluated at once")
 
 
 def test_a_forward_pass_tells_what_it_keeps_of_a_sample() -> None:
