@@ -1,7 +1,8 @@
-"""Recurrent layers of many clients side by side: LSTM and GRU with their backward pass through time by hand.
+"""Recurrent layers of many clients side by side: LSTM, GRU and RNN with their backward pass through time by hand.
 
 All steps' products with the inputs, and all gradients of the weights, are one product each; only what a state needs of
-the state before it is done step by step. Sources: Hochreiter & Schmidhuber 1997, Cho et al. 2014, in torch's layout.
+the state before it is done step by step. Sources: Hochreiter & Schmidhuber 1997, Cho et al. 2014, Elman 1990, in
+torch's layout.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedmpi.models.stacked.weights import Weight
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -146,8 +148,61 @@ class GRU(torch.autograd.Function):
         return before, dh, of_inner, of_outer, of_bias, of_outer_bias, None
 
 
+class RNN(torch.autograd.Function):
+    """One layer in one direction: inputs (k, L, b, E), first state (k, b, H); states (k, L, b, H).
+
+    No gates; `rectified` is whether ReLU gives the states, and not tanh.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        inner: Tensor,
+        outer: Tensor,
+        bias: Tensor | None,
+        rectified: bool,
+        held: _Held,
+    ) -> Tensor:
+        clients, length, count, _ = x.shape
+        transposed = inner.transpose(1, 2)
+        wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
+        given = wide.view(clients, length, count, h0.shape[2])
+        states = x.new_empty(clients, length + 1, count, h0.shape[2])
+        states[:, 0] = h0
+        recurrent = outer.transpose(1, 2)
+        for t in range(length):
+            now = torch.baddbmm(given[:, t], states[:, t], recurrent, out=states[:, t + 1])
+            now.relu_() if rectified else now.tanh_()
+        ctx.save_for_backward(x, states)
+        ctx.inner, ctx.outer, ctx.rectified, ctx.held = inner.detach(), outer.detach(), rectified, held
+        return states[:, 1:].clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_states: Tensor) -> Any:
+        x, states = ctx.saved_tensors
+        of_given = states.new_empty(of_states.shape)
+        dh = torch.zeros_like(states[:, 0])
+        for t in reversed(range(states.shape[1] - 1)):
+            dh.add_(of_states[:, t])
+            if ctx.rectified:
+                _relu_backward(dh, states[:, t + 1], 0, grad_input=of_given[:, t])
+            else:
+                _tanh_backward(dh, states[:, t + 1], grad_input=of_given[:, t])
+            torch.bmm(of_given[:, t], ctx.outer, out=dh)
+        rows, held = _rows(of_given), ctx.held
+        before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
+        turned = rows.transpose(1, 2)
+        of_inner = held.inner.product(turned, _rows(x))
+        of_outer = held.outer.product(turned, _rows(states[:, :-1]))
+        of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[4] else None
+        return before, dh, of_inner, of_outer, of_bias, None, None
+
+
 _lstm: Any = LSTM.apply
 _gru: Any = GRU.apply
+_rnn: Any = RNN.apply
 
 
 class _Held:
@@ -159,7 +214,7 @@ class _Held:
         self.bias, self.outer_bias = (None if one is None else one.value.unsqueeze(1) for one in biases)
 
 
-def _need_plain(layer: nn.LSTM | nn.GRU, x: Tensor) -> None:
+def _need_plain(layer: nn.RNNBase, x: Tensor) -> None:
     if layer.dropout and layer.num_layers > 1:
         raise NotStackable(f"{type(layer).__name__} with dropout between its layers")
     if layer.proj_size:
@@ -169,7 +224,7 @@ def _need_plain(layer: nn.LSTM | nn.GRU, x: Tensor) -> None:
 
 
 def _over_layers(
-    layer: nn.LSTM | nn.GRU, weights: Mapping[str, Weight], x: Tensor, firsts: list[Tensor] | None
+    layer: nn.RNNBase, weights: Mapping[str, Weight], x: Tensor, firsts: list[Tensor] | None
 ) -> tuple[Tensor, list[Tensor]]:
     """States (k, L, b, H · directions) of the last layer, and the last states (k, layers, b, H)."""
     x = x.transpose(1, 2) if layer.batch_first else x
@@ -198,6 +253,9 @@ def _one(layer: nn.Module, held: _Held, x: Tensor, begin: list[Tensor]) -> tuple
         states = _gru(x, *begin, inner, outer, held.bias, held.outer_bias, held)
         return states, [states[:, -1]]
     bias = None if held.bias is None or held.outer_bias is None else held.bias + held.outer_bias
+    if isinstance(layer, nn.RNN):
+        states = _rnn(x, *begin, inner, outer, bias, layer.nonlinearity == "relu", held)
+        return states, [states[:, -1]]
     states, cell = _lstm(x, *begin, inner, outer, bias, held)
     return states, [states[:, -1], cell]
 
@@ -245,6 +303,13 @@ def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, first: Any = 
 def gru(layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, first: Tensor | None = None) -> Any:
     _need_plain(layer, x)
     states, (h,) = _over_layers(layer, weights, x, None if first is None else [first])
+    return states, h
+
+
+@built_in(nn.RNN)
+def rnn(layer: nn.RNN, weights: Mapping[str, Weight], x: Tensor, hx: Tensor | None = None) -> Any:
+    _need_plain(layer, x)
+    states, (h,) = _over_layers(layer, weights, x, None if hx is None else [hx])
     return states, h
 
 

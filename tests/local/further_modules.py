@@ -1,0 +1,50 @@
+"""Models with the layers that are met less often: plain recurrent ones, and others with options of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tests.local.stacks import CLASSES, TEXTS
+
+
+class Recurrent(nn.Module):
+    """Two layers in two directions, samples first: the states of every word and the last ones are read."""
+
+    def __init__(self, nonlinearity: str):
+        super().__init__()
+        self.embedding = nn.Embedding(60, 8, padding_idx=0)
+        self.rnn = nn.RNN(8, 7, 2, nonlinearity=nonlinearity, batch_first=True, bidirectional=True)
+        self.fc = nn.Linear(14, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, last = self.rnn(self.embedding(tokens))
+        return self.fc(states.square().mean(1) + torch.cat([last[-2], last[-1] - last[0]], dim=1))
+
+
+class Begun(nn.Module):
+    """Time first, without biases, first states learned or computed, called twice; a second layer is partly frozen."""
+
+    def __init__(self, nonlinearity: str):
+        super().__init__()
+        self.embedding, self.first = nn.Embedding(60, 8), nn.Parameter(torch.randn(2, 1, 6))
+        self.rnn = nn.RNN(8, 6, 2, nonlinearity=nonlinearity, bias=False)
+        self.other, self.fc = nn.RNN(6, 5, nonlinearity=nonlinearity), nn.Linear(11, CLASSES)
+        self.other.weight_hh_l0.requires_grad_(False)
+        self.other.bias_ih_l0.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.embedding(tokens).transpose(0, 1)
+        states, last = self.rnn(words, self.first.expand(-1, tokens.shape[0], -1).contiguous())
+        states, last = self.rnn(words.flip(0) + states.mean((0, 2), keepdim=True), hx=last.tanh())
+        return self.fc(torch.cat([self.other(states)[1][0], last.sum(0)], 1))
+
+
+FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
+    "rnn": (TEXTS, lambda: Recurrent("tanh")),
+    "rnn-relu": (TEXTS, lambda: Recurrent("relu")),
+    "begun-rnn": (TEXTS, lambda: Begun("tanh")),
+    "begun-rnn-relu": (TEXTS, lambda: Begun("relu")),
+}
