@@ -42,9 +42,43 @@ class Begun(nn.Module):
         return self.fc(torch.cat([self.other(states)[1][0], last.sum(0)], 1))
 
 
+class Projected(nn.Module):
+    """States of fewer values than the cells, in both directions; last states and cells are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(60, 8)
+        self.lstm = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True, proj_size=4)
+        self.fc = nn.Linear(8 + 4 + 6, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, (h, c) = self.lstm(self.embedding(tokens))
+        return self.fc(torch.cat([states.square().mean(1), h[-2] - h[1], c[-1] + c[0]], 1))
+
+
+class BegunProjected(nn.Module):
+    """Time first, without biases, first states given, called twice; a second one whose projection is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.first = nn.Embedding(60, 8), nn.Parameter(torch.randn(1, 1, 4))
+        self.lstm, self.other = nn.LSTM(8, 6, bias=False, proj_size=4), nn.LSTM(4, 5, proj_size=2)
+        self.other.weight_hr_l0.requires_grad_(False)
+        self.fc = nn.Linear(10, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.embedding(tokens).transpose(0, 1)
+        first = self.first.expand(-1, tokens.shape[0], -1).contiguous()
+        states, (h, c) = self.lstm(words, (first, torch.ones(1, tokens.shape[0], 6, dtype=words.dtype)))
+        states, (h, c) = self.lstm(words.flip(0), (h.tanh(), c))
+        return self.fc(torch.cat([self.other(states)[0].sum(0), h[0] * h[0].relu() + first[0], h[0]], 1))
+
+
 FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "rnn": (TEXTS, lambda: Recurrent("tanh")),
     "rnn-relu": (TEXTS, lambda: Recurrent("relu")),
     "begun-rnn": (TEXTS, lambda: Begun("tanh")),
     "begun-rnn-relu": (TEXTS, lambda: Begun("relu")),
+    "projected": (TEXTS, Projected),
+    "begun-projected": (TEXTS, BegunProjected),
 }

@@ -93,6 +93,14 @@ def test_wide_lstms_one_after_another_reach_them_too(name: str, monkeypatch):
     assert not calls, "oneDNN has single precision alone"
 
 
+@pytest.mark.parametrize("name", ["projected", "begun-projected"])
+def test_wide_lstms_with_projections_stay_side_by_side(name: str, monkeypatch):
+    """oneDNN has none."""
+    monkeypatch.setattr(recurrent, "WIDE", 0)
+    monkeypatch.delattr(recurrent, "_client_by_client")
+    assert_same_round(name, torch.float32, EPOCHS, ragged_sizes(12, 20))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", ["classic", "vgg", "lenet"])
 def test_images_too_large_to_be_unfolded_reach_them_too(name: str, dtype: torch.dtype, monkeypatch):

@@ -28,21 +28,29 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class LSTM(torch.autograd.Function):
-    """One layer in one direction: inputs (k, L, b, E), first states (k, b, H); states (k, L, b, H), last cells.
+    """One layer in one direction: inputs (k, L, b, E), first states, cells (k, b, H); states (k, L, b, H), last cells.
 
-    Gates lie as torch has them: input, forget, cell, output.
+    Gates lie as torch has them: input, forget, cell, output. With a `projection` (k, P, H) states have P values.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, h0: Tensor, c0: Tensor, inner: Tensor, outer: Tensor, bias: Tensor | None, held: _Held
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        inner: Tensor,
+        outer: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        held: _Held,
     ) -> tuple[Tensor, Tensor]:
         clients, length, count, _ = x.shape
-        size = h0.shape[2]
+        size = c0.shape[2]
         transposed = inner.transpose(1, 2)
         wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
         gates = wide.view(clients, length, count, 4 * size)
-        states = x.new_empty(clients, length + 1, count, size)
+        states = x.new_empty(clients, length + 1, count, h0.shape[2])
         cells, squashed = (x.new_empty(length + 1, clients, count, size) for _ in range(2))
         states[:, 0], cells[0] = h0, c0
         recurrent = outer.transpose(1, 2)
@@ -54,23 +62,32 @@ class LSTM(torch.autograd.Function):
             i, f, g, o = torch.split(now, size, 2)
             torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g)
             torch.tanh(cells[t + 1], out=squashed[t])
-            torch.mul(o, squashed[t], out=states[:, t + 1])
+            if projection is None:
+                torch.mul(o, squashed[t], out=states[:, t + 1])
+            else:
+                torch.bmm(o * squashed[t], projection.transpose(1, 2), out=states[:, t + 1])
         ctx.save_for_backward(x, gates, states, cells, squashed)
         ctx.inner, ctx.outer, ctx.held = inner.detach(), outer.detach(), held
+        ctx.projection = None if projection is None else projection.detach()
         return states[:, 1:].clone(), cells[length].clone()
 
     @staticmethod
     def backward(ctx: Any, of_states: Tensor, of_cell: Tensor) -> Any:
         x, gates, states, cells, squashed = ctx.saved_tensors
-        size = states.shape[3]
+        size, projection = of_cell.shape[2], ctx.projection
         of_gates = torch.empty_like(gates)
-        dh, dc = torch.zeros_like(of_cell), of_cell.clone()
+        dh, dc = torch.zeros_like(states[:, 0]), of_cell.clone()
+        of_projected = None if projection is None else states.new_empty(of_states.shape)
         for t in reversed(range(gates.shape[1])):
             i, f, g, o = torch.split(gates[:, t], size, 2)
             of_i, of_f, of_g, of_o = torch.split(of_gates[:, t], size, 2)
             dh.add_(of_states[:, t])
-            _sigmoid_backward(dh * squashed[t], o, grad_input=of_o)
-            dc.add_(torch.ops.aten.tanh_backward(dh * o, squashed[t]))
+            of_hidden = dh
+            if of_projected is not None:
+                of_projected[:, t] = dh
+                of_hidden = torch.bmm(dh, projection)
+            _sigmoid_backward(of_hidden * squashed[t], o, grad_input=of_o)
+            dc.add_(torch.ops.aten.tanh_backward(of_hidden * o, squashed[t]))
             _sigmoid_backward(dc * g, i, grad_input=of_i)
             _sigmoid_backward(dc * cells[t], f, grad_input=of_f)
             _tanh_backward(dc * i, g, grad_input=of_g)
@@ -82,7 +99,11 @@ class LSTM(torch.autograd.Function):
         of_inner = held.inner.product(turned, _rows(x))
         of_outer = held.outer.product(turned, _rows(states[:, :-1]))
         of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
-        return before, dh, dc, of_inner, of_outer, of_bias, None
+        of_projection = None
+        if of_projected is not None:
+            hidden = gates[..., 3 * size :] * squashed[:-1].transpose(0, 1)
+            of_projection = held.projection.product(_rows(of_projected).transpose(1, 2), _rows(hidden))
+        return before, dh, dc, of_inner, of_outer, of_bias, of_projection, None
 
 
 class GRU(torch.autograd.Function):
@@ -212,13 +233,12 @@ class _Held:
         self.inner, self.outer = weights[f"weight_ih_{suffix}"], weights[f"weight_hh_{suffix}"]
         biases = [weights.get(f"bias_{name}_{suffix}") for name in ("ih", "hh")]
         self.bias, self.outer_bias = (None if one is None else one.value.unsqueeze(1) for one in biases)
+        self.projection = weights.get(f"weight_hr_{suffix}")
 
 
 def _need_plain(layer: nn.RNNBase, x: Tensor) -> None:
     if layer.dropout and layer.num_layers > 1:
         raise NotStackable(f"{type(layer).__name__} with dropout between its layers")
-    if layer.proj_size:
-        raise NotStackable(f"{type(layer).__name__} with proj_size: its states are projected in every step of time")
     if x.dim() != 4:
         raise NotStackable(f"{type(layer).__name__} of sequences without samples")
 
@@ -236,7 +256,8 @@ def _over_layers(
             held = _Held(weights, f"l{number}{'_reverse' * direction}")
             place = number * directions + direction
             if firsts is None:
-                begin = [x.new_zeros(len(x), x.shape[2], layer.hidden_size)] * (2 if isinstance(layer, nn.LSTM) else 1)
+                sizes = [layer.proj_size or layer.hidden_size, *[layer.hidden_size] * isinstance(layer, nn.LSTM)]
+                begin = [x.new_zeros(len(x), x.shape[2], size) for size in sizes]
             else:
                 begin = [first[:, place] for first in firsts]
             given = x.flip(1) if direction else x.contiguous()
@@ -256,7 +277,8 @@ def _one(layer: nn.Module, held: _Held, x: Tensor, begin: list[Tensor]) -> tuple
     if isinstance(layer, nn.RNN):
         states = _rnn(x, *begin, inner, outer, bias, layer.nonlinearity == "relu", held)
         return states, [states[:, -1]]
-    states, cell = _lstm(x, *begin, inner, outer, bias, held)
+    projection = None if held.projection is None else held.projection.value
+    states, cell = _lstm(x, *begin, inner, outer, bias, projection, held)
     return states, [states[:, -1], cell]
 
 
@@ -267,9 +289,9 @@ and is not with 16,000 (4 samples, 32 units)."""
 
 
 def _fills_the_machine(layer: nn.LSTM, x: Tensor) -> bool:
-    """Whether the LSTM of one client alone keeps a core busy, and torch has one for the purpose (oneDNN's)."""
+    """Whether the LSTM of one client alone keeps a core busy, and torch has one for it (oneDNN's: no projections)."""
     rows = x.shape[1] if layer.batch_first else x.shape[2]
-    wide = rows * layer.hidden_size * 4 * layer.hidden_size >= WIDE
+    wide = rows * layer.hidden_size * 4 * layer.hidden_size >= WIDE and not layer.proj_size
     return wide and x.dtype == torch.float32 and x.device.type == "cpu" and torch._C._has_mkldnn
 
 
