@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from tests.local.stacks import CLASSES, TEXTS
+from tests.local.stacks import CLASSES, COLOURED, TEXTS
 
 
 class Recurrent(nn.Module):
@@ -74,6 +75,40 @@ class BegunProjected(nn.Module):
         return self.fc(torch.cat([self.other(states)[0].sum(0), h[0] * h[0].relu() + first[0], h[0]], 1))
 
 
+class Mirrored(nn.Module):
+    """Images with values of their own around them: sides of unlike sizes, strides, dilation, groups, single pixels."""
+
+    def __init__(self, mode: str):
+        super().__init__()
+        self.wide = nn.Conv2d(3, 4, 5, stride=(2, 1), padding=(2, 3), padding_mode=mode)
+        self.even = nn.Conv2d(4, 6, (2, 4), padding="same", dilation=(3, 1), padding_mode=mode)
+        self.grouped = nn.Conv2d(6, 6, (3, 2), padding=(0, 2), groups=3, bias=False, padding_mode=mode)
+        self.single = nn.Conv2d(6, 4, 1, stride=(2, 3), padding=(1, 2), padding_mode=mode)
+        self.none = nn.Conv2d(4, 4, 2, padding="valid", padding_mode=mode)
+        self.fc = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.even(functional.relu(self.wide(x))))
+        x = self.none(functional.relu(self.single(functional.relu(self.grouped(x)))))
+        return self.fc(functional.adaptive_avg_pool2d(x, 2).flatten(1))
+
+
+class MirroredTexts(nn.Module):
+    """The same of texts; what is read of the last one is its maximum alone."""
+
+    def __init__(self, mode: str):
+        super().__init__()
+        self.embedding = nn.Embedding(60, 8)
+        self.wide = nn.Conv1d(8, 4, 3, stride=2, padding=4, padding_mode=mode)
+        self.even = nn.Conv1d(4, 6, 4, padding="same", dilation=1, bias=False, padding_mode=mode)
+        self.grouped = nn.Conv1d(6, 6, 2, padding="same", dilation=3, groups=2, padding_mode=mode)
+        self.last, self.fc = nn.Conv1d(6, 8, 3, padding="same", padding_mode=mode), nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.grouped(torch.tanh(self.even(functional.relu(self.wide(self.embedding(tokens).transpose(1, 2))))))
+        return self.fc(self.last(x).max(2)[0])
+
+
 FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "rnn": (TEXTS, lambda: Recurrent("tanh")),
     "rnn-relu": (TEXTS, lambda: Recurrent("relu")),
@@ -81,4 +116,10 @@ FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "begun-rnn-relu": (TEXTS, lambda: Begun("relu")),
     "projected": (TEXTS, Projected),
     "begun-projected": (TEXTS, BegunProjected),
+    "reflected": (COLOURED, lambda: Mirrored("reflect")),
+    "replicated": (COLOURED, lambda: Mirrored("replicate")),
+    "circular": (COLOURED, lambda: Mirrored("circular")),
+    "reflected-texts": (TEXTS, lambda: MirroredTexts("reflect")),
+    "replicated-texts": (TEXTS, lambda: MirroredTexts("replicate")),
+    "circular-texts": (TEXTS, lambda: MirroredTexts("circular")),
 }

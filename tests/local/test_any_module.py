@@ -146,7 +146,7 @@ def test_fifty_ragged_clients_agree(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, LocalRule(lr=0.05, epochs=1, batch_size=7), ragged_sizes(50, 40))
 
 
-@pytest.mark.parametrize("name", ["vit", "residual", "inverted", "vgg"])
+@pytest.mark.parametrize("name", ["vit", "residual", "inverted", "vgg", "reflected"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-5)], ids=["double", "single"]
 )
