@@ -109,6 +109,50 @@ class MirroredTexts(nn.Module):
         return self.fc(self.last(x).max(2)[0])
 
 
+class Transposed(nn.Module):
+    """Transposed convolutions of images and of texts, with PReLU of one slope and of one a channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.slope, self.slopes = nn.Conv2d(3, 4, 3, stride=4), nn.PReLU(), nn.PReLU(6)
+        self.up = nn.ConvTranspose2d(4, 6, 3, stride=(2, 1), padding=(1, 0), output_padding=(1, 0))
+        self.grouped = nn.ConvTranspose2d(6, 4, (2, 3), groups=2, dilation=(1, 2), bias=False)
+        self.rows = nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1)
+        self.columns, self.fc = nn.ConvTranspose1d(6, 4, 2, groups=2, dilation=3, bias=False), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.grouped(self.slopes(self.up(self.slope(self.down(x)))))
+        return self.fc(self.columns(self.slopes(self.rows(x.mean(2)))).square().mean(2))
+
+
+class Volumes(nn.Module):
+    """Colours as the first of three axes that filters move along."""
+
+    def __init__(self, mode: str):
+        super().__init__()
+        self.wide = nn.Conv3d(1, 4, 3, stride=(1, 2, 3), padding=(1, 0, 2), padding_mode=mode)
+        self.even = nn.Conv3d(4, 6, 2, padding="same", groups=2, bias=False, padding_mode=mode)
+        self.up = nn.ConvTranspose3d(6, 4, 2, stride=(1, 2, 1), dilation=(1, 1, 2), padding=1)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.even(functional.relu(self.wide(x.unsqueeze(1))))
+        return self.fc(functional.relu(self.up(x)).mean((2, 3, 4)))
+
+
+class Bilinear(nn.Module):
+    """Every word with the one before it and with the first one, by products of their values."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.pairs = nn.Embedding(60, 8), nn.Bilinear(8, 8, 6)
+        self.ends, self.fc = nn.Bilinear(6, 8, 4, bias=False), nn.Linear(4, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        return self.fc(self.ends(torch.tanh(self.pairs(x[:, 1:], x[:, :-1])).sum(1), x[:, 0]))
+
+
 FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "rnn": (TEXTS, lambda: Recurrent("tanh")),
     "rnn-relu": (TEXTS, lambda: Recurrent("relu")),
@@ -122,4 +166,8 @@ FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "reflected-texts": (TEXTS, lambda: MirroredTexts("reflect")),
     "replicated-texts": (TEXTS, lambda: MirroredTexts("replicate")),
     "circular-texts": (TEXTS, lambda: MirroredTexts("circular")),
+    "transposed": (COLOURED, Transposed),
+    "volumes": (COLOURED, lambda: Volumes("zeros")),
+    "replicated-volumes": (COLOURED, lambda: Volumes("replicate")),
+    "bilinear": (TEXTS, Bilinear),
 }

@@ -75,6 +75,7 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
@@ -140,6 +141,7 @@ def test_every_rule_agrees(name: str, rule: LocalRule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
 def test_fifty_ragged_clients_agree(name: str, dtype: torch.dtype):
     """One epoch each: rounding grows with the steps (twice as many give 2e-5 in the residual network)."""
