@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi.models.resnet import ResidualBlock
+from tests.local.further_modules import FURTHER
 from tests.local.stacks import CLASSES, COLOURED, IMAGES, TEXTS
 
 
@@ -352,4 +353,5 @@ MODULES: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "encoder": (TEXTS, Encoder),
     "doubled": (TEXTS, Doubled),
     "dropping": (TEXTS, Dropping),
+    **FURTHER,
 }

@@ -118,8 +118,21 @@ class DeepGRU(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens).transpose(0, 1)
-        states, last = self.gru(x, x.new_ones(2, x.shape[1], 6))
+        states, last = self.gru(x, hx=x.new_ones(2, x.shape[1], 6))
         return self.fc(states[-1] + last[0])
+
+
+class DeepRNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(60, 8)
+        self.rnn = nn.RNN(8, 6, num_layers=2, dropout=0.4, bidirectional=True, nonlinearity="relu", batch_first=True)
+        self.cell, self.fc = nn.LSTMCell(12, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.rnn(self.words(tokens))
+        zeros = states.new_zeros(tokens.shape[0], 5)
+        return self.fc(self.cell(states.mean(1), hx=(zeros, zeros + 1))[0])
 
 
 DROPPING: dict[str, tuple[object, Callable[[], nn.Module]]] = {
@@ -130,4 +143,5 @@ DROPPING: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "several-heads": (TEXTS, SeveralHeads),
     "deep-lstm": (TEXTS, DeepLSTM),
     "deep-gru": (TEXTS, DeepGRU),
+    "deep-rnn": (TEXTS, DeepRNN),
 }

@@ -77,6 +77,7 @@ def assert_same_round(name: str, dtype: torch.dtype, rule: LocalRule, sizes: np.
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype):
     assert_same_round(name, dtype, EPOCHS, ragged_sizes(12, 20))
@@ -93,6 +94,14 @@ def test_wide_lstms_one_after_another_reach_them_too(name: str, monkeypatch):
     calls.clear()
     assert_same_round(name, torch.float64, EPOCHS, ragged_sizes(12, 20))
     assert not calls, "oneDNN has single precision alone"
+
+
+@pytest.mark.parametrize("name", ["projected", "begun-projected"])
+def test_wide_lstms_with_projections_stay_side_by_side(name: str, monkeypatch):
+    """oneDNN has none."""
+    monkeypatch.setattr(recurrent, "WIDE", 0)
+    monkeypatch.delattr(recurrent, "_client_by_client")
+    assert_same_round(name, torch.float32, EPOCHS, ragged_sizes(12, 20))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -134,13 +143,14 @@ def test_every_rule_agrees(name: str, rule: LocalRule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [*MODULES, *BUILT_IN])
 def test_fifty_ragged_clients_agree(name: str, dtype: torch.dtype):
     """One epoch each: rounding grows with the steps (twice as many give 2e-5 in the residual network)."""
     assert_same_round(name, dtype, LocalRule(lr=0.05, epochs=1, batch_size=7), ragged_sizes(50, 40))
 
 
-@pytest.mark.parametrize("name", ["vit", "residual", "inverted", "vgg"])
+@pytest.mark.parametrize("name", ["vit", "residual", "inverted", "vgg", "reflected"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-5)], ids=["double", "single"]
 )

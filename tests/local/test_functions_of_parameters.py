@@ -369,15 +369,3 @@ def test_a_recurrent_layer_that_keeps_its_state_is_refused_every_time(begun: boo
 
     module = Kept()
     assert all("LSTM keeps something" in str(why_not_stackable(module, TEXTS)) for _ in range(2))
-
-
-def test_projections_are_refused_by_their_name():
-    class Projected(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.states, self.last = nn.LSTM(14, 6, proj_size=4, batch_first=True), nn.Linear(4, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.states(x.squeeze(1))[0][:, -1])
-
-    assert "proj_size" in str(why_not_stackable(Projected(), IMAGES))

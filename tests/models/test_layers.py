@@ -8,6 +8,7 @@ from torch import nn
 
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked import trial
+from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.image import Geometry
 from fedmpi.models.stacked.net import stacked, why_not_stackable
 
@@ -116,7 +117,6 @@ def own(kind: type[nn.Module], *options: object) -> nn.Module:
 REFUSED = {
     "batch norm": (flat_linear(nn.BatchNorm2d(2)), "BatchNorm2d"),
     "batch norm without statistics": (flat_linear(nn.BatchNorm2d(2, track_running_stats=False)), "see one another"),
-    "reflecting padding": (flat_linear(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")), "padding_mode"),
     "the samples' values": (own(Undecided), "values or on how many"),
     "the number of samples": (own(Counting), "values or on how many"),
     "a mean over the samples": (own(Averaging), "see one another"),
@@ -165,6 +165,13 @@ def test_layers_one_after_another_have_the_forms_written_by_hand_however_they_ar
 
     modules = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
     assert stacked(Functional(), IMAGES).layers == stacked(modules, IMAGES).layers
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_padding_with_an_images_own_values_is_left_to_the_graph(mode: str, padding: int | str):
+    net = stacked(flat_linear(nn.Conv2d(2, 2, 3, padding=padding, padding_mode=mode)), IMAGES)
+    assert net is not None and any(isinstance(layer, GraphLayer) for layer in net.layers)
 
 
 def test_texts_may_have_any_layers_before_and_after_their_words():

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stacked
 from fedmpi.models.stacked.weights import Weight
 from fedmpi.models.word_convolution import WordConvolution
@@ -48,12 +47,37 @@ class TextWindow:
         return slice(first, first + (count - 1) * self.stride + 1, self.stride)
 
 
-def zeros_around(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
-    """Zeros before and after every axis that the filters move along."""
+def sizes_around(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """Values padded before and after every axis that the filters move along."""
     if isinstance(layer.padding, str):
         spans = [d * (size - 1) for size, d in zip(layer.kernel_size, layer.dilation, strict=True)]
         return [(span // 2, span - span // 2) if layer.padding == "same" else (0, 0) for span in spans]
     return [(size, size) for size in layer.padding]
+
+
+def zeros_around(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """Zeros before and after every axis that the filters move along, around what `mirrored` gives."""
+    around = sizes_around(layer)
+    return around if layer.padding_mode == "zeros" else [(0, 0)] * len(around)
+
+
+def mirrored(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Samples with values of their own around them, where the layer pads with these.
+
+    Parameters
+    ----------
+    layer : nn.Conv1d or nn.Conv2d
+    x : Tensor (samples, channels, …)
+
+    Returns
+    -------
+    Tensor (samples, channels, …)
+        The last axes are longer by `sizes_around`; of a layer that pads with zeros, x itself.
+    """
+    around = sizes_around(layer)
+    if layer.padding_mode == "zeros" or not any(map(any, around)):
+        return x
+    return functional.pad(x, [side for sides in reversed(around) for side in sides], mode=layer.padding_mode)
 
 
 class Unfolded(torch.autograd.Function):
@@ -208,7 +232,8 @@ def of_texts(layer: nn.Conv1d, weights: Mapping[str, Weight], x: Tensor) -> Tens
     if layer.groups > 1:
         grouped: Tensor = separately(of_images)(layer, weights, x)
         return grouped
-    _check(layer)
+    if layer.padding_mode != "zeros":
+        x = torch.unflatten(mirrored(layer, x.flatten(0, 1)), 0, x.shape[:2])
     weight, bias = weights["weight"], weights.get("bias")
     at = TextWindow(layer.kernel_size[0], layer.stride[0], layer.dilation[0], *zeros_around(layer)[0])
     filters = weight.seen_as(lambda tensor: tensor.flatten(2))
@@ -219,10 +244,9 @@ def of_texts(layer: nn.Conv1d, weights: Mapping[str, Weight], x: Tensor) -> Tens
 
 @built_in(nn.Conv2d, joined=True)
 def of_images(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
-    _check(layer)
     weight, bias = weights["weight"].natural, weights.get("bias")
     bias_value = None if bias is None else bias.value
-    around = zeros_around(layer)
+    x, around = mirrored(layer, x), zeros_around(layer)
     even = all(before == after for before, after in around)
     if not even:
         x = functional.pad(x, [side for sides in reversed(around) for side in sides])
@@ -235,8 +259,3 @@ def of_images(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Te
         return _of_one(x, weight.value, bias_value, arguments, apart)
     y: Tensor = _one_by_one(x, weight.value, bias_value, weight, bias, arguments, apart)
     return y
-
-
-def _check(layer: nn.Conv1d | nn.Conv2d) -> None:
-    if layer.padding_mode != "zeros":
-        raise NotStackable(f"{type(layer).__name__} with padding_mode {layer.padding_mode!r}")

@@ -1,7 +1,8 @@
-"""Recurrent layers of many clients side by side: LSTM and GRU with their backward pass through time by hand.
+"""Recurrent layers of many clients side by side: LSTM, GRU and RNN with their backward pass through time by hand.
 
 All steps' products with the inputs, and all gradients of the weights, are one product each; only what a state needs of
-the state before it is done step by step. Sources: Hochreiter & Schmidhuber 1997, Cho et al. 2014, in torch's layout.
+the state before it is done step by step. Sources: Hochreiter & Schmidhuber 1997, Cho et al. 2014, Elman 1990, in
+torch's layout.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fedmpi.models.stacked.weights import Weight
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -28,21 +30,29 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class LSTM(torch.autograd.Function):
-    """One layer in one direction: inputs (k, L, b, E), first states (k, b, H); states (k, L, b, H), last cells.
+    """One layer in one direction: inputs (k, L, b, E), first states, cells (k, b, H); states (k, L, b, H), last cells.
 
-    Gates lie as torch has them: input, forget, cell, output.
+    Gates lie as torch has them: input, forget, cell, output. With a `projection` (k, P, H) states have P values.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, h0: Tensor, c0: Tensor, inner: Tensor, outer: Tensor, bias: Tensor | None, held: _Held
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        inner: Tensor,
+        outer: Tensor,
+        bias: Tensor | None,
+        projection: Tensor | None,
+        held: _Held,
     ) -> tuple[Tensor, Tensor]:
         clients, length, count, _ = x.shape
-        size = h0.shape[2]
+        size = c0.shape[2]
         transposed = inner.transpose(1, 2)
         wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
         gates = wide.view(clients, length, count, 4 * size)
-        states = x.new_empty(clients, length + 1, count, size)
+        states = x.new_empty(clients, length + 1, count, h0.shape[2])
         cells, squashed = (x.new_empty(length + 1, clients, count, size) for _ in range(2))
         states[:, 0], cells[0] = h0, c0
         recurrent = outer.transpose(1, 2)
@@ -54,23 +64,32 @@ class LSTM(torch.autograd.Function):
             i, f, g, o = torch.split(now, size, 2)
             torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g)
             torch.tanh(cells[t + 1], out=squashed[t])
-            torch.mul(o, squashed[t], out=states[:, t + 1])
+            if projection is None:
+                torch.mul(o, squashed[t], out=states[:, t + 1])
+            else:
+                torch.bmm(o * squashed[t], projection.transpose(1, 2), out=states[:, t + 1])
         ctx.save_for_backward(x, gates, states, cells, squashed)
         ctx.inner, ctx.outer, ctx.held = inner.detach(), outer.detach(), held
+        ctx.projection = None if projection is None else projection.detach()
         return states[:, 1:].clone(), cells[length].clone()
 
     @staticmethod
     def backward(ctx: Any, of_states: Tensor, of_cell: Tensor) -> Any:
         x, gates, states, cells, squashed = ctx.saved_tensors
-        size = states.shape[3]
+        size, projection = of_cell.shape[2], ctx.projection
         of_gates = torch.empty_like(gates)
-        dh, dc = torch.zeros_like(of_cell), of_cell.clone()
+        dh, dc = torch.zeros_like(states[:, 0]), of_cell.clone()
+        of_projected = None if projection is None else states.new_empty(of_states.shape)
         for t in reversed(range(gates.shape[1])):
             i, f, g, o = torch.split(gates[:, t], size, 2)
             of_i, of_f, of_g, of_o = torch.split(of_gates[:, t], size, 2)
             dh.add_(of_states[:, t])
-            _sigmoid_backward(dh * squashed[t], o, grad_input=of_o)
-            dc.add_(torch.ops.aten.tanh_backward(dh * o, squashed[t]))
+            of_hidden = dh
+            if of_projected is not None:
+                of_projected[:, t] = dh
+                of_hidden = torch.bmm(dh, projection)
+            _sigmoid_backward(of_hidden * squashed[t], o, grad_input=of_o)
+            dc.add_(torch.ops.aten.tanh_backward(of_hidden * o, squashed[t]))
             _sigmoid_backward(dc * g, i, grad_input=of_i)
             _sigmoid_backward(dc * cells[t], f, grad_input=of_f)
             _tanh_backward(dc * i, g, grad_input=of_g)
@@ -82,7 +101,11 @@ class LSTM(torch.autograd.Function):
         of_inner = held.inner.product(turned, _rows(x))
         of_outer = held.outer.product(turned, _rows(states[:, :-1]))
         of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
-        return before, dh, dc, of_inner, of_outer, of_bias, None
+        of_projection = None
+        if of_projected is not None:
+            hidden = gates[..., 3 * size :] * squashed[:-1].transpose(0, 1)
+            of_projection = held.projection.product(_rows(of_projected).transpose(1, 2), _rows(hidden))
+        return before, dh, dc, of_inner, of_outer, of_bias, of_projection, None
 
 
 class GRU(torch.autograd.Function):
@@ -148,8 +171,61 @@ class GRU(torch.autograd.Function):
         return before, dh, of_inner, of_outer, of_bias, of_outer_bias, None
 
 
+class RNN(torch.autograd.Function):
+    """One layer in one direction: inputs (k, L, b, E), first state (k, b, H); states (k, L, b, H).
+
+    No gates; `rectified` is whether ReLU gives the states, and not tanh.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        h0: Tensor,
+        inner: Tensor,
+        outer: Tensor,
+        bias: Tensor | None,
+        rectified: bool,
+        held: _Held,
+    ) -> Tensor:
+        clients, length, count, _ = x.shape
+        transposed = inner.transpose(1, 2)
+        wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
+        given = wide.view(clients, length, count, h0.shape[2])
+        states = x.new_empty(clients, length + 1, count, h0.shape[2])
+        states[:, 0] = h0
+        recurrent = outer.transpose(1, 2)
+        for t in range(length):
+            now = torch.baddbmm(given[:, t], states[:, t], recurrent, out=states[:, t + 1])
+            now.relu_() if rectified else now.tanh_()
+        ctx.save_for_backward(x, states)
+        ctx.inner, ctx.outer, ctx.rectified, ctx.held = inner.detach(), outer.detach(), rectified, held
+        return states[:, 1:].clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_states: Tensor) -> Any:
+        x, states = ctx.saved_tensors
+        of_given = states.new_empty(of_states.shape)
+        dh = torch.zeros_like(states[:, 0])
+        for t in reversed(range(states.shape[1] - 1)):
+            dh.add_(of_states[:, t])
+            if ctx.rectified:
+                _relu_backward(dh, states[:, t + 1], 0, grad_input=of_given[:, t])
+            else:
+                _tanh_backward(dh, states[:, t + 1], grad_input=of_given[:, t])
+            torch.bmm(of_given[:, t], ctx.outer, out=dh)
+        rows, held = _rows(of_given), ctx.held
+        before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
+        turned = rows.transpose(1, 2)
+        of_inner = held.inner.product(turned, _rows(x))
+        of_outer = held.outer.product(turned, _rows(states[:, :-1]))
+        of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[4] else None
+        return before, dh, of_inner, of_outer, of_bias, None, None
+
+
 _lstm: Any = LSTM.apply
 _gru: Any = GRU.apply
+_rnn: Any = RNN.apply
 
 
 class _Held:
@@ -159,17 +235,16 @@ class _Held:
         self.inner, self.outer = weights[f"weight_ih_{suffix}"], weights[f"weight_hh_{suffix}"]
         biases = [weights.get(f"bias_{name}_{suffix}") for name in ("ih", "hh")]
         self.bias, self.outer_bias = (None if one is None else one.value.unsqueeze(1) for one in biases)
+        self.projection = weights.get(f"weight_hr_{suffix}")
 
 
-def _need_plain(layer: nn.LSTM | nn.GRU, x: Tensor) -> None:
-    if layer.proj_size:
-        raise NotStackable(f"{type(layer).__name__} with proj_size: its states are projected in every step of time")
+def _need_plain(layer: nn.RNNBase, x: Tensor) -> None:
     if x.dim() != 4:
         raise NotStackable(f"{type(layer).__name__} of sequences without samples")
 
 
 def _over_layers(
-    layer: nn.LSTM | nn.GRU,
+    layer: nn.RNNBase,
     weights: Mapping[str, Weight],
     x: Tensor,
     firsts: list[Tensor] | None,
@@ -188,7 +263,8 @@ def _over_layers(
             held = _Held(weights, f"l{number}{'_reverse' * direction}")
             place = number * directions + direction
             if firsts is None:
-                begin = [x.new_zeros(len(x), x.shape[2], layer.hidden_size)] * (2 if isinstance(layer, nn.LSTM) else 1)
+                sizes = [layer.proj_size or layer.hidden_size, *[layer.hidden_size] * isinstance(layer, nn.LSTM)]
+                begin = [x.new_zeros(len(x), x.shape[2], size) for size in sizes]
             else:
                 begin = [first[:, place] for first in firsts]
             given = x.flip(1) if direction else x.contiguous()
@@ -205,7 +281,11 @@ def _one(layer: nn.Module, held: _Held, x: Tensor, begin: list[Tensor]) -> tuple
         states = _gru(x, *begin, inner, outer, held.bias, held.outer_bias, held)
         return states, [states[:, -1]]
     bias = None if held.bias is None or held.outer_bias is None else held.bias + held.outer_bias
-    states, cell = _lstm(x, *begin, inner, outer, bias, held)
+    if isinstance(layer, nn.RNN):
+        states = _rnn(x, *begin, inner, outer, bias, layer.nonlinearity == "relu", held)
+        return states, [states[:, -1]]
+    projection = None if held.projection is None else held.projection.value
+    states, cell = _lstm(x, *begin, inner, outer, bias, projection, held)
     return states, [states[:, -1], cell]
 
 
@@ -216,9 +296,9 @@ and is not with 16,000 (4 samples, 32 units)."""
 
 
 def _fills_the_machine(layer: nn.LSTM, x: Tensor) -> bool:
-    """Whether the LSTM of one client alone keeps a core busy, and torch has one for the purpose (oneDNN's)."""
+    """Whether the LSTM of one client alone keeps a core busy, and torch has one for it (oneDNN's: no projections)."""
     rows = x.shape[1] if layer.batch_first else x.shape[2]
-    wide = rows * layer.hidden_size * 4 * layer.hidden_size >= WIDE
+    wide = rows * layer.hidden_size * 4 * layer.hidden_size >= WIDE and not layer.proj_size
     return wide and x.dtype == torch.float32 and x.device.type == "cpu" and torch._C._has_mkldnn
 
 
@@ -241,29 +321,31 @@ def _client_by_client(
     ways = layer.bias, layer.num_layers, p, True, layer.bidirectional, layer.batch_first
     found = []
     for client, (one, h, own) in enumerate(zip(x.unbind(0), begin, values, strict=True)):
-        dropping = CALLS[torch.lstm](one, h, list(own), *ways)
-        if drop is None or dropping is None:
-            found.append(torch.lstm(one, h, list(own), *ways))
-        else:
-            found.append(dropping.made(drop.of(client)))
+        given = one, h, list(own), *ways
+        dropping = None if drop is None else CALLS[torch.lstm](*given)
+        found.append(torch.lstm(*given) if drop is None or dropping is None else dropping.made(drop.of(client)))
     states, *lasts = (torch.stack(parts) for parts in zip(*found, strict=True))
     return states, lasts
 
 
 @built_in(nn.LSTM, dropping=True)
-def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, first: Any = None, drop: Drops | None = None) -> Any:
+def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, hx: Any = None, drop: Drops | None = None) -> Any:
     _need_plain(layer, x)
     form = _client_by_client if _fills_the_machine(layer, x) else _over_layers
-    states, (h, c) = form(layer, weights, x, None if first is None else list(first), drop)
+    states, (h, c) = form(layer, weights, x, None if hx is None else list(hx), drop)
     return states, (h, c)
 
 
-@built_in(nn.GRU, dropping=True)
-def gru(
-    layer: nn.GRU, weights: Mapping[str, Weight], x: Tensor, first: Tensor | None = None, drop: Drops | None = None
+@built_in(nn.GRU, nn.RNN, dropping=True)
+def gru_or_rnn(
+    layer: nn.GRU | nn.RNN,
+    weights: Mapping[str, Weight],
+    x: Tensor,
+    hx: Tensor | None = None,
+    drop: Drops | None = None,
 ) -> Any:
     _need_plain(layer, x)
-    states, (h,) = _over_layers(layer, weights, x, None if first is None else [first], drop)
+    states, (h,) = _over_layers(layer, weights, x, None if hx is None else [hx], drop)
     return states, h
 
 
@@ -274,9 +356,9 @@ def _wide(weights: Mapping[str, Weight], x: Tensor, state: Tensor) -> tuple[Tens
 
 
 @built_in(nn.LSTMCell)
-def lstm_cell(layer: nn.LSTMCell, weights: Mapping[str, Weight], x: Tensor, state: Any = None) -> Any:
+def lstm_cell(layer: nn.LSTMCell, weights: Mapping[str, Weight], x: Tensor, hx: Any = None) -> Any:
     zeros = x.new_zeros(*x.shape[:-1], layer.hidden_size)
-    h, c = (zeros, zeros) if state is None else state
+    h, c = (zeros, zeros) if hx is None else hx
     inner, outer = _wide(weights, x, h)
     i, f, g, o = (inner + outer).chunk(4, -1)
     cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -284,15 +366,15 @@ def lstm_cell(layer: nn.LSTMCell, weights: Mapping[str, Weight], x: Tensor, stat
 
 
 @built_in(nn.GRUCell)
-def gru_cell(layer: nn.GRUCell, weights: Mapping[str, Weight], x: Tensor, state: Tensor | None = None) -> Tensor:
-    h = x.new_zeros(*x.shape[:-1], layer.hidden_size) if state is None else state
+def gru_cell(layer: nn.GRUCell, weights: Mapping[str, Weight], x: Tensor, hx: Tensor | None = None) -> Tensor:
+    h = x.new_zeros(*x.shape[:-1], layer.hidden_size) if hx is None else hx
     (ir, iz, new), (hr, hz, kept) = (one.chunk(3, -1) for one in _wide(weights, x, h))
     n = torch.tanh(new + (ir + hr).sigmoid() * kept)
     return torch.lerp(n, h, (iz + hz).sigmoid())
 
 
 @built_in(nn.RNNCell)
-def rnn_cell(layer: nn.RNNCell, weights: Mapping[str, Weight], x: Tensor, state: Tensor | None = None) -> Tensor:
-    h = x.new_zeros(*x.shape[:-1], layer.hidden_size) if state is None else state
+def rnn_cell(layer: nn.RNNCell, weights: Mapping[str, Weight], x: Tensor, hx: Tensor | None = None) -> Tensor:
+    h = x.new_zeros(*x.shape[:-1], layer.hidden_size) if hx is None else hx
     inner, outer = _wide(weights, x, h)
     return torch.tanh(inner + outer) if layer.nonlinearity == "tanh" else torch.relu(inner + outer)
