@@ -128,9 +128,9 @@ class Run:
 
     def __repr__(self) -> str:
         final = self.summary.get("final", {})
-        told = [key for key in ("test_accuracy", "val_accuracy") if final.get(key) is not None]
-        told = told or [key for key in ("test_loss", "val_loss") if final.get(key) is not None]
-        scores = ", ".join(f"{key} {final[key]:.4f}" for key in told)
+        keys = [key for key in ("test_accuracy", "val_accuracy") if final.get(key) is not None]
+        keys = keys or [key for key in ("test_loss", "val_loss") if final.get(key) is not None]
+        scores = ", ".join(f"{key} {final[key]:.4f}" for key in keys)
         where = f" in {self.folder}" if self.folder else ""
         return f"<Run of {final.get('round', -1) + 1} rounds{where}, {self.ending}{f': {scores}' if scores else ''}>"
 

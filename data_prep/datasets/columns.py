@@ -73,7 +73,9 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
     for path in (*parts["train"], *test):
         other, given = _schema(path)
         if other != columns:
-            raise UserError(f"{path} has other columns ({_told(other)}) than {parts['train'][0]} ({_told(columns)})")
+            raise UserError(
+                f"{path} has other columns ({_column_list(other)}) than {parts['train'][0]} ({_column_list(columns)})"
+            )
         for name in names.keys() & given.keys():
             if given[name] != names[name]:
                 raise UserError(
@@ -86,13 +88,13 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
 def _part_of(path: Path) -> str:
     words = [word for part in reversed(path.parts) for word in re.split(r"[^a-z]+", part.lower())]
     for word in words:
-        for part, said in PARTS.items():
-            if word in said:
+        for part, synonyms in PARTS.items():
+            if word in synonyms:
                 return part
     return "train"
 
 
-def _told(columns: dict[str, str]) -> str:
+def _column_list(columns: dict[str, str]) -> str:
     return ", ".join(f"{name}: {kind}" for name, kind in list(columns.items())[:12])
 
 

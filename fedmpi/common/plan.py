@@ -47,7 +47,7 @@ class Plan:
     coming : int64 (c,)
         Clients that will take part in the next round, to be read ahead; empty where that is not known or tells nothing.
     balance : float64 (1 + workers,) or (0,)
-        What a step costs in rows, and the workers' relative speeds, where they are measured (`Balance.told`).
+        What a step costs in rows, and the workers' relative speeds, where they are measured (`Balance.as_array`).
     facts : dict
         What the record says about the decision (rank 0 only, not sent).
     """

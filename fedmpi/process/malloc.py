@@ -91,9 +91,9 @@ def _set(library: Any, wanted: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _give_back(library: Any) -> None:
-    """Give the system all free memory where it is more than `KEPT_BYTES` (glibc tells from 2.33 on)."""
+    """Give the system all free memory where it is more than `KEPT_BYTES` (glibc reports it from 2.33 on)."""
     if hasattr(library, "mallinfo2"):
-        told = library.mallinfo2
-        told.restype = _Counts
-        if told().fordblks > KEPT_BYTES:
+        mallinfo2 = library.mallinfo2
+        mallinfo2.restype = _Counts
+        if mallinfo2().fordblks > KEPT_BYTES:
             library.malloc_trim(0)

@@ -61,7 +61,7 @@ class OneRun:
         return f"{self.folder} ({len(self.records)} of {self.table.get('rounds')} rounds)"
 
     @property
-    def told(self) -> str:
+    def state_text(self) -> str:
         """How far it is, in words."""
         return f"{self.where} {f'failed: {self.failure}' if self.state == 'failed' else f'is {self.state}'}"
 

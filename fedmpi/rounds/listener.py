@@ -61,8 +61,8 @@ class Listener:
             except Exception as error:
                 failure, cause = _failure(self.on_round, error, record["round"]), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
-        (told,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
-        wanted, failure = json.loads(told.tobytes())
+        (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
+        wanted, failure = json.loads(received.tobytes())
         if failure is not None:
             raise PartFailure(**failure) from cause
         return bool(wanted)

@@ -149,7 +149,7 @@ class Simulation:
         with self._phase("plan"):
             self.experiment.observe(t, self.model)
             plan = self.experiment.plan(t) if self.cluster.is_server else None
-            arrays = self.cluster.foretold(t) or self.cluster.broadcast(plan.arrays() if plan else None)
+            arrays = self.cluster.announced(t) or self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
     def _work(self, plan: Plan) -> None:

@@ -244,10 +244,10 @@ class SavedState:
         if hooks is None or not hooks.client_state:
             return
         name = os.fsencode(folder.resolve()) if folder is not None else b""
-        told = self.experiment.cluster.broadcast(
+        received = self.experiment.cluster.broadcast(
             [np.frombuffer(name, np.uint8)] if self.experiment.cluster.is_server else None
         )
-        hooks.state.folder = Path(os.fsdecode(told[0].tobytes())) if told[0].size else None
+        hooks.state.folder = Path(os.fsdecode(received[0].tobytes())) if received[0].size else None
         layout = self.experiment.trainer.layout
         clients = load_records(self.experiment.cluster, hooks.state, path, range(*layout.owned))
         if self.experiment.trainer.homes is not None:

@@ -284,9 +284,9 @@ def _words(subject: Subject) -> list[str]:
         clients = str(MADE_UP_CLIENTS)
         return ["digits", "--partition", "iid", "--clients", clients, kind.key, subject.part.name, *options]
     raw = _raw(subject)
-    told = _meant(subject.settings, subject.options)
+    arguments = _meant(subject.settings, subject.options)
     where = ["--raw", str(raw.resolve())] if "raw" in subject.settings else []
-    return [subject.part.name, *where, *options, *told, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
+    return [subject.part.name, *where, *options, *arguments, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
 
 
 def _meant(settings: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:

@@ -38,7 +38,7 @@ def passed(n: int, *words: str) -> str:
         "many_meetings 400",
         "server_away",
         "large_broadcasts",
-        "foretold",
+        "announced",
         "without bells",
         pytest.param("without room", marks=pytest.mark.slow),
         pytest.param("without memory", marks=pytest.mark.slow),

@@ -343,7 +343,7 @@ def test_runs_follow_one_another_without_a_wait_for_others(tmp_path: Path, monke
     monkeypatch.setattr("subprocess.Popen", lambda words, stdout, **further: popen(["true"], stdout=stdout))
     monkeypatch.setattr(runner.time, "sleep", slept.append)
     outcomes = run_sweep(
-        planned, planned.runs, tell=told.append, working=lambda all: [one.process.wait() for one in all]
+        planned, planned.runs, show_line=told.append, working=lambda all: [one.process.wait() for one in all]
     )
     assert [one.ending for one in outcomes] == ["failed"] * 2 and told == []
     assert set(slept) == {runner.POLLED}
@@ -469,7 +469,7 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
         if len(slept) == 2:  # it has been waited for once
             holds[0].release()
 
-    [outcome] = run_sweep(planned, planned.runs, tell=told.append, working=take_it_when_it_ends)
+    [outcome] = run_sweep(planned, planned.runs, show_line=told.append, working=take_it_when_it_ends)
     assert (outcome.ending, len(holds), len(records(folder))) == ("finished", 1, 3), outcome.why
     assert slept == [runner.POLLED, runner.POLLED_OTHERS, runner.POLLED_OTHERS]
     [line] = told
