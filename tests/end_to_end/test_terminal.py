@@ -119,13 +119,13 @@ def test_plain_lines_are_the_first_those_due_and_the_last(
 
 def test_what_a_record_does_not_tell_is_left_out_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     display = open_display(5, 0, 0.0)
-    told: list[dict[str, Any]] = [
+    records: list[dict[str, Any]] = [
         {"participants": 4},
         {"participants": 4, "seconds": 0.0},
         {"participants": None, "seconds": 1.0},
         {"val_accuracy": None, "test_loss": None},
     ]
-    for t, facts in enumerate(told):
+    for t, facts in enumerate(records):
         display.update({"round": t} | facts)
     *without, last = capsys.readouterr().out.splitlines()
     assert len(without) == 3 and not any("clients/s" in line for line in without)

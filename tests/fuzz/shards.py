@@ -115,8 +115,8 @@ def attempt(case: Case) -> str:
         return "cannot be made"  # such a value has no place in such a dataset
     plain = outcome(lambda: _read(open_store(folder)))
     verified = outcome(lambda: _read(open_store(folder, verify=True)))
-    told = damage not in ("manifest", "drop", "text")  # the manifest is what everything else is compared with
-    if told and not isinstance(verified, str) and (difference := _difference(verified, _expected(dtype))):
+    detectable = damage not in ("manifest", "drop", "text")  # the manifest is what everything else is compared with
+    if detectable and not isinstance(verified, str) and (difference := _difference(verified, _expected(dtype))):
         raise Finding(f"the checksums agree, but {difference} differs")
     if isinstance(plain, str):
         return REFUSED
@@ -188,10 +188,10 @@ def _head(folder: Path, how: Any) -> None:
 
 def _cut(folder: Path, how: Any) -> None:
     """The file ends early; the manifest may know."""
-    name, where, told = how
+    name, where, manifest_knows = how
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: int(where * len(content))])
-    if told:
+    if manifest_knows:
         _tell(folder, name)
 
 

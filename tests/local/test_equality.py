@@ -121,9 +121,11 @@ def test_a_named_engine_that_trains_otherwise_ends_the_run(monkeypatch: pytest.M
     led_astray(held, monkeypatch)
     with pytest.raises(UserError) as refused:
         go_on(source, held, round=4)
-    told = str(refused.value)
-    assert 'local.engine = "batched"' in told and "in round 4" in told and 'choose "auto" or "sequential"' in told
-    assert type(held.engine.sequential.model.module).__name__ in told
+    message = str(refused.value)
+    assert (
+        'local.engine = "batched"' in message and "in round 4" in message and 'choose "auto" or "sequential"' in message
+    )
+    assert type(held.engine.sequential.model.module).__name__ in message
 
 
 def test_a_resumed_run_goes_on_with_the_sequential_engine_then(

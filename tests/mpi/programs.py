@@ -237,16 +237,16 @@ def combined_memory() -> None:
             before = before or _resident("VmRSS")
         grown, vector = _resident("VmHWM") - before, 4 * values
         share, block = clients * vector / cluster.size, clients * vector / 64
-        told = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
-        sys.stdout.write(f"{told}\n")
-        assert 0.9 * share < grown < share + 4 * vector + 16 * block, told
+        line = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
+        sys.stdout.write(f"{line}\n")
+        assert 0.9 * share < grown < share + 4 * vector + 16 * block, line
     cluster.close()
 
 
 def _resident(name: str) -> int:
     """Bytes of this process's memory, as the system counts it under this name."""
-    told = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in told.splitlines() if line.startswith(name))
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name))
 
 
 def gpus_without_cuda_aware_mpi() -> None:

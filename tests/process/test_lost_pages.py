@@ -31,9 +31,9 @@ def test_a_mapping_that_lost_its_pages_is_said_in_a_sentence(tmp_path: Path, wat
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    told = said.read_text()
-    assert told.count("\n") == 1
+    message = said.read_text()
+    assert message.count("\n") == 1
     if watched:
-        assert told.startswith(f"error: {data / 'train-00000.h5'} was changed since this run began (0 bytes, ")
+        assert message.startswith(f"error: {data / 'train-00000.h5'} was changed since this run began (0 bytes, ")
     else:
-        assert told == f"error: {PLAIN}\n"
+        assert message == f"error: {PLAIN}\n"

@@ -41,7 +41,7 @@ def unigram_entropy(codes: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("model", "lr"), [({"name": "char-lstm", "units": 48, "layers": 1}, 3.0), ({"name": "causal-transformer"}, 0.2)]
 )
-def test_it_is_told_better_than_by_frequency(model: dict, lr: float):
+def test_it_is_predicted_better_than_by_frequency(model: dict, lr: float):
     lines, owner = spoken()
     assert lines.size > 200_000
     held = np.arange(len(lines)) % 12 == 0
