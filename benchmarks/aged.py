@@ -45,7 +45,7 @@ SETTINGS = {
 
 
 class Turns:
-    """Asked once a round: lets its run go on when told to, tells what each turn took, stops it after the last."""
+    """Asked once a round: lets its run go on at a message, sends what each turn took, stops it after the last."""
 
     def __init__(self, before: int, turns: int, connection: Connection):
         self.before, self.last, self.connection = before, before + TURN * turns, connection

@@ -66,7 +66,7 @@ class Run:
     folder : Path or None
         RUN; None where nothing was written.
     ending : {"finished", "ended", "stopped"}
-        All rounds done; ended by `on_round`; or told to stop, which leaves a checkpoint to go on from in the folder.
+        All rounds done; ended by `on_round`; or asked to stop, which leaves a checkpoint to go on from in the folder.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError, raised
 SUFFIXES = (".parquet", ".arrow")
 BLOCK_ROWS = 1024
 PARTS = {"train": ("train", "training"), "test": ("test", "testing"), "valid": ("validation", "valid", "val", "dev")}
-"""How the names of files or of the folders above them tell the part."""
+"""Words in the names of files, or of the folders above them, by the part that they mean."""
 LIST = re.compile(r"(?:large_|fixed_size_)?list<[^<>]*: (\w+)(?: not null)?>(?:\[\d+\])?")
 
 
@@ -44,9 +44,9 @@ class ColumnFiles:
 
 
 def column_files(raw: Path, tally: Tally) -> ColumnFiles:
-    """The files that `--raw` names: one file, or those below a folder, by the part that their names tell.
+    """The files that `--raw` names: one file, or those below a folder, by the part that their names mean.
 
-    A validation part is left alone where there is a test part, else it is the test part; files whose names tell no part
+    A validation part is left alone where there is a test part, else it is the test part; files whose names mean no part
     are training files.
 
     Raises

@@ -175,7 +175,7 @@ def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameS
 
 
 def _definition(part: Part) -> str:
-    """ "file:line" where the part begins; the file alone where nothing tells the line, "" where there is none."""
+    """ "file:line" where the part begins; the file alone where the line is not known, "" where there is none."""
     if part.source is None:
         return ""
     found = part.object.func if isinstance(part.object, partial) else part.object

@@ -323,7 +323,7 @@ KIND_BY_PARAMETERS = {
 
 
 def _kind_of_call(found: Any) -> str | None:
-    """The kind told by how a function, or an object of a class, is called; None where several kinds are called so."""
+    """The kind that fits how a function, or an object of a class, is called; None where several kinds are called so."""
     called = inspect.unwrap(found.__call__) if inspect.isclass(found) else found
     names, made = _positional(called), _positional(found)
     returned = inspect.get_annotations(called).get("return")

@@ -86,6 +86,6 @@ def comparison_tasks(tasks: Sequence[ClientTask], source: DataSource, rule: Loca
 
 
 def _padding(texts: Tensor) -> np.ndarray:
-    """Share of padding in every text, float64 (n,); none in an empty one, which tells little."""
+    """Share of padding in every text, float64 (n,); none in an empty one, which shows little."""
     shares = (texts == PADDING).flatten(1).double().mean(1).cpu().numpy()
     return np.where(shares < 1, shares, 0.0)

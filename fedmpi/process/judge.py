@@ -20,7 +20,7 @@ SECONDS_PER_DEPUTY = 10.0
 
 
 class State(NamedTuple):
-    """What a rank tells of itself; `idle` are the milliseconds since anything else of it has changed."""
+    """What a rank reports of itself; `idle` are the milliseconds since anything else of it has changed."""
 
     phase: int
     round: int
@@ -118,11 +118,11 @@ class Judge:
         return Finding(self._elapsed, late, over)
 
     def known(self, rank: int) -> State | None:
-        """What another rank has last told of itself, as far as this one hears of it."""
+        """What another rank has last reported of itself, as far as this one receives it."""
         return self._states.get(rank)
 
     def points(self, own: State) -> bool:
-        """Whether this rank itself holds up the job, as far as it knows, and is to tell where it is: once a round."""
+        """Whether this rank itself holds up the job, as far as it knows, and is to report where it is: once a round."""
         if self._pointed or own.waiting or min(self._elapsed - self.limit, own.idle_seconds - self.patience) < 0:
             return False
         self._pointed = self._matters(own)

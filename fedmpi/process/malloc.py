@@ -41,7 +41,7 @@ _runs: list[bool] = []
 
 
 class _Counts(ctypes.Structure):
-    """What glibc tells of its memory (struct mallinfo2)."""
+    """What glibc counts of its memory (struct mallinfo2)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -80,7 +80,7 @@ def freed_memory_kept() -> Iterator[bool]:
 
 @cache
 def _library() -> Any:
-    """The C library, if it is glibc and nobody has told it what to do."""
+    """The C library, if it is glibc and no setting of the user's governs it."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USERS_OWN):
         return None
     return ctypes.CDLL(None)

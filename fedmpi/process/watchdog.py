@@ -55,7 +55,7 @@ class Own:
 
 
 STANDING = ("", "T", "t")
-"""Letters of processes that tell nothing: gone, stopped by a signal, stopped by a debugger."""
+"""Letters of processes that report nothing: gone, stopped by a signal, stopped by a debugger."""
 LETTERS = {"T": "its process is stopped", "t": "a debugger has stopped it", "D": "it waits for a disk or the network"}
 
 
@@ -70,7 +70,7 @@ class Watchdog:
     ends : bool
         Whether a job that stands still is ended.
     goes_on : bool
-        Whether the job is to go on where the process of a rank is gone; MPI tells of it.
+        Whether the job is to go on where the process of a rank is gone; MPI reports it.
     """
 
     def __init__(self, cluster: Cluster, patience: float, ends: bool, goes_on: bool = False):
@@ -155,7 +155,7 @@ class Watchdog:
     def _mind_the_stopped(self, seconds: float, own: State) -> None:
         """Tell of ranks that a signal has stopped, not as part of the whole job, and end the job where it is to be.
 
-        Of the ranks of a host that run, the lowest tells of all others.
+        Of the ranks of a host that run, the lowest reports all others.
         """
         letters = {rank: self.processes[rank].seen for rank in self._stopped if rank < self.rank}
         if any(letter not in STANDING for letter in letters.values()):

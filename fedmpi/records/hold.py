@@ -39,11 +39,11 @@ ATTEMPTS = 5
 _held: set[tuple[int, int]] = set()
 """The files of the folders that this process holds, by device and inode."""
 _dead: set[Process] = set()
-"""Of other hosts, too, as MPI has told."""
+"""Processes that have died, of other hosts too, as MPI has reported."""
 
 
 def take_for_dead(process: Process) -> None:
-    """What this process holds can be taken over at once: MPI tells that it has died, or is cut off."""
+    """What this process holds can be taken over at once: MPI reports that it has died, or is cut off."""
     _dead.add(process)
 
 

@@ -194,7 +194,7 @@ def _warned(log: Path) -> list[str]:
 
 
 def scores(records: Sequence[Record]) -> dict[str, float]:
-    """The last of every score that was told, without those that were no finite number then."""
+    """The last of every score that was recorded, without those that were no finite number then."""
     last: dict[str, float | None] = {}
     for record in records:
         last |= {k: v for k, v in record.items() if k.startswith(SCORES)}

@@ -60,7 +60,7 @@ def spent(records: Sequence[Record]) -> dict[str, Floats]:
 
 
 def judged(records: Sequence[Record]) -> str:
-    """The key that judges a run: its accuracy on the test part, or on the validation part if only that is told; the
+    """The key that judges a run: its accuracy on the test part, or on the validation part if only that is recorded; the
     loss on them of tasks without one."""
     keys = ("test_accuracy", "val_accuracy", "test_loss", "val_loss")
     return next((key for key in keys if any(key in record for record in records)), "val_accuracy")

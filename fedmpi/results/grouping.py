@@ -129,7 +129,7 @@ def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
 def _parts(
     groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
 ) -> list[dict[str, str]]:
-    """What tells each group from the others: by the keys wanted, by what its sweep names, or by as few keys as do."""
+    """What sets each group apart: the keys wanted, what its sweep names, or as few keys as do."""
 
     def labels_by(chosen: Sequence[str], value: Callable[[OneRun, str], str]) -> list[dict[str, str]]:
         ends = [key.rpartition(".")[2] for key in chosen]

@@ -36,7 +36,7 @@ class Accounts:
     knows_rows : bool
         Whether the server can tell which rows are used: not of rules that are asked client by client.
     exposure : Exposure or None
-        What tells the server sizes that it asks for privately.
+        What reveals to the server sizes that it asks for privately.
     """
 
     def __init__(self, config: Config, sizes: Ints):

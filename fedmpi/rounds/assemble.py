@@ -262,7 +262,7 @@ class Experiment:
     def plan_ahead(self, t: int) -> None:
         """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it.
 
-        It is told ahead as well, unless it is to hold what is learned from the seconds of this round.
+        It is announced ahead as well, unless it is to hold what is learned from the seconds of this round.
         """
         idle = self.cluster.is_server and self.trainer.worker.index is None
         if idle and not self.inquiry.sampler.depends_on_rounds:

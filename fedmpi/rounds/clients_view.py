@@ -189,7 +189,7 @@ class ClientsView:
         return {"clients_view.used": torch.from_numpy(self.used)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint tells; KeyError where it does not."""
+        """Take over what a checkpoint holds; KeyError where it does not."""
         self.used[:] = state["clients_view.used"].numpy()
 
     def _drawn(self) -> Ints | None:

@@ -18,7 +18,7 @@ OnRound = Callable[[Record], Any]
 
 
 class Listener:
-    """Asks rank 0's function after every round, and tells all ranks what it answered.
+    """Asks rank 0's function after every round, and sends all ranks what it answered.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Listener:
 
 
 def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
-    """What `PartFailure` is told: the function, its line, and its own part of the traceback."""
+    """What `PartFailure` is made of: the function, its line, and its own part of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     return {
         "kind": "function on_round =",

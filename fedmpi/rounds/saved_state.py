@@ -238,7 +238,7 @@ class SavedState:
     def _load_client_state(self, path: Path | None, folder: Path | None) -> None:
         """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
 
-        Collective; rank 0 also tells the run's `folder`, where vectors go for which there is no memory.
+        Collective; rank 0 also sends the run's `folder`, where vectors go for which there is no memory.
         """
         hooks = self.experiment.trainer.hooks
         if hooks is None or not hooks.client_state:

@@ -20,7 +20,7 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
     Parameters
     ----------
     at_once : bool
-        Whether to kill it; else it is told to save and stop, as by a batch system.
+        Whether to kill it; else it is asked to save and stop, as by a batch system.
     """
     parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

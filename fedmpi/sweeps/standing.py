@@ -1,4 +1,4 @@
-"""What has become of a sweep's runs, as their folders tell, and the two files that a sweep puts beside a run's own."""
+"""What has become of a sweep's runs, as their folders show, and the two files that a sweep puts beside a run's own."""
 
 from __future__ import annotations
 

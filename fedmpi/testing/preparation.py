@@ -1,4 +1,4 @@
-"""Checks of what `python -m data_prep` is told: partitions, changes of clients' samples, and readers of data sets."""
+"""Checks of what `python -m data_prep` is given: partitions, changes of clients' samples, and readers of data sets."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def alone(subject: Subject) -> str:
 
 
 def prepared_checks(subject: Subject) -> Iterator[Check]:
-    """The check that starts processes, of anything that data_prep is told."""
+    """The check that starts processes, of anything that data_prep is given."""
     yield subject.check(f"same shards by 1 and {SEVERAL} processes", _same_shards)
 
 

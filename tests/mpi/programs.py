@@ -464,7 +464,7 @@ def wait_politely(folder: str) -> None:
             while not all(file.exists() for file in others):  # for ever where somebody spins: the job has a limit
                 time.sleep(0.001)
         else:
-            sleeps.tell_by(Path(folder) / f"{name}{cluster.rank}")
+            sleeps.mark_with(Path(folder) / f"{name}{cluster.rank}")
         exchange()
     cluster.close()
 
@@ -477,7 +477,7 @@ class Sleeps:
     def __init__(self) -> None:
         self.monotonic, self.file, self.count = time.monotonic, Path(os.devnull), 0
 
-    def tell_by(self, file: Path) -> None:
+    def mark_with(self, file: Path) -> None:
         self.file, self.count = file, 0
 
     def sleep(self, seconds: float) -> None:

@@ -54,7 +54,7 @@ def test_two_ranks_meet_as_well():
 
 
 def counted(settings: str) -> tuple[int, int]:
-    """Plans told ahead and broadcasts of a run on three ranks, which all count alike."""
+    """Plans announced and broadcasts of a run on three ranks, which all count alike."""
     output = passed(3, "rounds", *PLAIN.split(), *settings.split())
     found = re.findall(r"^rank \d: (\d+) ahead, (\d+) broadcasts$", output, re.MULTILINE)
     assert len(found) == 3 and len(set(found)) == 1, output

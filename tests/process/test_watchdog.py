@@ -154,7 +154,7 @@ def test_a_single_process_whose_first_round_never_ends_says_so_after_a_while() -
 
 
 def pointing(judge: Judge, seconds: int, job: Job) -> list[int]:
-    """The seconds at which the rank itself tells where it is."""
+    """The seconds at which the rank itself reports where it is."""
     pointed = []
     for second in range(1, seconds + 1):
         own, received = job(second)

@@ -1,4 +1,4 @@
-"""What trackers are told, and under which names: numbers in groups (test/…, train/…, clients/…, time/…), settings."""
+"""What trackers are sent, and under which names: numbers in groups (test/…, train/…, clients/…, time/…), settings."""
 
 from __future__ import annotations
 
