@@ -45,10 +45,10 @@ SETTINGS = {
 
 
 class Turns:
-    """Asked once a round: lets its run go on when told to, tells what each turn took, stops it after the last."""
+    """Asked once a round: lets its run go on at a message, sends what each turn took, stops it after the last."""
 
-    def __init__(self, before: int, turns: int, told: Connection):
-        self.before, self.last, self.told = before, before + TURN * turns, told
+    def __init__(self, before: int, turns: int, connection: Connection):
+        self.before, self.last, self.connection = before, before + TURN * turns, connection
         self.asked, self.calls, self.now = 0, 0, 0.0
         self.spent: list[float] = []
 
@@ -58,10 +58,10 @@ class Turns:
             self.spent.append(1e3 * (time.process_time() - self.now))
         if self.asked >= self.before and (self.asked - self.before) % TURN == 0:
             if self.asked > self.before:
-                self.told.send(([*self.spent], self.calls / TURN))
+                self.connection.send(([*self.spent], self.calls / TURN))
             if self.asked == self.last:
                 return True
-            self.told.recv()
+            self.connection.recv()
             self.calls, self.spent = 0, []
         self.asked += 1
         if self.asked > self.last - TURN * COUNTED:
@@ -73,10 +73,10 @@ class Turns:
         self.calls += event in ("call", "c_call")
 
 
-def trained(folder: Path, before: int, turns: int, told: Connection) -> None:
+def trained(folder: Path, before: int, turns: int, connection: Connection) -> None:
     """A run that goes on alone for so many rounds and then takes so many turns, in a process of its own."""
     rounds = before + TURN * turns + 1
-    fedmpi.run("fedavg", {**SETTINGS, "rounds": rounds}, out=folder, stop=Turns(before, turns, told))
+    fedmpi.run("fedavg", {**SETTINGS, "rounds": rounds}, out=folder, stop=Turns(before, turns, connection))
 
 
 def measured(rounds: int, turns: int) -> tuple[np.ndarray, np.ndarray]:

@@ -183,8 +183,8 @@ def main() -> None:
                 found.append((stored, held, ours))
             medians = " | ".join(f"{statistics.median(column):.3f}" for column in zip(*found, strict=True))
             shares = [sorted(ours / row[way] for *row, ours in found) for way in (0, 1)]
-            told = " | ".join(f"{statistics.median(s):.2f} ({s[0]:.2f} to {s[-1]:.2f})" for s in shares)
-            print(f"| {processes} | {medians} | {told} |", flush=True)
+            cells = " | ".join(f"{statistics.median(s):.2f} ({s[0]:.2f} to {s[-1]:.2f})" for s in shares)
+            print(f"| {processes} | {medians} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ def main() -> None:
     for system, scores in found.items():
         values = 100 * np.array(scores)
         spread = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(SCORES), np.nan)
-        told = [f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in zip(values.mean(0), spread, strict=True)]
-        print(f"| {system} | {len(values)} | {' | '.join(told)} |")
+        cells = [f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in zip(values.mean(0), spread, strict=True)]
+        print(f"| {system} | {len(values)} | {' | '.join(cells)} |")
     if asked.plot:
         draw(found, asked.plot)
 

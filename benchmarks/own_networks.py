@@ -130,8 +130,8 @@ class Attending(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, n, size = x.shape
         q, k, v = self.qkv(self.norm1(x)).reshape(b, n, 3, self.heads, size // self.heads).permute(2, 0, 3, 1, 4)
-        told = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, size)
-        x = x + self.out(told)
+        attended = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, size)
+        x = x + self.out(attended)
         return x + self.mlp(self.norm2(x))
 
 

@@ -80,8 +80,8 @@ def main() -> int:
                 (alone,) = together(Path(folder), 1, settings, 1)
                 times = together(Path(folder), 2, settings, asked.threads)
             ratios.append(max(times) / alone)
-            told = ", ".join(f"{1e3 * time:.1f} ms ({time / alone:.2f} x)" for time in times)
-            print(f"{name}: alone on one thread {1e3 * alone:.1f} ms a round; two side by side {told}", flush=True)
+            listed = ", ".join(f"{1e3 * time:.1f} ms ({time / alone:.2f} x)" for time in times)
+            print(f"{name}: alone on one thread {1e3 * alone:.1f} ms a round; two side by side {listed}", flush=True)
         middle = statistics.median(ratios)
         worst = max(worst, middle)
         spread = f"({min(ratios):.2f} to {max(ratios):.2f}), {asked.passes} passes"

@@ -79,8 +79,8 @@ def soak(config: Config, folder: Path, report: Callable[[str], None] = print) ->
     if cluster.is_server:
         for name, fifths in zip(("by the clock", "of rank 0's processor"), medians(watch.clocks).T, strict=True):
             change = 100 * (fifths[-1] / fifths[1:-1].mean() - 1)
-            told = ", ".join(f"{fifth:.2f}" for fifth in fifths)
-            report(f"milliseconds a round {name}, by fifths: {told} (the last to those between: {change:+.1f} %)")
+            listed = ", ".join(f"{fifth:.2f}" for fifth in fifths)
+            report(f"milliseconds a round {name}, by fifths: {listed} (the last to those between: {change:+.1f} %)")
     worst = cluster.maximum(int(1e6 * growth(np.array(watch.resident)))) / 1e6
     cluster.close()
     return worst

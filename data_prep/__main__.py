@@ -91,8 +91,8 @@ def run(words: list[str]) -> int:
         advice = "make room there" if error.errno in FULL else "check the path and its permissions"
         raise UserError(f"{where}: {error.strerror or error}; {advice}") from error
     except CommandLineError as error:
-        said = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
-        raise UserError(f"{said or 'no command'} (try --help)") from error
+        message = " ".join(error.format_message().split()).rstrip(".")  # names the option, unlike error.message
+        raise UserError(f"{message or 'no command'} (try --help)") from error
     if code in (INTERRUPTED, stop.exit_code()):  # some versions of typer raise, others return 130
         code = stop.exit_code()
         print("interrupted: repeat the command to start again", file=sys.stderr, flush=True)
@@ -220,8 +220,8 @@ def prepare_command(
         "keep_duplicates": keep_duplicates or None,
     }
     data = data_set(dataset)
-    told = parse_options(list(context.args), law, data, feature_shift, label_noise)
-    reader_options = told.reader
+    parsed = parse_options(list(context.args), law, data, feature_shift, label_noise)
+    reader_options = parsed.reader
     given = {name: value for name, value in given.items() if value is not None}
     if data.own is not None:  # whose options may have names that other data sets use
         reader_options |= {name: given.pop(name) for name in list(given) if data.own.option(name)}
@@ -230,7 +230,7 @@ def prepare_command(
         raw=raw,
         download=download,
         law=law,
-        law_options=told.law,
+        law_options=parsed.law,
         clients=clients,
         shards=shards,
         seed=seed,
@@ -243,8 +243,8 @@ def prepare_command(
         command="python -m data_prep " + as_text(shlex.join(context.obj)),
         shift=feature_shift,
         label_noise=label_noise,
-        shift_options=told.shift,
-        noise_options=told.noise,
+        shift_options=parsed.shift,
+        noise_options=parsed.noise,
     )
     if plot is not None:
         check_picture(plot)

@@ -39,9 +39,9 @@ def _register_law(name: str, law: Law) -> None:
         found[drawn.rows] = np.repeat(np.arange(drawn.clients), drawn.sizes)
         return found
 
-    told = [f"{option.name} : {option.kind.__name__}\n    {option.help}" for option in law.options]
+    entries = [f"{option.name} : {option.kind.__name__}\n    {option.help}" for option in law.options]
     options = [(o.name, _annotation(o), Parameter.empty if o.default is None else o.default) for o in law.options]
-    _dress(owners, name, ("labels", "clients", "generator"), options, law.sentence, told)
+    _dress(owners, name, ("labels", "clients", "generator"), options, law.sentence, entries)
     register("partition", name, needs=law.needs)(owners)
 
 
@@ -55,8 +55,8 @@ def _register_data_set(data: DataSet) -> None:
     parts = " (train + test)" if "+" in data.samples else ""
     size = "data of your own" if data.samples == "yours" else f"{data.samples} samples{parts}, {data.classes} classes"
     files = f"; --raw names {data.files}" if data.files else ""
-    told = [f"{name} : any\n    {docs.get(name, '')}" for name in taken]
-    _dress(read, data.name, () if data.raw == "none" else ("raw",), options, f"{size}{files}", told)
+    entries = [f"{name} : any\n    {docs.get(name, '')}" for name in taken]
+    _dress(read, data.name, () if data.raw == "none" else ("raw",), options, f"{size}{files}", entries)
     register("data set", data.name)(read)
 
 
@@ -66,7 +66,7 @@ def _dress(
     given: tuple[str, ...],
     options: list[tuple[str, Any, Any]],
     sentence: str,
-    told: list[str],
+    entries: list[str],
 ) -> None:
     """Give a function the signature and the docstring of what it does."""
     positional = [Parameter(parameter, Parameter.POSITIONAL_OR_KEYWORD) for parameter in given]
@@ -74,9 +74,9 @@ def _dress(
     function.__name__ = function.__qualname__ = name
     function.__annotations__ = {option: kind for option, kind, _ in options}
     function.__signature__ = Signature([*positional, *keywords])  # type: ignore[attr-defined]
-    section = "".join(f"\n{entry}" for entry in told)
+    section = "".join(f"\n{entry}" for entry in entries)
     function.__doc__ = f"{sentence[:1].upper()}{sentence[1:]}." + (
-        f"\n\nParameters\n----------{section}" if told else ""
+        f"\n\nParameters\n----------{section}" if entries else ""
     )
 
 

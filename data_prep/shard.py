@@ -148,8 +148,8 @@ def _read(raw: RawDataset, rows: Ints) -> AnyArray:
     order = np.argsort(rows, kind="stable")
     x = np.asarray(raw.read(rows[order]))
     if x.shape != (len(rows), *raw.feature_shape) or x.dtype != np.dtype(raw.dtype):
-        said = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
-        raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {said}")
+        expected = f"{raw.dtype} {(len(rows), *raw.feature_shape)}"
+        raise ValueError(f"the reader of {raw.name} gave {x.dtype} {x.shape} instead of {expected}")
     return x.take(inverse_of(order), axis=0)
 
 

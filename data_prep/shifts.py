@@ -39,13 +39,13 @@ class Shift:
         (x, client, generator) -> the sample as the client has it.
     levels : float64 (N,)
         Kept beside the shards as the array "feature_shift".
-    told : str
+    description : str
         What the levels are, for the manifest.
     """
 
     of_sample: OfSample
     levels: Floats
-    told: str
+    description: str
 
     def __call__(self, x: AnyArray, client: int, generator: np.random.Generator) -> AnyArray:
         """One sample of a client, shifted."""
@@ -248,8 +248,8 @@ def shifted(
     changed = replace(
         raw, read=read, extras={**raw.extras, **_kept("feature_shift", getattr(of_sample, "levels", None))}
     )
-    told = f" (feature_shift of extras.h5: {of_sample.told})" if isinstance(of_sample, Shift) else ""
-    note = f"features shifted client by client: {name}{told}; the test part is not"
+    levels_note = f" (feature_shift of extras.h5: {of_sample.description})" if isinstance(of_sample, Shift) else ""
+    note = f"features shifted client by client: {name}{levels_note}; the test part is not"
     changed = replace(changed, notes=(*raw.notes, note))
     return measured(changed) if raw.refit is not None else changed
 

@@ -66,7 +66,7 @@ class Run:
     folder : Path or None
         RUN; None where nothing was written.
     ending : {"finished", "ended", "stopped"}
-        All rounds done; ended by `on_round`; or told to stop, which leaves a checkpoint to go on from in the folder.
+        All rounds done; ended by `on_round`; or asked to stop, which leaves a checkpoint to go on from in the folder.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class Run:
 
     def __repr__(self) -> str:
         final = self.summary.get("final", {})
-        told = [key for key in ("test_accuracy", "val_accuracy") if final.get(key) is not None]
-        told = told or [key for key in ("test_loss", "val_loss") if final.get(key) is not None]
-        scores = ", ".join(f"{key} {final[key]:.4f}" for key in told)
+        keys = [key for key in ("test_accuracy", "val_accuracy") if final.get(key) is not None]
+        keys = keys or [key for key in ("test_loss", "val_loss") if final.get(key) is not None]
+        scores = ", ".join(f"{key} {final[key]:.4f}" for key in keys)
         where = f" in {self.folder}" if self.folder else ""
         return f"<Run of {final.get('round', -1) + 1} rounds{where}, {self.ending}{f': {scores}' if scores else ''}>"
 

@@ -51,8 +51,8 @@ def run_command(interrupt: Interrupt | None = None) -> int:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False, obj=interrupt)
     except CommandLineError as error:
-        told = getattr(error, "format_message", error.__str__)()
-        raise UserError(f"{told.rstrip('.')} (try --help)") from error
+        message = getattr(error, "format_message", error.__str__)()
+        raise UserError(f"{message.rstrip('.')} (try --help)") from error
     return code if isinstance(code, int) else 0
 
 
@@ -91,10 +91,10 @@ def train(
 
 def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bool) -> int:
     from fedmpi import api  # slow: a wrong configuration is refused before
-    from fedmpi.process.lost_pages import say_lost_pages
+    from fedmpi.process.lost_pages import report_lost_pages
     from fedmpi.records.progress import show_summary
 
-    say_lost_pages()
+    report_lost_pages()
     stop = interrupt.asked if interrupt else None
     run = api.run(loaded, out=folder, resume=resume, progress=True, stop=stop)
     stopped = run.ending == "stopped"
@@ -214,11 +214,11 @@ def sweep(
     with SweepDisplay(len(runs)) as shown:
         if prepare_only:
             runner.check_folders(planned, runs)  # before anything in them is changed
-            code = runner.prepare_shards(runs, shown.tell, stop)
+            code = runner.prepare_shards(runs, shown.show_line, stop)
             announce(planned, runs)
             print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
             return code
-        outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.tell, shown.done, shown.working)
+        outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.show_line, shown.done, shown.working)
     shown.table(planned, outcomes)
     return runner.exit_code(outcomes)
 
@@ -346,8 +346,8 @@ def show(
                 print(paragraph(description, "    "))
         return
     loaded = _load(config, settings)
-    for told in remarks(flat_table(loaded)):
-        print(f"# {told}")
+    for remark in remarks(flat_table(loaded)):
+        print(f"# {remark}")
     print(config_toml(loaded), end="")
 
 
@@ -463,10 +463,10 @@ def doctor(
     from fedmpi.doctor.findings import Findings
     from fedmpi.jobs.site import site_file
 
-    def tell(found: list[Findings], advice: list[Advice]) -> None:
+    def print_findings(found: list[Findings], advice: list[Advice]) -> None:
         print(as_json(found, advice) if json else report(found, advice, site_file()), flush=True)
 
-    return int(not examine(tell))
+    return int(not examine(print_findings))
 
 
 @app.command(

@@ -37,7 +37,7 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def every_warning_is_heard() -> None:
+def reset_log_level() -> None:
     """Runs of earlier tests set the level of fedmpi's log."""
     logging.getLogger("fedmpi").setLevel(logging.NOTSET)
     logging.getLogger("fedmpi").propagate = True

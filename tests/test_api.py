@@ -96,7 +96,7 @@ def test_records_and_model_are_those_of_the_command_line(plain: fedmpi.Run, tmp_
     assert here.records == kept and here.summary == json.loads((tmp_path / "here" / "summary.json").read_text())
 
 
-def test_a_run_is_told_in_one_line(plain: fedmpi.Run, tmp_path: Path):
+def test_a_run_is_shown_in_one_line(plain: fedmpi.Run, tmp_path: Path):
     accuracy = plain.records[-1]["test_accuracy"]
     assert repr(plain) == f"<Run of 3 rounds, finished: test_accuracy {accuracy:.4f}>"
     none_right = fedmpi.Run({"final": {"round": 0, "test_accuracy": 0.0}}, config=None, records=None, model=None)
@@ -315,18 +315,18 @@ def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedm
 # Hearing of every round
 
 
-def test_on_round_hears_of_every_round_with_its_evaluation_and_changes_nothing(plain: fedmpi.Run):
-    heard: list[Record] = []
-    run = small(on_round=heard.append)
-    assert heard == run.records and untimed(heard) == untimed(plain.records)
+def test_on_round_gets_every_round_with_its_evaluation_and_changes_nothing(plain: fedmpi.Run):
+    records: list[Record] = []
+    run = small(on_round=records.append)
+    assert records == run.records and untimed(records) == untimed(plain.records)
     assert same_values(run.model, plain.model)
 
 
-def test_evaluation_is_in_the_record_heard_where_it_is_due():
-    heard: list[Record] = []
-    run = small(on_round=heard.append, more={"evaluation.every": 2})
-    assert ["test_accuracy" in record for record in heard] == [False, True, True]
-    assert heard == run.records
+def test_evaluation_is_in_the_record_passed_on_where_it_is_due():
+    records: list[Record] = []
+    run = small(on_round=records.append, more={"evaluation.every": 2})
+    assert ["test_accuracy" in record for record in records] == [False, True, True]
+    assert records == run.records
 
 
 def test_a_true_answer_ends_the_run_evaluated_and_summed_up(plain: fedmpi.Run, tmp_path: Path):
@@ -354,7 +354,7 @@ def test_an_exception_of_on_round_names_function_line_and_round():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_told_to_stop_a_run_saves_and_goes_on_later(plain: fedmpi.Run, tmp_path: Path):
+def test_asked_to_stop_a_run_saves_and_goes_on_later(plain: fedmpi.Run, tmp_path: Path):
     run = small(out=tmp_path / "run", stop=iter([False, True]).__next__)
     assert run.ending == "stopped" and not (tmp_path / "run" / "summary.json").exists()
     more = small(out=tmp_path / "run", resume=True)

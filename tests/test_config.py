@@ -130,8 +130,8 @@ def test_another_part_in_the_place_of_a_presets_has_its_own_defaults(other: str)
     assert given_config("fedadam", {"aggregation.optimizer": other}) == config
     assert fedmpi.Config(preset="fedadam", aggregation={"optimizer": other}).aggregation.lr == 1.0
     assert given_config(fedmpi.Config(preset="fedadam"), {"aggregation.optimizer": other}).aggregation.lr == 1.0
-    told = ["preset fedadam with other parts: aggregation.lr = 1.0 (0.01 was for adam)"]
-    assert remarks(flat_table(config)) == told
+    expected = ["preset fedadam with other parts: aggregation.lr = 1.0 (0.01 was for adam)"]
+    assert remarks(flat_table(config)) == expected
     chosen = from_settings("preset=fedadam", f"aggregation.optimizer={other}", "aggregation.lr=0.01")
     assert chosen.aggregation.lr == 0.01 and remarks(flat_table(chosen)) == []
     assert from_settings("preset=fedadam", "aggregation.optimizer=adam").aggregation.lr == 0.01, "the same part"
@@ -147,8 +147,8 @@ def test_options_in_the_name_of_the_digits_are_written_nowhere_else():
 def test_what_a_preset_says_of_its_own_part_and_a_user_otherwise_is_no_remark():
     assert remarks(flat_table(from_settings("preset=fedadam", "aggregation.lr=0.5"))) == []
     other = from_settings("preset=fedsampling", "aggregation.optimizer=adam", "data.shards=shards/mine")
-    told = ["preset fedsampling with other parts: aggregation.lr = 1.0 (0.05 was for sgd)"]
-    assert other.aggregation.lr == 1.0 and remarks(flat_table(other)) == told
+    expected = ["preset fedsampling with other parts: aggregation.lr = 1.0 (0.05 was for sgd)"]
+    assert other.aggregation.lr == 1.0 and remarks(flat_table(other)) == expected
 
 
 @server_optimizer
@@ -238,7 +238,7 @@ def test_wrong_input_gets_one_sentence(settings: list[str], message: str):
     assert "\n" not in str(caught.value)
 
 
-def test_a_refused_value_is_told_with_its_key_and_where_it_comes_from(tmp_path: Path):
+def test_a_refused_value_is_named_with_its_key_and_where_it_comes_from(tmp_path: Path):
     wrong, path = "local.lr = -1{}: input should be greater than 0", tmp_path / "run.toml"
     path.write_text('preset = "fedavg"\n[local]\nlr = -1\n')
     for call, origin in (

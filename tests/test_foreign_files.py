@@ -52,8 +52,8 @@ def among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def facts(run: fedmpi.Run) -> list[Any]:
     """What a run has come to: a digest of its model, losses and who took part."""
     values = b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
-    told = [[record[key] for key in ("train_loss", "test_loss", "participants", "samples")] for record in run.records]
-    return [hashlib.sha256(values).hexdigest(), told]
+    scores = [[record[key] for key in ("train_loss", "test_loss", "participants", "samples")] for record in run.records]
+    return [hashlib.sha256(values).hexdigest(), scores]
 
 
 def after_rounds(rounds: int) -> Callable[[], bool]:
@@ -77,8 +77,8 @@ def test_they_do_the_same_on_three_ranks(tmp_path: Path) -> None:
         "import json, pathlib\nimport fedmpi\nfrom tests.test_foreign_files import SAME, TOGETHER, facts\n"
         "found = {name: fedmpi.run('fedavg', SAME | own) for name, own in TOGETHER.items()}\n"
         "if all(run.records for run in found.values()):\n"
-        f"    told = json.dumps({{name: facts(run) for name, run in found.items()}})\n"
-        f"    pathlib.Path({str(tmp_path / 'three.json')!r}).write_text(told)\n"
+        f"    text = json.dumps({{name: facts(run) for name, run in found.items()}})\n"
+        f"    pathlib.Path({str(tmp_path / 'three.json')!r}).write_text(text)\n"
     )
     done = run_mpi(3, [str(script)], cwd=FILES)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -265,12 +265,12 @@ FAILURES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "chosen", "words"), FAILURES)
-def test_a_mistake_at_work_is_told_with_its_line(key: str, chosen: Any, words: str) -> None:
+def test_a_mistake_at_work_is_named_with_its_line(key: str, chosen: Any, words: str) -> None:
     with pytest.raises(fedmpi.PartFailure, match=words):
         fedmpi.run("fedavg", {"rounds": 2, "participation.count": 4, key: chosen})
 
 
-def test_weights_that_want_probabilities_are_told_which_sampler_keeps_them_back() -> None:
+def test_weights_that_want_probabilities_name_the_sampler_that_keeps_them_back() -> None:
     inverse = weights(normalised=False)(lambda cohort, sizes: 0.1 / cohort.inclusion)
     quiet = client_sampler(lambda view: Cohort(view.available[:3]))
     with pytest.raises(fedmpi.PartFailure, match=r"cohort.inclusion is None, since participation.clients"):
@@ -331,7 +331,7 @@ BROKEN = {
         ("nowhere:draw", "No module named 'nowhere'"),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_told_with_its_line(
+def test_a_file_that_cannot_be_loaded_is_named_with_its_line(
     choice: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in BROKEN.items():

@@ -131,7 +131,7 @@ def values(run: fedmpi.Run) -> bytes:
     return b"".join(value.numpy().tobytes() for value in run.model.state_dict().values())
 
 
-def told(run: fedmpi.Run, key: str) -> Any:
+def stored(run: fedmpi.Run, key: str) -> Any:
     table, _, name = key.partition(".")
     assert run.folder is not None
     return tomllib.loads((run.folder / "config.toml").read_text())[table].get(name)
@@ -155,8 +155,8 @@ def test_a_runs_own_configuration_repeats_what_an_object_did(
     key: str, given: Any, name: str, option: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = fedmpi.run("fedavg", {**FEW, key: given}, out=tmp_path / "run")
-    assert told(run, key) == f"{HERE}:{name}"
-    assert {inner: told(run, f"{key.partition('.')[0]}.{inner}") for inner in option} == option
+    assert stored(run, key) == f"{HERE}:{name}"
+    assert {inner: stored(run, f"{key.partition('.')[0]}.{inner}") for inner in option} == option
     again = fedmpi.run(tmp_path / "run" / "config.toml")
     plain = fedmpi.run("fedavg", {**FEW, key: f"{HERE}:{name}"})
     assert values(again) == values(run) != values(plain)
@@ -184,7 +184,7 @@ def test_what_can_be_called_is_used_itself(tmp_path: Path) -> None:
     mine = Spy(factor=2.0)
     run = fedmpi.run("fedavg", {**FEW, "task.loss": mine}, out=tmp_path)
     assert asked and all(one is mine for one in asked)
-    assert told(run, "task.factor") == 2.0
+    assert stored(run, "task.factor") == 2.0
 
 
 def test_a_key_beside_an_object_is_stronger_than_what_the_object_holds() -> None:
@@ -214,14 +214,14 @@ def changed() -> Scaled:
     ],
     ids=["changed", "by place", "bound", "own option", "rate", "method", "within", "array"],
 )
-def test_what_no_file_holds_is_told_and_no_folder_repeats_it_as_something_else(
+def test_what_no_file_holds_is_reported_and_no_folder_repeats_it_as_something_else(
     key: str, given: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedmpi"):
         run = fedmpi.run("fedavg", {**FEW, key: given}, out=tmp_path / "run")
     sentence = f"{key} was given as an object with values of its own"
     assert caplog.text.count(sentence) == 1 and sentence in (tmp_path / "run" / "run.log").read_text()
-    assert told(run, key) == f"{HERE}:{name}"
+    assert stored(run, key) == f"{HERE}:{name}"
     with pytest.raises(fedmpi.UserError, match=rf"{key} = .*\(\.\.\.\)' stands for an object that Python code gave"):
         fedmpi.run(tmp_path / "run" / "config.toml")
     assert len(fedmpi.run("fedavg", {**FEW, "rounds": 3, key: given}, out=tmp_path / "run", resume=True).records) == 3
@@ -237,7 +237,7 @@ def test_data_in_memory_have_a_name_that_says_so(tmp_path: Path, caplog: pytest.
     x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
     data = fedmpi.ClientArrays(x, np.arange(40) % 2, np.arange(40) % 4, test=(x, np.arange(40) % 2))
     run = fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4}, data=data, out=tmp_path)
-    assert told(run, "data.shards").startswith("ClientArrays:") and "values of its own" not in caplog.text
+    assert stored(run, "data.shards").startswith("ClientArrays:") and "values of its own" not in caplog.text
 
 
 def test_a_text_that_looks_like_such_a_name_is_none() -> None:
@@ -265,25 +265,25 @@ def test_an_object_of_which_no_keys_can_make_one_like_it_is_refused_where_it_mus
         fedmpi.Config(participation={"clients": mine, "count": 4})
 
 
-def test_options_that_a_file_cannot_hold_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_that_a_file_cannot_hold_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = {"aggregation.weights": powers, "aggregation.exponent": np.array(2.0)}
     run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "array")
     assert "aggregation.exponent is 'numpy:ndarray(...)' in config.toml" in caplog.text
     caplog.clear()
     own["aggregation.exponent"] = np.int64(2)
     run = fedmpi.run("fedavg", {**FEW, **own}, out=tmp_path / "number")
-    assert told(run, "aggregation.exponent") == 2 and "repeat this run" not in caplog.text
+    assert stored(run, "aggregation.exponent") == 2 and "repeat this run" not in caplog.text
 
 
 def test_of_several_objects_each_has_its_options_unless_another_would_hear_of_them(tmp_path: Path) -> None:
     one, other = CountsOnce(weight=2.0), CountsOnce(weight=3.0)
     run = fedmpi.run("fedavg", {**FEW, "task.metrics": [one, "top-k"]}, out=tmp_path / "one")
-    assert told(run, "task.metrics") == [f"{HERE}:CountsOnce", "top-k"] and told(run, "task.weight") == 2.0
+    assert stored(run, "task.metrics") == [f"{HERE}:CountsOnce", "top-k"] and stored(run, "task.weight") == 2.0
     two = fedmpi.run("fedavg", {**FEW, "task.metrics": [one, other]}, out=tmp_path / "two")
     assert {"test_seen_2", "test_seen_3"} <= two.records[-1].keys()
-    assert told(two, "task.metrics") == [f"{HERE}:CountsOnce(...)"] * 2 and told(two, "task.weight") is None
+    assert stored(two, "task.metrics") == [f"{HERE}:CountsOnce(...)"] * 2 and stored(two, "task.weight") is None
     both = fedmpi.run("fedavg", {**FEW, "task.metrics": [one, AlsoCounts(weight=3.0)]}, out=tmp_path / "both")
-    assert told(both, "task.metrics") == [f"{HERE}:CountsOnce(...)", f"{HERE}:AlsoCounts(...)"]
+    assert stored(both, "task.metrics") == [f"{HERE}:CountsOnce(...)", f"{HERE}:AlsoCounts(...)"]
 
 
 def test_what_an_object_was_made_with_is_read_back_only_where_its_class_makes_it_again() -> None:

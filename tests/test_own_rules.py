@@ -193,5 +193,5 @@ def test_the_guide_names_all_that_data_prep_imports_of_fedmpi() -> None:
         for path in (ROOT / "fedmpi").rglob("*.py")
         if re.search(r"(import|from) data_prep", path.read_text())
     }
-    _, _, told = row.partition("Of fedmpi only")
-    assert importing == set(re.findall(r"`(\S+\.py)`", told))
+    _, _, last_cell = row.partition("Of fedmpi only")
+    assert importing == set(re.findall(r"`(\S+\.py)`", last_cell))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import fedmpi
 from fedmpi.common.registry import KINDS
 
@@ -52,6 +54,9 @@ BY_NAME = {"fedmpi.data.arrays": "data_prep.arrays_saved"}
 PART_OF_THE_ENGINES = {"fedmpi.local.optimizers"}
 """SGD and Adam are fused into the engines' own arithmetic."""
 
+METAPHORS = {"told", "heard", "foretold", "untold", "look_away", "there_and_back"}
+"""What no name holds, whole or between underscores and capitals: a name is a common noun for the value."""
+
 
 @dataclass(frozen=True)
 class Arrow:
@@ -75,7 +80,7 @@ def test_no_room_uses_one_above_it() -> None:
     used = {name for arrow in arrows() for name in arrow.rooms} - {""}
     assert used <= floor.keys(), f"on no floor: {used - floor.keys()}"
     upward = [arrow for arrow in between_rooms() if floor[arrow.rooms[0]] < floor[arrow.rooms[1]]]
-    assert not upward, told(upward)
+    assert not upward, listed(upward)
 
 
 def test_no_rooms_use_one_another_in_a_circle() -> None:
@@ -86,7 +91,7 @@ def test_no_rooms_use_one_another_in_a_circle() -> None:
     while free := {name for name in left if not below[name] & left}:
         left -= free
     circling = [arrow for arrow in between_rooms() if set(arrow.rooms) <= left]
-    assert not left, told(circling)
+    assert not left, listed(circling)
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
@@ -152,7 +157,7 @@ def test_the_guides_table_of_rooms_points_downwards_too() -> None:
     line = {name: number for number, cell in enumerate(first_cells) for name in re.findall(r"`(\w+)[/.]", cell)}
     assert {name for arrow in between_rooms() for name in arrow.rooms} - {"__main__"} <= line.keys()
     upward = [arrow for arrow in between_rooms() if line.get(arrow.rooms[0], -1) > line[arrow.rooms[1]]]
-    assert not upward, told(upward)
+    assert not upward, listed(upward)
 
 
 def test_libraries_have_one_door_each() -> None:
@@ -186,7 +191,7 @@ def test_the_floors_name_rooms_that_exist() -> None:
     assert fedmpi.__file__ and Path(fedmpi.__file__).parent == ROOT / "fedmpi"
 
 
-def told(found: list[Arrow]) -> str:
+def listed(found: list[Arrow]) -> str:
     return "\n".join(f"{arrow.importer} imports {arrow.module}" for arrow in found)
 
 
@@ -248,3 +253,33 @@ def test_what_has_a_public_name_is_imported_by_it_where_users_read() -> None:
                     inside = [name.name for name in node.names if fedmpi._HOMES.get(name.name) == node.module]
                     wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: from fedmpi import {name}" for name in inside]
     assert not wrong
+
+
+def test_names_are_plain_words() -> None:
+    wrong = []
+    for folder in ("fedmpi", "data_prep", "benchmarks", "docs", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            named = [(1, path.stem), *identifiers(ast.parse(path.read_text()))]
+            wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_metaphor(name)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["told = 1", "def f(*, heard): ...", "a._foretold", "class AllTold: ...", "f(told=1)", "def _look_away(): ..."],
+)
+def test_a_metaphor_is_found_wherever_a_name_stands(source: str) -> None:
+    assert any(is_metaphor(name) for _, name in identifiers(ast.parse(source)))
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of all that a source names, texts left out."""
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node) if not isinstance(node, ast.Constant) else ():
+            names = value if isinstance(value, list) else [value]
+            yield from ((getattr(node, "lineno", 1), name) for name in names if isinstance(name, str))
+
+
+def is_metaphor(name: str) -> bool:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return any(re.search(rf"(?<![a-z]){metaphor}(?![a-z])", words) for metaphor in METAPHORS)

@@ -36,8 +36,8 @@ class Timed(FedAvg):  # type: ignore[misc]
         messages: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)
         cohort = self.race.workload.participants(server_round - 1).tolist()
         for client, message in zip(cohort, messages, strict=True):
-            told = ConfigRecord({**config, "client": client})
-            message.content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
+            client_config = ConfigRecord({**config, "client": client})
+            message.content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: client_config})
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[Any, Any]:

@@ -27,9 +27,9 @@ def _task(name: str, quick: bool, folder: str) -> tuple[Workload, list[tuple[Ten
 @app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     """One epoch over the samples of the client that the message names."""
-    told = message.content["config"]
-    workload, clients, network = _task(str(told["workload"]), bool(told["quick"]), str(told["folder"]))
-    samples = TensorDataset(*clients[int(told["client"])])
+    config = message.content["config"]
+    workload, clients, network = _task(str(config["workload"]), bool(config["quick"]), str(config["folder"]))
+    samples = TensorDataset(*clients[int(config["client"])])
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(network.parameters(), lr=workload.lr)
     steps = 0

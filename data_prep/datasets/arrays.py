@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import hold_out
-from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, told
+from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_missing
 from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset
@@ -153,22 +153,22 @@ def _valued(raw: Path | str, content: Arrays, targets: str, options: ReadOptions
         values, where = _numbers(f"{raw}, array {name}", content[name]), f"{raw}, array {name}"
         if values.shape[1:] != content["y"].shape[1:]:
             raise UserError(f"{raw}: a row of y has {content['y'].shape[1:]} values, one of y_test {values.shape[1:]}")
-        told = (
+        labelled = (
             np.isfinite(values.reshape(len(values), -1)).all(1)
             if values.dtype.kind == "f"
             else np.ones(len(values), bool)
         )
-        if not told.all():
+        if not labelled.all():
             if not options.skip_unlabelled:
                 raise UserError(
-                    f"{where}: {int((~told).sum()):,} of {len(told):,} rows lack a target, the first is row "
-                    f"{int(told.argmin())}; give or remove them, or add --skip-unlabelled to leave them out"
+                    f"{where}: {int((~labelled).sum()):,} of {len(labelled):,} rows lack a target, the first is row "
+                    f"{int(labelled.argmin())}; give or remove them, or add --skip-unlabelled to leave them out"
                 )
-            tally.drop(UNLABELLED, int((~told).sum()))
-        found[name] = kept_targets(where, values[told], targets)
+            tally.drop(UNLABELLED, int((~labelled).sum()))
+        found[name] = kept_targets(where, values[labelled], targets)
         for other in (x, *beside):
             if other in content:
-                found[other] = content[other][told]
+                found[other] = content[other][labelled]
     return found
 
 
@@ -255,7 +255,7 @@ def meaning(raw: Path | str, x: NDArray[Any], task: Modality | None) -> tuple[Mo
     return chosen, "uint8" if x.dtype == np.uint8 else "float32"
 
 
-def channel_axis(raw: Path | str, shape: tuple[int, ...], said: Literal["first", "last"] | None) -> int | None:
+def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["first", "last"] | None) -> int | None:
     """The axis of images that holds the channels: the one of 1, 3 or 4 values, or as the user says; None: no axis does.
 
     Raises
@@ -264,12 +264,12 @@ def channel_axis(raw: Path | str, shape: tuple[int, ...], said: Literal["first",
         When the shape fits both readings or none, and the user does not say.
     """
     if len(shape) == 3:
-        if said is not None:
+        if declared is not None:
             raise UserError(f"{raw}: x is {shape}, images without an axis of channels; leave out --channels")
         return None
     axes = {"first": 1, "last": 3}
-    if said is not None:
-        return axes[said]
+    if declared is not None:
+        return axes[declared]
     fitting = [axis for axis in axes.values() if shape[axis] in CHANNELS]
     if len(fitting) != 1:
         raise UserError(
@@ -320,7 +320,7 @@ def _users(content: Arrays, train: Ints, tally: Tally) -> tuple[Ints | None, tup
     if "user" not in content:
         return None, None
     held = content["user"][train]
-    if nobody := int((~told(held)).sum()):
+    if nobody := int((~not_missing(held)).sum()):
         tally.note(f"{nobody:,} of {len(held):,} training rows name no user, so the data have no natural clients")
         return None, None
     distinct, users = np.unique(held, return_inverse=True)

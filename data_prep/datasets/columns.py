@@ -18,7 +18,7 @@ from fedmpi.common.errors import UserError, raised
 SUFFIXES = (".parquet", ".arrow")
 BLOCK_ROWS = 1024
 PARTS = {"train": ("train", "training"), "test": ("test", "testing"), "valid": ("validation", "valid", "val", "dev")}
-"""How the names of files or of the folders above them tell the part."""
+"""Words in the names of files, or of the folders above them, by the part that they mean."""
 LIST = re.compile(r"(?:large_|fixed_size_)?list<[^<>]*: (\w+)(?: not null)?>(?:\[\d+\])?")
 
 
@@ -44,9 +44,9 @@ class ColumnFiles:
 
 
 def column_files(raw: Path, tally: Tally) -> ColumnFiles:
-    """The files that `--raw` names: one file, or those below a folder, by the part that their names tell.
+    """The files that `--raw` names: one file, or those below a folder, by the part that their names mean.
 
-    A validation part is left alone where there is a test part, else it is the test part; files whose names tell no part
+    A validation part is left alone where there is a test part, else it is the test part; files whose names mean no part
     are training files.
 
     Raises
@@ -73,7 +73,9 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
     for path in (*parts["train"], *test):
         other, given = _schema(path)
         if other != columns:
-            raise UserError(f"{path} has other columns ({_told(other)}) than {parts['train'][0]} ({_told(columns)})")
+            raise UserError(
+                f"{path} has other columns ({_column_list(other)}) than {parts['train'][0]} ({_column_list(columns)})"
+            )
         for name in names.keys() & given.keys():
             if given[name] != names[name]:
                 raise UserError(
@@ -86,13 +88,13 @@ def column_files(raw: Path, tally: Tally) -> ColumnFiles:
 def _part_of(path: Path) -> str:
     words = [word for part in reversed(path.parts) for word in re.split(r"[^a-z]+", part.lower())]
     for word in words:
-        for part, said in PARTS.items():
-            if word in said:
+        for part, synonyms in PARTS.items():
+            if word in synonyms:
                 return part
     return "train"
 
 
-def _told(columns: dict[str, str]) -> str:
+def _column_list(columns: dict[str, str]) -> str:
     return ", ".join(f"{name}: {kind}" for name, kind in list(columns.items())[:12])
 
 

@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 
 HINT = "DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, or DIR/CLASS/*.png (a fifth is then held out for testing)"
 STATISTICS_ROWS = 2000
-SIZES_TOLD = 4
+SIZES_LISTED = 4
 
 
 def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
@@ -71,10 +71,10 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
     (width, height), most = sizes.most_common(1)[0]
     others = sizes.total() - most
     if others and not options.skip_odd_sizes:
-        told = ", ".join(f"{count:,} of {w} x {h}" for (w, h), count in sizes.most_common(SIZES_TOLD))
-        more = f", {len(sizes) - SIZES_TOLD} more sizes" if len(sizes) > SIZES_TOLD else ""
+        listed = ", ".join(f"{count:,} of {w} x {h}" for (w, h), count in sizes.most_common(SIZES_LISTED))
+        more = f", {len(sizes) - SIZES_LISTED} more sizes" if len(sizes) > SIZES_LISTED else ""
         raise UserError(
-            f"{folder} holds images of {len(sizes)} sizes ({told}{more}); resize all, e.g. with --image-size "
+            f"{folder} holds images of {len(sizes)} sizes ({listed}{more}); resize all, e.g. with --image-size "
             f"{width}x{height}, or leave out the {others:,} that are not {width} x {height} with --skip-odd-sizes"
         )
     if others:

@@ -89,7 +89,7 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING
 
 
-def told(values: NDArray[Any]) -> NDArray[np.bool_]:
+def not_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Which values say something: no NaN, no text that is empty or says nan."""
     if values.dtype.kind == "f":
         return np.asarray(~np.isnan(values))
@@ -103,7 +103,7 @@ def _present(
 ) -> NDArray[np.bool_]:
     if values.dtype.kind not in "biufU":
         raise UserError(f"{where} holds {values.dtype}; labels must be whole numbers or texts")
-    there = told(values)
+    there = not_missing(values)
     absent = np.flatnonzero(~there)
     if len(absent) and not rule.skip_unlabelled:
         raise UserError(

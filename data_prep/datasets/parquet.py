@@ -107,16 +107,16 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train, test = (everyone[: ends[0]], everyone[ends[0] :]) if files.test else hold_out(len(everyone))
     if table.targets is None:
         labels, names = _labels(raw, files, roles, table, options, tally)
-        told = labels >= 0
+        usable = labels >= 0
     else:
-        kind, y, told = table.targets.result(raw, options, tally, table.places)
+        kind, y, usable = table.targets.result(raw, options, tally, table.places)
         labels, content = np.zeros(len(everyone), np.int64), {"y": y, "target_names": np.array(names or roles.labels)}
         if kind == "tokens" and roles.kind == "text":
             raise UserError(f"{raw}: targets that are tokens need samples that are: name lists of them with --features")
     if isinstance(features, Images):
         form = common_form(raw, [features.found()], options, tally)
-        told &= features.fits(form)
-    train, test = train[told[train]], test[told[test]]
+        usable &= features.fits(form)
+    train, test = train[usable[train]], test[usable[test]]
     for rows, which in ((train, "training"), (test, "test")):
         if not len(rows):
             first = f": the first that is none: {tally.first}" if tally.first else ""
@@ -161,16 +161,18 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
 
 def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
     columns = files.columns
-    told = ", ".join(f"{name}: {kind}" for name, kind in list(columns.items())[:12])
+    column_list = ", ".join(f"{name}: {kind}" for name, kind in list(columns.items())[:12])
     labels = (options.label,) if options.label in columns else tuple(options.label.split(","))
     for name in labels:
         if name not in columns:
-            raise UserError(f"{raw} has no column {name!r} ({told}); name the label column with --label")
+            raise UserError(f"{raw} has no column {name!r} ({column_list}); name the label column with --label")
     if len(set(labels)) < len(labels):
         raise UserError(f"--label {options.label} names a column twice; name each once")
     user = options.user or (USER_COLUMN if USER_COLUMN in columns else None)
     if user is not None and user not in columns:
-        raise UserError(f"{raw} has no column {user!r} ({told}); name the column of users with --user, or leave it out")
+        raise UserError(
+            f"{raw} has no column {user!r} ({column_list}); name the column of users with --user, or leave it out"
+        )
     kinds = {name: _kind(kind, options.task) for name, kind in columns.items()}
     wanted = options.features
     if wanted is None:
@@ -179,7 +181,7 @@ def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
         wanted = by_kind["image"] or by_kind["text"] or by_kind["tokens"] or by_kind["vector"]
     for name in wanted:
         if name not in columns:
-            raise UserError(f"{raw} has no column {name!r} ({told}); name those of the samples with --features")
+            raise UserError(f"{raw} has no column {name!r} ({column_list}); name those of the samples with --features")
         if name in labels:
             raise UserError(
                 f"{raw}: {name!r} is the label column, which no sample is made of; leave it out of --features"
@@ -188,7 +190,7 @@ def _roles(raw: Path, files: ColumnFiles, options: ReadOptions) -> _Roles:
         raise UserError(f"--features {','.join(wanted)} names a column twice; name each once")
     found = {kinds[name] for name in wanted}
     if len(found) != 1 or None in found or (found <= {"image", "tokens"} and len(wanted) > 1):
-        chosen = ", ".join(f"{name}: {columns[name]}" for name in wanted) or told
+        chosen = ", ".join(f"{name}: {columns[name]}" for name in wanted) or column_list
         raise UserError(
             f"{raw}: samples are one column of images or of token ids, or columns of texts, or columns of numbers, not "
             f"{chosen}; name them with --features"

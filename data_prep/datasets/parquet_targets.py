@@ -30,15 +30,15 @@ class Targets:
     ----------
     columns : dict of str
         pyarrow's type of each column.
-    said : str or None
+    declared : str or None
         What the user calls them; None takes lists of whole numbers for tokens, zeros and ones for labels, and other
         numbers for a regression.
     names : tuple of str
         Of the labels whose numbers a list holds; none where they have none.
     """
 
-    def __init__(self, columns: dict[str, str], said: str | None, names: tuple[str, ...]) -> None:
-        self._columns, self._said, self.names = columns, said, names
+    def __init__(self, columns: dict[str, str], declared: str | None, names: tuple[str, ...]) -> None:
+        self._columns, self._declared, self.names = columns, declared, names
         self._inner = listed(next(iter(columns.values()))) if len(columns) == 1 else None
         self._rows = Ragged(np.float64)
         self._there = array("b")
@@ -51,7 +51,7 @@ class Targets:
 
     def wrong(self, values: list[Any]) -> str | None:
         """Why the values of a row are no targets; None where they are, or where there are none."""
-        numbers = self._told(values)
+        numbers = self._numbers(values)
         if numbers is None or self._whole:
             return None
         if self._width not in (None, len(numbers)):
@@ -60,13 +60,13 @@ class Targets:
 
     def add(self, values: list[Any]) -> None:
         """Append a row that is not wrong."""
-        numbers = self._told(values)
+        numbers = self._numbers(values)
         if numbers is not None and self._width is None:
             self._width = len(numbers)
         self._there.append(numbers is not None)
         self._rows.append(numbers or [])
 
-    def _told(self, values: list[Any]) -> list[Any] | None:
+    def _numbers(self, values: list[Any]) -> list[Any] | None:
         """The numbers of a row; None where some are missing."""
         numbers = flat(values)
         if any(not isinstance(number, int | float) or number != number for number in numbers):
@@ -119,8 +119,8 @@ class Targets:
         return lengths
 
     def _kind(self) -> str:
-        if self._said is not None:
-            return self._said
+        if self._declared is not None:
+            return self._declared
         if self._whole:
             return "multilabel" if self.names else "tokens"
         return "multilabel" if self._is_flags() else "regression"

@@ -116,9 +116,9 @@ def text_data_set(
         """The data set with the vocabulary of these rows of `train`."""
         ids, vocabulary = texts.rows.encode(train[known], options.vocabulary)
         held = np.delete(train, known)
-        told = notes
+        all_notes = notes
         if shared := texts.known(train[known], held):
-            told = (
+            all_notes = (
                 *notes,
                 f"{shared:,} of {len(held):,} validation texts also occur in the training part, word for word",
             )
@@ -146,7 +146,7 @@ def text_data_set(
             citation=data_set.citation,
             vocabulary=vocabulary,
             vectors=None if options.vectors is None else read_vectors(options.vectors, vocabulary, tally),
-            notes=told,
+            notes=all_notes,
             refit=lambda rows: encoded(rows, Tally()),
         )
 

@@ -32,7 +32,7 @@ def law_named(name: str) -> Law | None:
         LawOption(
             option.name,
             bool if option.annotation is bool else str,
-            None if option.default is REQUIRED else _told(option.default),
+            None if option.default is REQUIRED else _option_value(option.default),
             option.doc or "an option of your own",
         )
         for option in part.options
@@ -42,7 +42,7 @@ def law_named(name: str) -> Law | None:
     )
 
 
-def _told(value: Any) -> OptionValue:
+def _option_value(value: Any) -> OptionValue:
     """An option's value as the manifest keeps it."""
     return value if isinstance(value, bool | int | float | str) else str(value)
 
@@ -57,7 +57,7 @@ def _draw(part: Part, request: Request) -> Draw:
     clients = int(found.max(initial=-1)) + 1 if request.clients is None else request.clients
     offsets = np.concatenate([[0], np.cumsum(np.bincount(found[kept], minlength=clients))])
     defaults = {option.name: option.default for option in part.options}
-    facts = {name: _told(value) for name, value in {**defaults, **request.options}.items()}
+    facts = {name: _option_value(value) for name, value in {**defaults, **request.options}.items()}
     return Draw(rows.astype(np.int64), offsets.astype(np.int64), facts=facts)
 
 

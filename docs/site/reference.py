@@ -55,9 +55,9 @@ class Commands(Made):
             yield from (f"## fedmpi {name}", "", words.strip(), "")
             if example:
                 yield from ("```sh", " ".join(example.split()), "```", "")
-            told = [(_written(one), getattr(one, "help", "") or "") for one in command.params if one.name != "help"]
-            if told:
-                yield from ("| | |", "|---|---|", *(f"| {what} | {_cell(why)} |" for what, why in told), "")
+            options = [(_written(one), getattr(one, "help", "") or "") for one in command.params if one.name != "help"]
+            if options:
+                yield from ("| | |", "|---|---|", *(f"| {what} | {_cell(why)} |" for what, why in options), "")
 
 
 class Keys(Made):

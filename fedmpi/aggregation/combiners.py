@@ -229,9 +229,9 @@ class Combiner:
         PartFailure
             It raised an exception or returned anything else.
         """
-        told = () if measured is None else (measured.clone(),)
+        extra = () if measured is None else (measured.clone(),)
         with calling(self.part, round):
-            found = self._combine(updates, coefficients.clone(), *told)
+            found = self._combine(updates, coefficients.clone(), *extra)
         width = updates.shape[1]
         if not isinstance(found, torch.Tensor) or found.shape != (width,):
             shown = (

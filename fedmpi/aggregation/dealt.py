@@ -160,8 +160,8 @@ class RunningSum:
     def __init__(self, cluster: Cluster, shape: tuple[int, ...] | None):
         self.cluster = cluster
         gathered = cluster.gather(np.array([-1] if shape is None else [len(shape), *shape], np.int64))
-        told = None if gathered is None else next(found for found in gathered if found[0] >= 0)
-        self.shape = tuple(cluster.broadcast(None if told is None else [told])[0][1:].tolist())
+        encoded = None if gathered is None else next(found for found in gathered if found[0] >= 0)
+        self.shape = tuple(cluster.broadcast(None if encoded is None else [encoded])[0][1:].tolist())
         self.bytes = 8 * int(np.prod(self.shape))
         group = cluster.groups([range(cluster.size)])[0]
         assert group is not None

@@ -188,7 +188,7 @@ class CohortDraw:
         self._views = {t: self._view(t, self._present(t), strata)}
         return self.sampler.candidates(self._views[t])
 
-    def tell(self, t: int, candidates: Ints, measured: Mapping[str, Floats]) -> None:
+    def add_measured(self, t: int, candidates: Ints, measured: Mapping[str, Floats]) -> None:
         """Give the sampler what was measured of its candidates (c,) of round t, float64 (N,) each.
 
         The seconds, until the update of each would arrive, are counted here.

@@ -63,14 +63,14 @@ class Heartbeat:
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
         if self._comm.rank == 0:
             return self._answer(own)
-        heard = {}
+        received = {}
         if self._asked and self._comm.Iprobe(source=0, tag=STATE):
-            heard[0] = self._receive(0, STATE)
+            received[0] = self._receive(0, STATE)
             self._asked = False
         if not self._asked:
             self._send(own, 0, STATE)
             self._asked = True
-        return heard
+        return received
 
     def close(self) -> None:
         """Take leave of one another and free the communicator, if all ranks come here in time and none has died."""
@@ -97,16 +97,16 @@ class Heartbeat:
     def _answer(self, own: np.ndarray) -> dict[int, np.ndarray]:
         from mpi4py import MPI
 
-        heard, status = {}, MPI.Status()
+        received, status = {}, MPI.Status()
         while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=status):
             source, tag = status.Get_source(), status.Get_tag()
-            heard[source] = self._receive(source, tag)
+            received[source] = self._receive(source, tag)
             if tag == FAREWELL:
                 self._left += 1
-                del heard[source]
+                del received[source]
             else:
                 self._send(own, source, STATE)
-        return heard
+        return received
 
     def _receive(self, source: int, tag: int) -> np.ndarray:
         state = np.empty(self._values, np.int64)

@@ -133,13 +133,13 @@ def is_loss(error: BaseException | None) -> bool:
     """Whether an exception, or one that led to it, is that MPI knows of a dead rank."""
     mpi = running_mpi()
     while error is not None:
-        if isinstance(error, RankLost) or (mpi is not None and _tells_of_dead(mpi, error)):
+        if isinstance(error, RankLost) or (mpi is not None and _reports_dead_rank(mpi, error)):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def _tells_of_dead(mpi: ModuleType, error: BaseException) -> bool:
+def _reports_dead_rank(mpi: ModuleType, error: BaseException) -> bool:
     if not isinstance(error, mpi.Exception) or not short_version(mpi.Get_library_version()).startswith(OPEN_MPI):
         return False
     if error.Get_error_class() in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED):

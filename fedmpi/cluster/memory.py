@@ -24,10 +24,10 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     Parameters
     ----------
     proc, groups : Path
-        Where the kernel tells of processes and of control groups.
+        Where the kernel lists processes and control groups.
     """
-    told = [_available(proc), _of_groups(proc, groups), _of_address_space(proc)]
-    return min((max(0, free) for free in told if free is not None), default=None)
+    readings = [_available(proc), _of_groups(proc, groups), _of_address_space(proc)]
+    return min((max(0, free) for free in readings if free is not None), default=None)
 
 
 def address_space(proc: Path = PROC) -> int:

@@ -41,7 +41,7 @@ class Pages:
         node.Barrier()
 
     def write(self, number: int, arrays: Sequence[np.ndarray]) -> None:
-        """Put these arrays on the page of this number; too large ones are only told of."""
+        """Put these arrays on the page of this number; of too large ones only that they are."""
         page = self._pages[number % PAGES]
         values = page.view(np.int64)
         headers = np.array([describe(array) for array in arrays], np.int64).reshape(len(arrays), HEADER)

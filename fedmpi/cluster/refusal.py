@@ -39,7 +39,7 @@ def on_server(cluster: Cluster, work: Callable[[], T]) -> T | None:
         except UserError as error:
             refusal, kind = str(error), RunFailure if isinstance(error, RunFailure) else UserError
     words = [np.frombuffer(refusal.encode(errors="backslashreplace"), np.uint8), np.array([kind is RunFailure])]
-    told = cluster.broadcast(words if cluster.is_server else None)
-    if told[0].size:
-        raise (RunFailure if told[1][0] else UserError)(told[0].tobytes().decode())
+    received = cluster.broadcast(words if cluster.is_server else None)
+    if received[0].size:
+        raise (RunFailure if received[1][0] else UserError)(received[0].tobytes().decode())
     return result

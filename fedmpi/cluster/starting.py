@@ -61,15 +61,15 @@ def seconds_to_start(ranks: int, environ: Mapping[str, str]) -> float:
     UserError
         If the environment's FEDMPI_START_SECONDS is no number of seconds.
     """
-    told = environ.get(VARIABLE)
-    if told is None:
+    given = environ.get(VARIABLE)
+    if given is None:
         return SECONDS + SECONDS_PER_RANK * ranks
     try:
-        seconds = float(told)
+        seconds = float(given)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= threading.TIMEOUT_MAX:
-        raise UserError(f"{VARIABLE}={told}: give the seconds that MPI may take to start, or 0 for no limit")
+        raise UserError(f"{VARIABLE}={given}: give the seconds that MPI may take to start, or 0 for no limit")
     return seconds
 
 
@@ -105,13 +105,13 @@ def room_to_meet(rank: int) -> Iterator[None]:
 
 
 def _no_room(rank: int) -> NoReturn:
-    told = f"rank {rank}: error: MPI finds no room in {SHARED_MEMORY} as it starts"
+    message = f"rank {rank}: error: MPI finds no room in {SHARED_MEMORY} as it starts"
     with suppress(OSError):
         found = os.statvfs(SHARED_MEMORY)
         free, whole = (blocks * found.f_frsize / 2**20 for blocks in (found.f_bavail, found.f_blocks))
-        told += f" ({free:.1f} of {whole:.1f} MiB are free; MPICH takes 1 MiB a rank at the least)"
+        message += f" ({free:.1f} of {whole:.1f} MiB are free; MPICH takes 1 MiB a rank at the least)"
     advice = "make it larger (containers: --shm-size), or remove what dead jobs have left there"
-    os.write(2, f"{told}: {advice}\n".encode())
+    os.write(2, f"{message}: {advice}\n".encode())
     os._exit(NO_ROOM)
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOT_SAID = 2**62
-"""Bytes of memory of a node on which nobody says how much there is."""
+UNKNOWN_MEMORY = 2**62
+"""Bytes of memory of a node of which it is not known how much there is."""
 SUM_DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "int64"))
 
 
@@ -78,12 +78,12 @@ class Cluster:
         self._current: Sum | None = None
         self._dealt: DealtRows | None = None
         self._groups = Groups(None if comms is None else comms.world, self._moved)
-        self._board, self._told, self._foretold, self._broadcasts = None, None, None, 0
+        self._board, self._broadcast_pages, self._announced_pages, self._broadcasts = None, None, None, 0
         if comms is not None:
             lacking = shared_memory_lacks(LINE * comms.node.size + 2 * PAGES * PAGE)
             self._board = board_of(comms.node, comms.world, lacking)
         if comms is not None and self._board is not None and comms.nodes == 1:
-            self._told, self._foretold = Pages(comms.node), Pages(comms.node)
+            self._broadcast_pages, self._announced_pages = Pages(comms.node), Pages(comms.node)
         self.server_trains = True
         self.mpi = mpi
         self.rank, self.size = (0, 1) if comms is None else (comms.world.rank, comms.world.size)
@@ -156,32 +156,32 @@ class Cluster:
         if self._comms is None:
             return list(arrays or ())
         received = None
-        if self._told is not None:
+        if self._broadcast_pages is not None:
             self._broadcasts += 1
             if self.is_server and arrays is not None:
-                self._told.write(self._broadcasts, arrays)
+                self._broadcast_pages.write(self._broadcasts, arrays)
         self.barrier()
-        if self._told is not None:
-            received = self._told.read(self._broadcasts)
+        if self._broadcast_pages is not None:
+            received = self._broadcast_pages.read(self._broadcasts)
         if received is None:
             received = broadcast_arrays(self._comms.world, arrays if self.is_server else None)
         self._moved.broadcast += sum(array.nbytes for array in received)
         return list(arrays) if self.is_server and arrays is not None else received
 
-    def foretell(self, number: int, arrays: Sequence[np.ndarray]) -> None:
+    def announce(self, number: int, arrays: Sequence[np.ndarray]) -> None:
         """Lay rank 0's arrays where the others of its node find them, ahead of the time when they need them.
 
         Called by rank 0 before a `reduce`, with numbers that grow by one from sum to sum; the others ask for the number
         behind that sum. Nothing happens where there is no such place.
         """
-        if self._foretold is not None:
-            self._foretold.write(number, arrays)
+        if self._announced_pages is not None:
+            self._announced_pages.write(number, arrays)
 
-    def foretold(self, number: int) -> list[np.ndarray] | None:
-        """What rank 0 has foretold under this number, on all ranks; None, on all of them, where it has not."""
-        if self._foretold is None or not self._foretold.has(number):
+    def announced(self, number: int) -> list[np.ndarray] | None:
+        """What rank 0 has announced under this number, on all ranks; None, on all of them, where it has not."""
+        if self._announced_pages is None or not self._announced_pages.has(number):
             return None
-        received = self._foretold.read(number)
+        received = self._announced_pages.read(number)
         if received is not None:
             self._moved.broadcast += sum(array.nbytes for array in received)
         return received
@@ -325,9 +325,9 @@ class Cluster:
         """Bytes of memory that each rank may take where the ranks of a node take alike, the least of all nodes; None
         where nobody says. Collective."""
         free = free_memory()
-        own = NOT_SAID if free is None else free // self.node_size
+        own = UNKNOWN_MEMORY if free is None else free // self.node_size
         least = -self.maximum(-own)
-        return None if least == NOT_SAID else least
+        return None if least == UNKNOWN_MEMORY else least
 
     def cores_of_others(self) -> float:
         """Cores of this rank's node that processes of other jobs have kept busy since this one began; collective."""
@@ -359,12 +359,12 @@ class Cluster:
             for summed in self._sums.values():
                 summed.close()
             if self._comms is not None:
-                for shared in (self._foretold, self._told, self._board):
+                for shared in (self._announced_pages, self._broadcast_pages, self._board):
                     if shared is not None:
                         shared.close()
                 self._comms.free()
         self._sums, self._current, self._comms = {}, None, None
-        self._board = self._told = self._foretold = None
+        self._board = self._broadcast_pages = self._announced_pages = None
         release()
 
     def _use_sum(self, count: int, dtype: DTypeLike, device: torch.device | None) -> Sum:

@@ -159,8 +159,8 @@ def _failure(part: Part, cause: BaseException, round: int | None, client: int | 
     lines = _own_lines(part, cause.__traceback__)
     last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last
-    told = "".join(traceback.format_list(lines)) if lines else ""
-    return PartFailure(part.kind, part.name, raised(cause), where, told.rstrip(), round, client)
+    listing = "".join(traceback.format_list(lines)) if lines else ""
+    return PartFailure(part.kind, part.name, raised(cause), where, listing.rstrip(), round, client)
 
 
 def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameSummary]:
@@ -175,7 +175,7 @@ def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameS
 
 
 def _definition(part: Part) -> str:
-    """ "file:line" where the part begins; the file alone where nothing tells the line, "" where there is none."""
+    """ "file:line" where the part begins; the file alone where the line is not known, "" where there is none."""
     if part.source is None:
         return ""
     found = part.object.func if isinstance(part.object, partial) else part.object

@@ -81,7 +81,7 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
     except Exception:  # callables written in C have none, others fail when asked: the call itself complains
         return (), True
     types = _annotations(found)
-    told = parameter_docs(found)
+    docs = parameter_docs(found)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if positional:
         chosen = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -92,7 +92,7 @@ def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...]
             p.name,
             REQUIRED if p.default is p.empty else p.default,
             types.get(p.name, Any),
-            told.get(p.name, ""),
+            docs.get(p.name, ""),
         )
         for p in chosen
     )

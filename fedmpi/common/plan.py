@@ -1,4 +1,4 @@
-"""The plan of a round: what the server decides and every rank is told, as small typed arrays."""
+"""The plan of a round: what the server decides and sends to every rank, as small typed arrays."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Plan:
     one_step : bool
         Whether this is an opening round: everybody takes a single step.
     coming : int64 (c,)
-        Clients that will take part in the next round, to be read ahead; empty where that is not known or tells nothing.
+        Clients that will take part in the next round, to be read ahead; empty where that is not known or of no use.
     balance : float64 (1 + workers,) or (0,)
-        What a step costs in rows, and the workers' relative speeds, where they are measured (`Balance.told`).
+        What a step costs in rows, and the workers' relative speeds, where they are measured (`Balance.as_array`).
     facts : dict
         What the record says about the decision (rank 0 only, not sent).
     """

@@ -280,14 +280,14 @@ def resolve(kind: str, choice: Any) -> Part:
 
 
 def describe(choice: Any) -> Part:
-    """The part behind a choice whose kind is told by the object itself or by its unique built-in name.
+    """The part behind a choice whose kind is known from the object itself or from its unique built-in name.
 
-    What no decorator marks is told by the names of the parameters that the contract gives it (`TELLING`).
+    What no decorator marks is known by the names of the parameters that the contract gives it (`KIND_BY_PARAMETERS`).
 
     Raises
     ------
     UserError
-        As `resolve`; or when nothing tells what kind of part it is.
+        As `resolve`; or when nothing shows what kind of part it is.
     """
     if isinstance(choice, str) and ":" not in choice:
         kinds = [kind for kind in KINDS if choice in _built_in(kind)]
@@ -309,7 +309,7 @@ def describe(choice: Any) -> Part:
     return resolve(kind, choice)
 
 
-TELLING = {
+KIND_BY_PARAMETERS = {
     ("labels", "clients", "generator"): "partition",
     ("class_counts", "most", "generator", "target"): "scheduling",
     ("parameters",): "local optimizer",
@@ -323,7 +323,7 @@ TELLING = {
 
 
 def _kind_of_call(found: Any) -> str | None:
-    """The kind told by how a function, or an object of a class, is called; None where several kinds are called so."""
+    """The kind that fits how a function, or an object of a class, is called; None where several kinds are called so."""
     called = inspect.unwrap(found.__call__) if inspect.isclass(found) else found
     names, made = _positional(called), _positional(found)
     returned = inspect.get_annotations(called).get("return")
@@ -331,7 +331,7 @@ def _kind_of_call(found: Any) -> str | None:
         return SOURCE
     if names == ("outputs", "targets"):
         return "metric" if _is_dictionary(returned) or hasattr(found, "result") else "loss"
-    return TELLING.get(names) or TELLING.get(names[:1]) or TELLING.get(made[:1])
+    return KIND_BY_PARAMETERS.get(names) or KIND_BY_PARAMETERS.get(names[:1]) or KIND_BY_PARAMETERS.get(made[:1])
 
 
 def _is_dictionary(annotation: Any) -> bool:

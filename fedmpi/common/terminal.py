@@ -105,8 +105,8 @@ def paragraph(text: str, first: str = "", further: str | None = None) -> str:
     )
 
 
-def spoken(seconds: float) -> str:
-    """A time as people say it: "4 s", "3 min", "2.5 h", "12 days", "30 years"."""
+def readable_duration(seconds: float) -> str:
+    """A time in the unit that suits it: "4 s", "3 min", "2.5 h", "12 days", "30 years"."""
     for unit, length, limit in (("s", 1.0, 100.0), ("min", 60.0, 100 * 60), ("h", 3600.0, 48 * 3600)):
         if seconds < limit:
             return f"{seconds / length:.{int(unit == 'h')}f} {unit}"

@@ -66,8 +66,8 @@ class Condition:
     def __str__(self) -> str:
         if self.values == (None,):
             return self.key
-        told = " or ".join("one of your own" if value is OWN else _shown(value) for value in self.values)
-        return f"{self.key} {'=' if self.wanted else 'other than'} {told}"
+        alternatives = " or ".join("one of your own" if value is OWN else _shown(value) for value in self.values)
+        return f"{self.key} {'=' if self.wanted else 'other than'} {alternatives}"
 
 
 def only_with(key: str, *values: Any) -> Condition:

@@ -189,8 +189,8 @@ def values_for_digits(table: Values) -> list[tuple[str, str, str]]:
 def words_about_digits(table: Values) -> str:
     """`values_for_digits` as half a sentence; "" where there are none."""
     found = values_for_digits(table)
-    told = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
-    return f"preset {table['preset']} on the embedded digits: {told}" if found else ""
+    listed = ", ".join(f"{key} = {here} (else {general})" for key, general, here in found)
+    return f"preset {table['preset']} on the embedded digits: {listed}" if found else ""
 
 
 def words_about_replaced(table: Values) -> str:
@@ -203,20 +203,20 @@ def words_about_replaced(table: Values) -> str:
     """
     if table.get("preset") is None:
         return ""
-    own, told = preset_values(table["preset"], table), []
+    own, replaced = preset_values(table["preset"], table), []
     for key, value in own.items():
         name, _, option = key.partition(".")
         for kind in {part.kind for part in owners(name, option)} if table.get(key, value) != value else ():
             chooser = KINDS[kind].key
             before = own.get(chooser, tables_by_name()[name].model_fields[chooser.partition(".")[2]].default)
             if before != table.get(chooser) and resolve(kind, before).option(option) is not None:
-                told.append(f"{key} = {table[key]} ({value} was for {before})")
-    return f"preset {table['preset']} with other parts: {', '.join(told)}" if told else ""
+                replaced.append(f"{key} = {table[key]} ({value} was for {before})")
+    return f"preset {table['preset']} with other parts: {', '.join(replaced)}" if replaced else ""
 
 
 def remarks(table: Values) -> list[str]:
     """What a user may not expect of a preset under the other choices of a complete configuration."""
-    return [told for told in (words_about_digits(table), words_about_replaced(table)) if told]
+    return [remark for remark in (words_about_digits(table), words_about_replaced(table)) if remark]
 
 
 def refuse_values_of_digits(base: Values, user: Values) -> None:

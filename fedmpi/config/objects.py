@@ -75,26 +75,26 @@ def as_class_names(config: ConfigTables) -> Values:
         if kind.name in CALLED_THEMSELVES and not any(isinstance(choice, partial) for choice in choices):
             continue
         table = getattr(config, kind.table)
-        said: list[Any] = []
+        named: list[Any] = []
         options: Values = {}
         for choice in choices:
             apart = _apart(kind, choice, type(table)) if _is_object(choice) else None
             if apart is None or _option_of_another(config, kind, choice, apart[1]):
-                said.append(choice)
+                named.append(choice)
             else:
-                said.append(apart[0])
+                named.append(apart[0])
                 options |= apart[1]
-        if any(new is not old for new, old in zip(said, choices, strict=True)):
-            found |= {**options, kind.key: said if several else said[0]}
+        if any(new is not old for new, old in zip(named, choices, strict=True)):
+            found |= {**options, kind.key: named if several else named[0]}
     return found
 
 
 def not_repeatable(config: ConfigTables) -> list[str]:
     """A sentence for every object in the configuration of which config.toml says less than repeating the run takes."""
-    told = as_class_names(config)
+    class_names = as_class_names(config)
     sentences = []
     for kind, choices, _ in _given(config):
-        rest = told.get(kind.key, choices)
+        rest = class_names.get(kind.key, choices)
         for choice in rest if isinstance(rest, list | tuple) else [rest]:
             if _is_object(choice) and not getattr(choice, "config_name", "").startswith(ARRAYS):
                 sentences.append(

@@ -311,9 +311,9 @@ def _expect(sections: dict[str, Section], name: str, shape: tuple[int, ...], pat
     found = sections[name]
     fits = found.dtype.kind in dtype if dtype in KINDS else found.dtype == np.dtype(dtype)
     if found.shape != shape or not fits:
-        said = f"{KINDS.get(dtype, dtype)} {shape}"
+        wanted = f"{KINDS.get(dtype, dtype)} {shape}"
         raise UserError(
-            f"the dataset {name!r} of {path} is {found.dtype} {found.shape} but the manifest says {said}: {REPREPARE}"
+            f"the dataset {name!r} of {path} is {found.dtype} {found.shape} but the manifest says {wanted}: {REPREPARE}"
         )
 
 

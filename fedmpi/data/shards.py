@@ -316,5 +316,5 @@ def _check_empty(store: ShardStore, folder: Path) -> None:
     empty = np.flatnonzero(store.sizes == 0)
     if len(empty) != store.manifest.empty_clients:
         first = f", the first is client {empty[0]}" if len(empty) else ""
-        said = f"the manifest says {store.manifest.empty_clients}"
-        raise UserError(f"{len(empty)} clients of {folder} hold no sample{first}, but {said}: {REPREPARE}")
+        expected = f"the manifest says {store.manifest.empty_clients}"
+        raise UserError(f"{len(empty)} clients of {folder} hold no sample{first}, but {expected}: {REPREPARE}")

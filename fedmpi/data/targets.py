@@ -46,7 +46,7 @@ def wrong_target(targets: AnyArray, description: DataDescription) -> tuple[int, 
     return row, f"{value}, {what}"
 
 
-def targets_like(y: AnyArray, said: str | None) -> str:
+def targets_like(y: AnyArray, declared: str | None) -> str:
     """What targets (n, …) are: as said, or as they look.
 
     Raises
@@ -54,15 +54,15 @@ def targets_like(y: AnyArray, said: str | None) -> str:
     UserError
         They cannot be what was said.
     """
-    if said is not None and said not in TARGETS:
-        raise UserError(f"{NAME}: targets = {said!r} is unknown: choose {', '.join(map(repr, TARGETS))}")
+    if declared is not None and declared not in TARGETS:
+        raise UserError(f"{NAME}: targets = {declared!r} is unknown: choose {', '.join(map(repr, TARGETS))}")
     if y.dtype.kind not in "buif" and y.size:
         raise UserError(
             f"{NAME}: y is {y.dtype} {y.shape}; it must be (n,) whole numbers, the classes from 0 on, or other "
             "numbers (targets)"
         )
-    if said is not None:
-        return said
+    if declared is not None:
+        return declared
     if y.ndim < 2:
         return "regression" if y.dtype.kind == "f" and y.size else "classification"
     return {"b": "multilabel", "f": "regression"}.get(y.dtype.kind, "tokens")

@@ -51,10 +51,10 @@ def advise(ranks: Sequence[Findings]) -> list[Advice]:
     return sorted(found, key=lambda advice: advice.level)
 
 
-Told = Iterator[tuple[Literal["problem", "warning"], str]]
+Remarks = Iterator[tuple[Literal["problem", "warning"], str]]
 
 
-def _mpi(ranks: Sequence[Findings]) -> Told:
+def _mpi(ranks: Sequence[Findings]) -> Remarks:
     first = ranks[0]
     if first["mpi_trouble"]:
         yield "problem", first["mpi_trouble"]
@@ -70,7 +70,7 @@ def _mpi(ranks: Sequence[Findings]) -> Told:
         yield "warning", f"this allocation has {tasks} tasks but this is one process: start with srun or mpiexec"
 
 
-def _versions(ranks: Sequence[Findings]) -> Told:
+def _versions(ranks: Sequence[Findings]) -> Remarks:
     for name in ("torch", "numpy", "h5py"):
         broken = _where(ranks, lambda found: found[name].startswith("cannot be loaded"))  # noqa: B023
         if broken:
@@ -89,7 +89,7 @@ def _versions(ranks: Sequence[Findings]) -> Told:
                 yield "warning", text
 
 
-def _cores(ranks: Sequence[Findings]) -> Told:
+def _cores(ranks: Sequence[Findings]) -> Remarks:
     for host, members in _hosts(ranks).items():
         cores = {core for found in members for core in found["cores"]}
         at_once = min(len(cores), max(found["cores_at_once"] for found in members))
@@ -117,7 +117,7 @@ def _cores(ranks: Sequence[Findings]) -> Told:
             )
 
 
-def _devices(ranks: Sequence[Findings]) -> Told:
+def _devices(ranks: Sequence[Findings]) -> Remarks:
     with_gpu = _where(ranks, lambda found: bool(found["gpus"]))
     without = [rank for rank in range(len(ranks)) if rank not in with_gpu]
     if with_gpu and without:
@@ -145,7 +145,7 @@ def _devices(ranks: Sequence[Findings]) -> Told:
         yield "warning", f"{first['mpi']} is not CUDA-aware: updates on GPUs travel through host memory"
 
 
-def _memory(ranks: Sequence[Findings]) -> Told:
+def _memory(ranks: Sequence[Findings]) -> Remarks:
     for host, members in _hosts(ranks).items():
         free = members[0]["shm_free"]
         if len(members) > 1 and free is not None and free < LITTLE_SHARED_MEMORY:
@@ -157,7 +157,7 @@ def _memory(ranks: Sequence[Findings]) -> Told:
             )
 
 
-def _folder(ranks: Sequence[Findings]) -> Told:
+def _folder(ranks: Sequence[Findings]) -> Remarks:
     first = ranks[0]
     if not first["folder_writable"]:
         yield "warning", f"{first['folder']} cannot be written: choose a folder for each run with --out"
@@ -174,12 +174,12 @@ def _folder(ranks: Sequence[Findings]) -> Told:
         )
 
 
-def _scheduler(ranks: Sequence[Findings]) -> Told:
+def _scheduler(ranks: Sequence[Findings]) -> Remarks:
     if ranks[0]["slurm"] == "sbatch does not answer":
         yield "warning", "sbatch is installed but does not answer: jobs cannot be submitted from here"
 
 
-CHECKS: tuple[Callable[[Sequence[Findings]], Told], ...] = (
+CHECKS: tuple[Callable[[Sequence[Findings]], Remarks], ...] = (
     _mpi,
     _versions,
     _cores,

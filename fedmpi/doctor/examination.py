@@ -17,12 +17,12 @@ from fedmpi.doctor.advice import Advice, advise
 from fedmpi.doctor.findings import Findings, find
 
 
-def examine(tell: Callable[[list[Findings], list[Advice]], None]) -> bool:
+def examine(show: Callable[[list[Findings], list[Advice]], None]) -> bool:
     """Let all ranks look around; whether a run could start, the same on all of them.
 
     Parameters
     ----------
-    tell : callable
+    show : callable
         Is given the findings of all ranks, in rank order, and the advice on them, on rank 0. Where the launcher started
         several processes that MPI did not join, each is alone, and the launcher's first one speaks.
     """
@@ -32,7 +32,7 @@ def examine(tell: Callable[[list[Findings], list[Advice]], None]) -> bool:
         launch = read_launch()
         if launch is None or launch.rank == 0:
             found = [find(None, str(error))]
-            tell(found, advise(found))
+            show(found, advise(found))
         return False
     try:
         own = find(cluster) | {"sees_folder": _sees_folder(cluster)}
@@ -42,7 +42,7 @@ def examine(tell: Callable[[list[Findings], list[Advice]], None]) -> bool:
             found = [json.loads(part.tobytes()) for part in gathered]
             advice = advise(found)
             problems = sum(one.level == "problem" for one in advice)
-            tell(found, advice)
+            show(found, advice)
         return cluster.maximum(problems) == 0
     finally:
         cluster.close()
@@ -56,8 +56,8 @@ def _sees_folder(cluster: Cluster) -> bool:
             handle, made = tempfile.mkstemp(prefix=".fedmpi-doctor-", dir=Path.cwd())
             os.close(handle)
         name = np.frombuffer(os.path.basename(made).encode(), np.uint8)
-    told = cluster.broadcast([name] if cluster.is_server else None)[0].tobytes().decode()
-    seen = not told or (Path.cwd() / told).exists()
+    received = cluster.broadcast([name] if cluster.is_server else None)[0].tobytes().decode()
+    seen = not received or (Path.cwd() / received).exists()
     cluster.barrier()
     if made:
         os.unlink(made)
@@ -95,8 +95,8 @@ def report(ranks: Sequence[Findings], advice: Sequence[Advice], site: Path) -> s
 
 def as_json(ranks: Sequence[Findings], advice: Sequence[Advice]) -> str:
     """The same for programs: {"ranks": [one object a rank], "advice": [{"level", "text"}]}."""
-    told = [{"level": one.level, "text": one.text} for one in advice]
-    return json.dumps({"ranks": list(ranks), "advice": told}, indent=2)
+    entries = [{"level": one.level, "text": one.text} for one in advice]
+    return json.dumps({"ranks": list(ranks), "advice": entries}, indent=2)
 
 
 def _nodes(ranks: Sequence[Findings]) -> list[tuple[str, str]]:

@@ -149,7 +149,7 @@ def slurm_version() -> str | None:
     if shutil.which("sbatch") is None:
         return None
     try:
-        told = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=COMMAND_SECONDS)
+        answer = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=COMMAND_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return "sbatch does not answer"
-    return told.stdout.strip() or "sbatch does not answer"
+    return answer.stdout.strip() or "sbatch does not answer"

@@ -32,11 +32,11 @@ def show_classes(folder: Path, console: Console) -> None:
         The run left no confusion matrix.
     """
     found = read_confusion(folder)
-    told = found.classes()
-    shown = sorted(told, key=lambda one: one["f1"])[:MOST_SHOWN] if len(told) > MOST_SHOWN else told
+    scores = found.classes()
+    shown = sorted(scores, key=lambda one: one["f1"])[:MOST_SHOWN] if len(scores) > MOST_SHOWN else scores
     title = f"{folder}: the final model on {int(found.counts.sum()):,} test samples"
-    if len(shown) < len(told):
-        title += f"; the {len(shown)} of {len(told)} classes with the lowest F1"
+    if len(shown) < len(scores):
+        title += f"; the {len(shown)} of {len(scores)} classes with the lowest F1"
     table = Table(title=Text(title), title_justify="left")
     for name in ("class", "samples", "predicted", "precision", "recall", "F1"):
         table.add_column(name, justify="left" if name == "class" else "right")

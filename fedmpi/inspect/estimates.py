@@ -110,10 +110,10 @@ def assess(
 def _assess_one(
     mechanism: str, distinct: Ints, counts: Floats, epsilon: float, threshold: int, wanted: int
 ) -> Assessment:
-    told = clip_sizes(distinct, threshold)
+    clipped = clip_sizes(distinct, threshold)
     clients, samples = round(float(counts.sum())), float(counts @ distinct)
-    bias = float(counts @ (told - distinct))
-    deviation = math.sqrt(float(counts @ build(mechanism, epsilon, threshold).variance(told)))
+    bias = float(counts @ (clipped - distinct))
+    deviation = math.sqrt(float(counts @ build(mechanism, epsilon, threshold).variance(clipped)))
     mean = samples + bias
 
     def below(value: float) -> float:

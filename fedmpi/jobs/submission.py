@@ -139,9 +139,9 @@ def submit(submission: Submission) -> str:
         raise UserError(f"cannot write {folder} ({error.strerror}): choose another --out") from error
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
+        reason = " ".join(done.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
         raise UserError(
-            f"sbatch refuses the job ({said or f'exit code {done.returncode}'}): see {script} and {submission.site}"
+            f"sbatch refuses the job ({reason or f'exit code {done.returncode}'}): see {script} and {submission.site}"
         )
     return done.stdout.strip().partition(";")[0]
 

@@ -151,8 +151,8 @@ class EngineTrial:
             found = Apart(0.0, True)
         measured = self.cluster.gather(np.array([len(tasks), found.apart, not found.by_rounding], np.float64))
         verdict = self._verdict(measured) if measured is not None else ""
-        (told,) = self.cluster.broadcast([_bytes(verdict)] if self.cluster.is_server else None)
-        verdict = told.tobytes().decode()
+        (received,) = self.cluster.broadcast([_bytes(verdict)] if self.cluster.is_server else None)
+        verdict = received.tobytes().decode()
         self._unproven = verdict == NOBODY
         if verdict in (NOBODY, ""):
             return
@@ -181,8 +181,8 @@ class EngineTrial:
 
     def _settle(self, name: str, why: str) -> None:
         """Tell all ranks rank 0's choice; an empty name leaves it open."""
-        told = self.cluster.broadcast([_bytes(name), _bytes(why)] if self.cluster.is_server else None)
-        name, why = (array.tobytes().decode() for array in told)
+        received = self.cluster.broadcast([_bytes(name), _bytes(why)] if self.cluster.is_server else None)
+        name, why = (array.tobytes().decode() for array in received)
         if name:
             assert isinstance(self.engine, CompositeEngine)
             self.engine.settle(name, why)

@@ -59,7 +59,7 @@ def difference(
     source : DataSource
         What the engines read.
     """
-    work = telling(tasks, source, rule), start, rule, round, source.sizes
+    work = comparison_tasks(tasks, source, rule), start, rule, round, source.sizes
     apart = relative_difference(engines, *work)
     return Apart(apart, apart <= MOST_APART or differ_by_rounding(apart, engines[0], *work))
 
@@ -69,7 +69,7 @@ def diverges(failure: ClientFailure) -> bool:
     return isinstance(failure.__cause__, Divergence)
 
 
-def telling(tasks: Sequence[ClientTask], source: DataSource, rule: LocalRule) -> Sequence[ClientTask]:
+def comparison_tasks(tasks: Sequence[ClientTask], source: DataSource, rule: LocalRule) -> Sequence[ClientTask]:
     """The tasks on which engines are compared: of texts the two with most padding, cut to two batches of their most
     padded ones; all of them where nothing is padded."""
     if source.description.task != "text" or not tasks:
@@ -86,6 +86,6 @@ def telling(tasks: Sequence[ClientTask], source: DataSource, rule: LocalRule) ->
 
 
 def _padding(texts: Tensor) -> np.ndarray:
-    """Share of padding in every text, float64 (n,); none in an empty one, which tells little."""
+    """Share of padding in every text, float64 (n,); none in an empty one, which shows little."""
     shares = (texts == PADDING).flatten(1).double().mean(1).cpu().numpy()
     return np.where(shares < 1, shares, 0.0)

@@ -46,14 +46,14 @@ class OnDivergence:
 
     def __init__(self, drops: bool = False):
         self.drops = drops
-        self._told = False
+        self._warned = False
 
     def leave_out(self, failure: ClientFailure, round: int) -> None:
         """Raise a failure again that is none of diverging, or is to end the run; warn of the first other one."""
         if not self.drops or not isinstance(failure.__cause__, Divergence):
             raise failure
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning("round %d goes on without a client that diverged: %s (said once a rank)", round, failure)
 
 

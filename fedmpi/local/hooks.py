@@ -175,9 +175,9 @@ class Hooks:
         wanted = (*self.sums, *self.numbers)
         found = {} if returned is None else returned
         if not isinstance(found, Mapping) or set(found) != set(wanted):
-            told = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
+            found_names = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
             names = ", ".join(wanted) or "no names"
-            raise self.refusal(f"finish returned {told}, but sums and numbers declare {names}", client)
+            raise self.refusal(f"finish returned {found_names}, but sums and numbers declare {names}", client)
         for name in self.sums:
             try:
                 vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")

@@ -147,7 +147,7 @@ def _unobserved(engines: Sequence[Observed]) -> Iterator[None]:
     anything of them."""
     observers = [engine.observe for engine in engines]
     for engine, observer in zip(engines, observers, strict=True):
-        engine.observe = None if observer is None else _look_away
+        engine.observe = None if observer is None else _ignore_update
     hooks = engines[0].hooks
     try:
         with hooks.rehearsing() if hooks is not None else nullcontext():
@@ -157,7 +157,7 @@ def _unobserved(engines: Sequence[Observed]) -> Iterator[None]:
             engine.observe = observer
 
 
-def _look_away(client: int, update: Tensor) -> None:
+def _ignore_update(client: int, update: Tensor) -> None:
     return None
 
 

@@ -47,7 +47,7 @@ class SizeEstimate:
         Clients whose true answer gives them away: all with exact sizes, those above M − 1 when they do not clip.
     law : Mechanism
         The mechanism.
-    told : int64 (asked,)
+    answered : int64 (asked,)
         The sizes that were answered about, clipped where they were.
     """
 
@@ -61,12 +61,12 @@ class SizeEstimate:
     epsilon: float
     unprotected: int
     law: Mechanism = field(repr=False)
-    told: Ints = field(repr=False)
+    answered: Ints = field(repr=False)
 
     @property
     def standard_deviation(self) -> float:
         """Of `raw`, in samples, by the mechanism's closed form for the true sizes."""
-        return math.sqrt(float(self.law.variance(self.told).sum()))
+        return math.sqrt(float(self.law.variance(self.answered).sum()))
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def estimate(
         raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
     law = build(mechanism, epsilon, threshold)
     exact = isinstance(law, Exact)
-    told = sizes if exact else clip_sizes(sizes, threshold) if clip else np.maximum(sizes, 1)
-    answers = law.answer(told, generator)
+    answered = sizes if exact else clip_sizes(sizes, threshold) if clip else np.maximum(sizes, 1)
+    answers = law.answer(answered, generator)
     if asked is not None:
-        sizes, told, answers = sizes[asked], told[asked], answers[asked]
+        sizes, answered, answers = sizes[asked], answered[asked], answers[asked]
     above = 0 if exact else int(np.count_nonzero(sizes >= threshold))
     raw = law.total(answers)
     return SizeEstimate(
@@ -147,7 +147,7 @@ def estimate(
         epsilon=law.epsilon,
         unprotected=sizes.size if exact else 0 if clip else above,
         law=law,
-        told=told,
+        answered=answered,
     )
 
 
@@ -216,13 +216,13 @@ def saturations(size_estimate: SizeEstimate, wanted: int, threshold: int) -> tup
 
 def _cause(size_estimate: SizeEstimate, wanted: int, threshold: int) -> str:
     """Why the estimate is not above K, and what helps: too many wanted, too many clipped, or mostly noise."""
-    told = float(size_estimate.told.sum())
+    answered_total = float(size_estimate.answered.sum())
     if wanted >= size_estimate.true_total:
         return f"the {size_estimate.asked} clients asked hold no more: lower samples.wanted"
-    if wanted >= told:
+    if wanted >= answered_total:
         return f"sizes above {threshold - 1} count as that: raise samples.threshold (now {threshold})"
     deviation = size_estimate.standard_deviation
-    share = 0.5 * math.erfc((told - wanted) / (deviation * math.sqrt(2)))
+    share = 0.5 * math.erfc((answered_total - wanted) / (deviation * math.sqrt(2)))
     return (
         f"the answers of {size_estimate.asked} clients at samples.epsilon = {size_estimate.epsilon:g} leave the total "
         f"uncertain by {deviation:.0f} samples, so that this happens in about {share:.0%} of the rounds: raise "

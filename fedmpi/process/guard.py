@@ -79,7 +79,7 @@ def run_guarded(main: Callable[[], int | None], joins: bool = True, outlives: bo
     except BaseException as error:
         code, why, shared = _ending_of(error)
         if not shared:
-            _tell(why)
+            _print_error(why)
             abort_job(code)
     leave(_end(code, why))
 
@@ -104,7 +104,7 @@ def ending_together() -> Iterator[None]:
             if not (
                 shared and agree_on_end(code, crc32(why.encode(errors="backslashreplace")), SECONDS_TO_AGREE_ON_ERROR)
             ):
-                _tell(why or ENDS_ALONE.format(code))
+                _print_error(why or ENDS_ALONE.format(code))
                 abort_job(code or OUR_FAULT)
         raise
 
@@ -155,7 +155,7 @@ def _end(code: int, why: str) -> int:
         return code
     if code == DONE:
         return code  # another rank failed, and ends the job
-    _tell(why or ENDS_ALONE.format(code))
+    _print_error(why or ENDS_ALONE.format(code))
     abort_job(code)
 
 
@@ -175,7 +175,7 @@ def _mismatch(error: LauncherMismatch) -> int:
     return USER_ERROR
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     rank = world_rank()
     if rank is None and (launch := read_launch()) is not None and launch.size > 1:
         rank = launch.rank

@@ -20,7 +20,7 @@ SECONDS_PER_DEPUTY = 10.0
 
 
 class State(NamedTuple):
-    """What a rank tells of itself; `idle` are the milliseconds since anything else of it has changed."""
+    """What a rank reports of itself; `idle` are the milliseconds since anything else of it has changed."""
 
     phase: int
     round: int
@@ -72,14 +72,14 @@ class Judge:
         others = range(1, size) if rank == 0 else [0]
         self._silence = dict.fromkeys(others, 0.0)
         self._states: dict[int, State] = {}
-        self._round, self._elapsed, self._told, self._over, self._pointed = -1, 0.0, 0.0, False, False
+        self._round, self._elapsed, self._reported, self._over, self._pointed = -1, 0.0, 0.0, False, False
 
     @property
     def limit(self) -> float:
         """Seconds after which the round at work is late."""
         return self.patience if self.longest is None else LATE_TIMES * self.longest + self.patience
 
-    def look(self, seconds: float, own: State, heard: Mapping[int, State]) -> Finding | None:
+    def look(self, seconds: float, own: State, received: Mapping[int, State]) -> Finding | None:
         """Take note of the ranks' states.
 
         Parameters
@@ -87,7 +87,7 @@ class Judge:
         seconds : float
             Since the last look.
         own : State
-        heard : mapping of int to State
+        received : mapping of int to State
             What has come in of others since then.
 
         Returns
@@ -97,12 +97,12 @@ class Judge:
             as long as when that was said last, and when the job is to be ended.
         """
         for rank in self._silence:
-            self._silence[rank] = 0.0 if rank in heard else self._silence[rank] + seconds
-        self._states.update(heard)
+            self._silence[rank] = 0.0 if rank in received else self._silence[rank] + seconds
+        self._states.update(received)
         if own.round != self._round:
             if own.round > own.first:  # some have been finished, perhaps all of them since the last look
                 self.longest = max(self.longest or 0.0, self._elapsed if self._round >= 0 else seconds)
-            self._round, self._elapsed, self._told, self._over, self._pointed = own.round, 0.0, 0.0, False, False
+            self._round, self._elapsed, self._reported, self._over, self._pointed = own.round, 0.0, 0.0, False, False
         self._elapsed += seconds
         deputy = SECONDS_PER_DEPUTY * max(0, self.rank - 1)
         if self._elapsed < self.limit + deputy:
@@ -111,18 +111,18 @@ class Judge:
         if not (late or stuck):
             return None
         over = self._elapsed >= self._end + deputy
-        due = self._elapsed >= 2 * self._told and self._matters(own)
+        due = self._elapsed >= 2 * self._reported and self._matters(own)
         if not due and (self._over or not over):
             return None
-        self._told, self._over = self._elapsed, over
+        self._reported, self._over = self._elapsed, over
         return Finding(self._elapsed, late, over)
 
     def known(self, rank: int) -> State | None:
-        """What another rank has last told of itself, as far as this one hears of it."""
+        """What another rank has last reported of itself, as far as this one receives it."""
         return self._states.get(rank)
 
     def points(self, own: State) -> bool:
-        """Whether this rank itself holds up the job, as far as it knows, and is to tell where it is: once a round."""
+        """Whether this rank itself holds up the job, as far as it knows, and is to report where it is: once a round."""
         if self._pointed or own.waiting or min(self._elapsed - self.limit, own.idle_seconds - self.patience) < 0:
             return False
         self._pointed = self._matters(own)

@@ -21,21 +21,21 @@ PLAIN = (
 )
 
 
-def say_lost_pages() -> None:
+def report_lost_pages() -> None:
     """From now on a SIGBUS ends the process with a sentence and exit code 1; only a command asks for this."""
     ctypes.CDLL(None).signal(signal.SIGBUS, _handler)
 
 
 def _end(number: int) -> None:
-    said = PLAIN
+    message = PLAIN
     try:
         if DataWatch.latest is not None:
             DataWatch.latest.check()
     except RunFailure as failure:
-        said = str(failure)
+        message = str(failure)
     finally:
         rank = world_rank()
-        os.write(2, f"{'' if rank is None else f'rank {rank}: '}error: {said}\n".encode())
+        os.write(2, f"{'' if rank is None else f'rank {rank}: '}error: {message}\n".encode())
         os._exit(OUR_FAULT)
 
 

@@ -41,7 +41,7 @@ _runs: list[bool] = []
 
 
 class _Counts(ctypes.Structure):
-    """What glibc tells of its memory (struct mallinfo2)."""
+    """What glibc counts of its memory (struct mallinfo2)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -80,7 +80,7 @@ def freed_memory_kept() -> Iterator[bool]:
 
 @cache
 def _library() -> Any:
-    """The C library, if it is glibc and nobody has told it what to do."""
+    """The C library, if it is glibc and no setting of the user's governs it."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USERS_OWN):
         return None
     return ctypes.CDLL(None)
@@ -91,9 +91,9 @@ def _set(library: Any, wanted: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _give_back(library: Any) -> None:
-    """Give the system all free memory where it is more than `KEPT_BYTES` (glibc tells from 2.33 on)."""
+    """Give the system all free memory where it is more than `KEPT_BYTES` (glibc reports it from 2.33 on)."""
     if hasattr(library, "mallinfo2"):
-        told = library.mallinfo2
-        told.restype = _Counts
-        if told().fordblks > KEPT_BYTES:
+        mallinfo2 = library.mallinfo2
+        mallinfo2.restype = _Counts
+        if mallinfo2().fordblks > KEPT_BYTES:
             library.malloc_trim(0)

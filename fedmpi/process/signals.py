@@ -64,7 +64,7 @@ class Interrupt:
         if self._first is None:
             self._first = now
             if number == signal.SIGINT and not _rank():
-                _say("stopping: the round at work is finished and saved first; Ctrl-C once more ends at once")
+                _print_line("stopping: the round at work is finished and saved first; Ctrl-C once more ends at once")
         elif now - self._first > SECONDS_OF_COPIES:
             end_now(128 + number, f"ended by a second {number.name}: nothing was saved after the last checkpoint")
 
@@ -85,7 +85,7 @@ def end_now(code: int, why: str) -> NoReturn:
     rank = _rank()
     if rank:
         time.sleep(SECONDS_FOR_RANK_0)  # where rank 0 hangs too, the others end the job
-    _say(f"error: {why}" if rank is None else f"rank {rank}: error: {why}")
+    _print_line(f"error: {why}" if rank is None else f"rank {rank}: error: {why}")
     abort = _loaded("fedmpi.cluster.ending", "abort_anyway")
     if abort is not None:
         abort(code)
@@ -104,7 +104,7 @@ def _loaded(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     with suppress(*UNWRITABLE):  # a closed terminal must not keep the job from ending
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -34,8 +34,8 @@ SECONDS_GONE = 3.0
 """That the launcher has to end the job by itself when a process of it is gone."""
 SECONDS_STOPPED = 5.0
 """That a process is stopped (SIGSTOP) while another of its host runs, after which that is said, or the job ended."""
-SECONDS_TO_TELL = 2.0
-"""That a rank has to tell where it is before the job is ended."""
+SECONDS_TO_REPORT = 2.0
+"""That a rank has to report where it is before the job is ended."""
 OUR_FAULT = 1
 
 
@@ -55,7 +55,7 @@ class Own:
 
 
 STANDING = ("", "T", "t")
-"""Letters of processes that tell nothing: gone, stopped by a signal, stopped by a debugger."""
+"""Letters of processes that report nothing: gone, stopped by a signal, stopped by a debugger."""
 LETTERS = {"T": "its process is stopped", "t": "a debugger has stopped it", "D": "it waits for a disk or the network"}
 
 
@@ -70,7 +70,7 @@ class Watchdog:
     ends : bool
         Whether a job that stands still is ended.
     goes_on : bool
-        Whether the job is to go on where the process of a rank is gone; MPI tells of it.
+        Whether the job is to go on where the process of a rank is gone; MPI reports it.
     """
 
     def __init__(self, cluster: Cluster, patience: float, ends: bool, goes_on: bool = False):
@@ -112,27 +112,27 @@ class Watchdog:
 
     def _look(self, seconds: float) -> None:
         own = self._own.look(seconds)
-        heard = {} if self._heartbeat is None else self._heartbeat.beat(np.array(own, np.int64))
+        received = {} if self._heartbeat is None else self._heartbeat.beat(np.array(own, np.int64))
         if PHASES[own.phase] != "end":
             self._mind_the_neighbour(seconds, own)
         self._mind_the_stopped(seconds, own)
         if not self._judges or (self._heartbeat is not None and self._heartbeat.ended):
             return
-        states = {rank: State(*state.tolist()) for rank, state in heard.items()}
+        states = {rank: State(*state.tolist()) for rank, state in received.items()}
         found = self._judge.look(seconds, own, states)
         if self._judge.points(own):  # in a thread of its own: looking for files may hang as the rank does
             threading.Thread(target=self._point, args=(own,), name="fedmpi-pointing", daemon=True).start()
         if found is None:
             return
         if found.over and self.ends:
-            time.sleep(SECONDS_TO_TELL)
-        self._say(found, own)
+            time.sleep(SECONDS_TO_REPORT)
+        self._report(found, own)
 
-    def _say(self, found: Finding, own: State) -> None:
-        said = self.words(found, own)
+    def _report(self, found: Finding, own: State) -> None:
+        sentence = self.words(found, own)
         if found.over and self.ends:
-            end_now(OUR_FAULT, f"{said}: the job is ended, --resume goes on from the last checkpoint")
-        log.warning("%s", said)
+            end_now(OUR_FAULT, f"{sentence}: the job is ended, --resume goes on from the last checkpoint")
+        log.warning("%s", sentence)
 
     def _point(self, own: State) -> None:
         place = place_of(self._watched)
@@ -155,7 +155,7 @@ class Watchdog:
     def _mind_the_stopped(self, seconds: float, own: State) -> None:
         """Tell of ranks that a signal has stopped, not as part of the whole job, and end the job where it is to be.
 
-        Of the ranks of a host that run, the lowest tells of all others.
+        Of the ranks of a host that run, the lowest reports all others.
         """
         letters = {rank: self.processes[rank].seen for rank in self._stopped if rank < self.rank}
         if any(letter not in STANDING for letter in letters.values()):
@@ -167,18 +167,18 @@ class Watchdog:
         late = {rank: still for rank, still in self._stopped.items() if still >= SECONDS_STOPPED}
         if any(before[rank] < SECONDS_STOPPED for rank in late):
             known = {rank: (self._judge.known(rank), still) for rank, still in late.items()}
-            self._say(Finding(max(late.values()), known, over=True), own)
+            self._report(Finding(max(late.values()), known, over=True), own)
 
     def words(self, found: Finding, own: State) -> str:
         """One sentence about it."""
         moment = moment_of(own)
         if not found.late:
             return f"all {self.size} ranks have waited for one another {moment} for {found.seconds:.0f} s"
-        told = "; ".join(self._about(rank, *known) for rank, known in found.late.items())
+        details = "; ".join(self._about(rank, *known) for rank, known in found.late.items())
         if self.size == 1:
-            return f"nothing has been finished for {found.late[0][0].idle_seconds:.0f} s {moment} ({told})"  # type: ignore[union-attr]
+            return f"nothing has been finished for {found.late[0][0].idle_seconds:.0f} s {moment} ({details})"  # type: ignore[union-attr]
         names = ", ".join(f"rank {rank} on {self.processes[rank].host}" for rank in found.late)
-        return f"waiting {found.seconds:.0f} s for {names} {moment} ({told})"
+        return f"waiting {found.seconds:.0f} s for {names} {moment} ({details})"
 
     def _about(self, rank: int, state: State | None, silence: float) -> str:
         doing = "" if state is None else doing_of(state)
@@ -212,8 +212,8 @@ def moment_of(state: State) -> str:
 def processes(cluster: Cluster) -> list[Process]:
     """Those of all ranks, on all ranks; collective."""
     own = Process.of(os.getpid())
-    told = np.frombuffer(f"{own.host} {own.pid} {own.started}\n".encode(), np.uint8)
-    gathered = cluster.gather(told)
+    encoded = np.frombuffer(f"{own.host} {own.pid} {own.started}\n".encode(), np.uint8)
+    gathered = cluster.gather(encoded)
     (everybody,) = cluster.broadcast(None if gathered is None else [np.concatenate(gathered)])
     lines = [line.split(" ") for line in everybody.tobytes().decode().splitlines()]
     return [Process(host, int(pid), int(started)) for host, pid, started in lines]

@@ -92,11 +92,11 @@ def load_records(cluster: Cluster, state: ClientState, path: Path | None, owned:
     everybody = [np.empty(0, np.int64)]
     pieces = _read(path, state) if cluster.is_server else iter(())
     while True:
-        told = cluster.broadcast(next(pieces, [np.empty(0, np.int64)]) if cluster.is_server else None)
-        everybody.append(told[0])
-        if not told[0].size:
+        piece = cluster.broadcast(next(pieces, [np.empty(0, np.int64)]) if cluster.is_server else None)
+        everybody.append(piece[0])
+        if not piece[0].size:
             return np.concatenate(everybody)
-        for client, record in zip(told[0].tolist(), told[1], strict=True):
+        for client, record in zip(piece[0].tolist(), piece[1], strict=True):
             if client in owned:
                 state.put(client, record.copy())
 

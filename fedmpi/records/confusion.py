@@ -53,8 +53,8 @@ class Confusion:
         """The contents of the two files by name."""
         matrix = [["true \\ predicted", *self.names]]
         matrix += [[name, *map(str, row)] for name, row in zip(self.names, self.counts.tolist(), strict=True)]
-        told = self.classes()
-        classes = [["class", *MEASURES], *([str(value) for value in one.values()] for one in told)]
+        by_class = self.classes()
+        classes = [["class", *MEASURES], *([str(value) for value in one.values()] for one in by_class)]
         return {CONFUSION: _as_csv(matrix), CLASSES: _as_csv(classes)}
 
 

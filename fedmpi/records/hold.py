@@ -39,11 +39,11 @@ ATTEMPTS = 5
 _held: set[tuple[int, int]] = set()
 """The files of the folders that this process holds, by device and inode."""
 _dead: set[Process] = set()
-"""Of other hosts, too, as MPI has told."""
+"""Processes that have died, of other hosts too, as MPI has reported."""
 
 
 def take_for_dead(process: Process) -> None:
-    """What this process holds can be taken over at once: MPI tells that it has died, or is cut off."""
+    """What this process holds can be taken over at once: MPI reports that it has died, or is cut off."""
     _dead.add(process)
 
 
@@ -58,14 +58,14 @@ class Holder:
     number : int
     facts : mapping
         `host`, `pid`, `since`, … as in `_own_facts`; empty where the process has not come to writing them.
-    heard : float
+    last_heartbeat : float
         Time of its last sign of life, in seconds by the file system's clock; 0 when it has let go of the folder.
     """
 
     path: Path
     number: int
     facts: Mapping[str, Any]
-    heard: float
+    last_heartbeat: float
 
     @classmethod
     def of(cls, run: Path) -> Holder | None:
@@ -78,7 +78,7 @@ class Holder:
 
     def alive(self) -> bool:
         """Whether it must be taken to write to the folder still."""
-        if not self.heard or self._is_copy() or self._known_dead():
+        if not self.last_heartbeat or self._is_copy() or self._known_dead():
             return False
         if self._here() and self.facts.get("pid") == os.getpid():
             return _identity(self.path) in _held  # not one that a full or lost disk kept from being released
@@ -86,7 +86,7 @@ class Holder:
             return bool(Process("", self.facts.get("pid", 0), self.facts.get("began", 0)).seen)
         if self._earlier_turn():
             return False
-        return _clock(self.path.parent) - self.heard < LAPSES
+        return _clock(self.path.parent) - self.last_heartbeat < LAPSES
 
     def _known_dead(self) -> bool:
         host, pid, began = (self.facts.get(key) for key in ("host", "pid", "began"))
@@ -134,7 +134,7 @@ def refuse_held(run: Path) -> Holder | None:
     except OSError as error:
         raise UserError(f"the folder {run} cannot be used ({error.strerror}): choose another --out") from error
     if holder is not None and holder.alive():
-        since = max(0.0, _clock(holder.path.parent) - holder.heard)
+        since = max(0.0, _clock(holder.path.parent) - holder.last_heartbeat)
         ends = "" if holder._here() else f" (one that has died is given up {LAPSES:.0f} s after its last sign of life)"
         raise UserError(
             f"{run} is in use by {holder}, last heard of {since:.0f} s ago{ends}: choose another --out, or end that "
@@ -186,7 +186,7 @@ class Hold:
             if now is None or now.number != number:  # what was looked at had been outdated
                 path.unlink(missing_ok=True)
                 continue
-            self.before = before if before is not None and before.heard else None
+            self.before = before if before is not None and before.last_heartbeat else None
             for outdated, other in _numbered(self.run):
                 if outdated < number:
                     with suppress(OSError):

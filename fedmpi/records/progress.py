@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmpi.common.errors import UNWRITABLE
-from fedmpi.common.terminal import console, on_terminal, paragraph, spoken
+from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration
 
 log = logging.getLogger("fedmpi")
 
@@ -114,11 +114,11 @@ class Progress:
     def left(self) -> str:
         """How long the rest will take, by the mean of the rounds so far."""
         if self.done >= self.rounds:
-            return f"{spoken(self._latest - self._started)} in all"
+            return f"{readable_duration(self._latest - self._started)} in all"
         if self.done == self.first:
             return ""
         each = (self._latest - self._started) / (self.done - self.first)
-        return f"{spoken(each * (self.rounds - self.done))} left"
+        return f"{readable_duration(each * (self.rounds - self.done))} left"
 
     def line(self, width: int) -> str:
         """One line of at most `width` characters: what matters most, and a bar where there is room for it."""
@@ -148,18 +148,18 @@ class Outlook:
     """
 
     def __init__(self, rounds: int, first: int):
-        self._rounds, self._first, self._said = rounds, first, False
+        self._rounds, self._first, self._warned = rounds, first, False
         self._seconds: list[float] = []
 
     def update(self, record: dict[str, Any]) -> None:
         """Take note of a finished round; the first, which loads and tries, does not count where there are others."""
-        if self._said:
+        if self._warned:
             return
         self._seconds.append(record["seconds"])
         done, rounds = record["round"] + 1, self._seconds[1:] or self._seconds
         if len(self._seconds) < ROUNDS_OF_OUTLOOK and sum(self._seconds) < SECONDS_OF_OUTLOOK:
             return
-        self._said = True
+        self._warned = True
         each = sum(rounds) / len(rounds)
         if (left := each * (self._rounds - done)) > LONG_WORK:
             log.warning(
@@ -167,7 +167,7 @@ class Outlook:
                 f"{self._rounds - done:,}",
                 f"{self._rounds:,}",
                 each,
-                spoken(left),
+                readable_duration(left),
             )
 
 
@@ -226,7 +226,7 @@ def show_summary(summary: dict[str, Any], folder: str) -> None:
         "rounds": final.get("round", -1) + 1,
         **_scores(summary),
         **_of_clients(summary),
-        "wall time": spoken(summary["wall_seconds"]),
+        "wall time": readable_duration(summary["wall_seconds"]),
         "ranks": summary["ranks"],
         "simulated traffic": f"{summary['bytes_total'] / 1e6:.1f} MB",
         "moved by MPI": f"{summary['mpi_bytes']['total'] / 1e6:.1f} MB",

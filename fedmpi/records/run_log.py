@@ -19,7 +19,7 @@ from fedmpi.common.files import read_plain
 
 log = logging.getLogger("fedmpi")
 LINE = re.compile(r"^\S+ \S+ ([A-Z]+) (.*)$")
-SAY_WHY = (UserError, Divergence, ClientFailure, PartFailure, RanksDisagree)
+SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, PartFailure, RanksDisagree)
 """Exceptions whose words are a whole sentence."""
 
 
@@ -40,7 +40,7 @@ class RunLog(logging.FileHandler):
 
     def failed(self, error: Exception) -> None:
         """Note what ends the run, here alone: whoever catches it shows it elsewhere."""
-        why = on_one_line(str(error)) if isinstance(error, SAY_WHY) else raised(error)
+        why = on_one_line(str(error)) if isinstance(error, SELF_EXPLANATORY) else raised(error)
         self.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "ended by: %s", (why,), None))
 
 

@@ -111,13 +111,13 @@ def completed(run: OneRun) -> list[Record]:
     """The records with what follows from them: evenness of use so far, balance of the ranks, error of the size."""
     clients = int(run.summary.get("clients") or 0)  # not known of a run that is not finished
     usage, made = Usage(clients or _clients_seen(run.records)), []
-    told = {record["round"] for record in run.records if "clients" in record}
+    with_clients = {record["round"] for record in run.records if "clients" in record}
     even = set(_drawn([run.records]))
     for record in run.records:
         further: Record = {}
-        if record["round"] in told:
+        if record["round"] in with_clients:
             usage.record(clients_from_text(record["clients"]))
-        if clients and record["round"] in even and len(told) == len(run.records):
+        if clients and record["round"] in even and len(with_clients) == len(run.records):
             spread = evenness(usage.clients)
             further = {
                 "clients_used": spread.used,
@@ -241,14 +241,14 @@ def targets(groups: Sequence[Configuration]) -> dict[str, Any]:
 
 def _losses(key: str, runs: Sequence[Sequence[list[Record]]]) -> dict[str, Any]:
     """As `targets`, of a loss."""
-    told = [[r[key] for r in one if r.get(key) is not None] for records in runs for one in records]
-    known = [values for values in told if values]
+    losses = [[r[key] for r in one if r.get(key) is not None] for records in runs for one in records]
+    known = [values for values in losses if values]
     if not known:
         return {}
     lowest, first = min(map(min, known)), max(values[0] for values in known)
     spread = (float(f"{level:.{DIGITS}g}") for level in np.linspace(first, lowest, TARGETS + 1)[1:])
     levels = sorted({level for level in spread if level >= lowest} | {lowest})
-    every = sorted((min(values, default=np.inf) for values in told), reverse=True)
+    every = sorted((min(values, default=np.inf) for values in losses), reverse=True)
     reached = [level for level in levels if level >= every[(len(every) - 1) // 2]]
     default = reached[0] if reached else levels[-1]
     return {"key": key, "rises": False, "levels": levels, "default": default, "costs": _spending(key, runs, levels)}

@@ -51,10 +51,10 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     if not names_a_file(out):
         raise UserError(f"the page cannot be written to {out}: name a file in a folder that is there, as report.html")
     runs = read_runs(find_runs(paths))
-    told = [run for run in runs if run.records]
-    if not told:
+    recorded = [run for run in runs if run.records]
+    if not recorded:
         raise UserError(f"nothing to report: {runs[0].folder} and the others have no record of a round yet")
-    shown_runs = contents(told, title)
+    shown_runs = contents(recorded, title)
     shown_runs["notes"] += _without_records([run for run in runs if not run.records])
     page = render(shown_runs, drawing_library()).encode(errors="replace")  # names may be no UTF-8
     try:

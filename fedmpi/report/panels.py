@@ -45,24 +45,24 @@ def participation(run: OneRun, runs: int = 1) -> dict[str, Any] | None:
         bin took part in its rounds; "uses" {times: clients}: how many took part so often; "evenness",
         None of a run that is not finished, or that recorded who took part from some round on only.
     """
-    told = [record for record in run.records if "clients" in record]
-    if not told:
+    recorded = [record for record in run.records if "clients" in record]
+    if not recorded:
         return None
-    cohorts = [clients_from_text(record["clients"]) for record in told]
+    cohorts = [clients_from_text(record["clients"]) for record in recorded]
     known = int(run.summary.get("clients") or 0)
     clients = known or 1 + max(int(c.max(initial=0)) for c in cohorts)
     most_rows, most_columns = heat_size(runs)
-    rows, columns = edges(clients, most_rows), edges(len(told), most_columns)
+    rows, columns = edges(clients, most_rows), edges(len(recorded), most_columns)
     counts, use = np.zeros((len(rows) - 1, len(columns) - 1), np.int64), np.zeros(clients, np.int64)
     for t, cohort in enumerate(cohorts):
         use[cohort] += 1
         bins = np.bincount(np.searchsorted(rows, cohort, "right") - 1, minlength=len(rows) - 1)
         counts[:, np.searchsorted(columns, t, "right") - 1] += bins
-    whole = known and len(told) == len(run.records)  # how many never took part is told by a summary and all rounds
+    whole = known and len(recorded) == len(run.records)  # how many never took part takes a summary and all rounds
     spread = evenness(use) if whole else None
     return {
         "clients": rows.tolist(),
-        "rounds": [told[i]["round"] + 1 for i in columns[:-1]] + [told[-1]["round"] + 2],
+        "rounds": [recorded[i]["round"] + 1 for i in columns[:-1]] + [recorded[-1]["round"] + 2],
         "counts": counts.tolist(),
         "uses": _histogram(use),
         "evenness": spread
@@ -94,13 +94,13 @@ def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
 
     An opening round, in which all clients take part, draws none.
     """
-    told = [record for record in run.records if record.get("allocation")]
+    stratified = [record for record in run.records if record.get("allocation")]
     most_rows, most_columns = heat_size(runs)
-    some = thinned(range(len(told)), most_columns)
+    some = thinned(range(len(stratified)), most_columns)
     cells = [
-        [told[i]["round"] + 1, h + 1, size, drawn]
+        [stratified[i]["round"] + 1, h + 1, size, drawn]
         for i in some
-        for h, (size, drawn) in enumerate(zip(told[i]["stratum_sizes"], told[i]["allocation"], strict=True))
+        for h, (size, drawn) in enumerate(zip(stratified[i]["stratum_sizes"], stratified[i]["allocation"], strict=True))
         if h < most_rows
     ]
     return cells or None
@@ -108,14 +108,14 @@ def strata(run: OneRun, runs: int = 1) -> list[list[int]] | None:
 
 def mediators(run: OneRun) -> list[dict[str, Any]] | None:
     """By round the five quartiles of KL(labels ‖ target) over mediators and participants; None without mediators."""
-    told = [record for record in run.records if record.get("kl_quartiles")]
+    recorded = [record for record in run.records if record.get("kl_quartiles")]
     found = [
         {
-            "round": told[i]["round"] + 1,
-            "mediators": rounded(told[i]["kl_quartiles"]),
-            "participants": rounded(told[i].get("kl_client_quartiles") or []),
+            "round": recorded[i]["round"] + 1,
+            "mediators": rounded(recorded[i]["kl_quartiles"]),
+            "participants": rounded(recorded[i].get("kl_client_quartiles") or []),
         }
-        for i in thinned(range(len(told)), MOST_COLUMNS)
+        for i in thinned(range(len(recorded)), MOST_COLUMNS)
     ]
     return found or None
 
@@ -163,11 +163,13 @@ def phases(group: Configuration) -> dict[str, float | int | None]:
 
 def ranks(run: OneRun) -> list[dict[str, Any]] | None:
     """Busy seconds of each rank that trains, mean over rounds, and its waiting for the slowest; None of one rank."""
-    told = [r["busy_seconds"] for r in run.records if len(r.get("busy_seconds") or []) > 1]
-    told = [busy for busy in told if len(busy) == len(told[-1])]  # a resumed run may have had other ranks before
-    if not told:
+    seconds = [r["busy_seconds"] for r in run.records if len(r.get("busy_seconds") or []) > 1]
+    seconds = [
+        busy for busy in seconds if len(busy) == len(seconds[-1])
+    ]  # a resumed run may have had other ranks before
+    if not seconds:
         return None
-    busy = np.array(told, np.float64)
+    busy = np.array(seconds, np.float64)
     training = np.flatnonzero(busy.any(axis=0))  # not the server, where it only serves
     busy = busy[:, training]
     waits = (busy.max(axis=1, keepdims=True) - busy).mean(axis=0)
@@ -192,7 +194,7 @@ def _warned(log: Path) -> list[str]:
 
 
 def scores(records: Sequence[Record]) -> dict[str, float]:
-    """The last of every score that was told, without those that were no finite number then."""
+    """The last of every score that was recorded, without those that were no finite number then."""
     last: dict[str, float | None] = {}
     for record in records:
         last |= {k: v for k, v in record.items() if k.startswith(SCORES)}

@@ -95,8 +95,8 @@ def watch(folder: Path, interval: float = 2.0, look: float = LOOK, sleep: Callab
         except KeyError as error:
             raise UserError(f"{folder / 'summary.json'} does not say {error}: it is damaged") from None
     else:
-        failure, told = read_summary(folder / NOTE).get("failure", ""), ended_by(folder / "run.log")
-        why = f" (its sweep says: {failure})" if failure else f" ({told})" if told else ""
+        failure, cause = read_summary(folder / NOTE).get("failure", ""), ended_by(folder / "run.log")
+        why = f" (its sweep says: {failure})" if failure else f" ({cause})" if cause else ""
         ended = f"stopped after round {len(run.records)} of {rounds}{why}"
         print(f"{ended}: continue with --resume --out {folder}", flush=True)
 

@@ -113,9 +113,9 @@ def compare_runs(
     """
     finished = [run for run in runs if run.state == "finished"]
     if not finished:
-        raise UserError(f"no run is finished: {'; '.join(run.told for run in runs)}")
+        raise UserError(f"no run is finished: {'; '.join(run.state_text for run in runs)}")
     chosen = metric or judged([record for run in finished for record in run.records])
-    without = [run for run in finished if not _tells(run, chosen)]
+    without = [run for run in finished if not _has_metric(run, chosen)]
     if len(without) == len(finished):
         if any(_curve(run, chosen) for run in finished):
             raise UserError(f"{chosen} is no finite number in the end of any run: choose another --metric")
@@ -199,8 +199,8 @@ def _row(group: SeedGroup, reference: SeedGroup | None, metric: str, target: flo
     costs = {key: Spread.of([cost[key] for cost in reached if key in cost]) for key in COSTS}
     final, summit = Spread.of(list(finals.values())), Spread.of(best)
     assert final is not None  # a group has a run
-    told = {key: spread for key, spread in costs.items() if spread is not None}
-    row = Row(group, final, summit, reached=len(reached), costs=told)
+    spreads = {key: spread for key, spread in costs.items() if spread is not None}
+    row = Row(group, final, summit, reached=len(reached), costs=spreads)
     if reference is None or reference is group:
         return row
     theirs = {seed: _late(run, metric, last) for seed, run in reference.runs.items()}
@@ -219,10 +219,10 @@ def _curve(run: OneRun, metric: str) -> dict[int, float]:
     return {round: value for round, value in found.items() if value is not None}
 
 
-def _tells(run: OneRun, metric: str) -> bool:
-    """Whether a run tells the number; of a score, also in the end: null there is one that was not finite."""
-    told = [_number(record, metric) for record in run.records if _has(record, metric)]
-    return any(value is not None for value in told) and not (metric.startswith(SCORES) and told[-1] is None)
+def _has_metric(run: OneRun, metric: str) -> bool:
+    """Whether a run has the metric; of a score, also in the end: null there is one that was not finite."""
+    numbers = [_number(record, metric) for record in run.records if _has(record, metric)]
+    return any(value is not None for value in numbers) and not (metric.startswith(SCORES) and numbers[-1] is None)
 
 
 def _late(run: OneRun, metric: str, last: int) -> float:
@@ -234,8 +234,8 @@ def _late(run: OneRun, metric: str, last: int) -> float:
 
 def _cost(run: OneRun, metric: str, target: float | None) -> dict[str, float] | None:
     """What was spent up to the first record that reaches the target."""
-    told: list[Record] = [{metric: _number(record, metric)} for record in run.records]
-    reached = None if target is None else first_reached(told, target, metric)
+    records: list[Record] = [{metric: _number(record, metric)} for record in run.records]
+    reached = None if target is None else first_reached(records, target, metric)
     if reached is None:
         return None
     return {axis: float(values[reached]) for axis, values in spent(run.records).items() if axis in COSTS}

@@ -60,7 +60,7 @@ def spent(records: Sequence[Record]) -> dict[str, Floats]:
 
 
 def judged(records: Sequence[Record]) -> str:
-    """The key that judges a run: its accuracy on the test part, or on the validation part if only that is told; the
+    """The key that judges a run: its accuracy on the test part, or on the validation part if only that is recorded; the
     loss on them of tasks without one."""
     keys = ("test_accuracy", "val_accuracy", "test_loss", "val_loss")
     return next((key for key in keys if any(key in record for record in records)), "val_accuracy")
@@ -82,8 +82,8 @@ def rises(key: str) -> bool:
 
 def first_reached(records: Sequence[Record], target: float, key: str) -> int | None:
     """The index of the first record whose `key` has come up to `target` (a loss: down to it); None without one."""
-    told = ((i, record[key]) for i, record in enumerate(records) if record.get(key) is not None)
-    return next((i for i, value in told if (value >= target if rises(key) else value <= target)), None)
+    known = ((i, record[key]) for i, record in enumerate(records) if record.get(key) is not None)
+    return next((i for i, value in known if (value >= target if rises(key) else value <= target)), None)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs as their folders tell: configuration, records, summary, and what a sweep has noted beside them."""
+"""Runs as read from their folders: configuration, records, summary, and what a sweep has noted beside them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 
 @dataclass(frozen=True)
 class OneRun:
-    """A run as its folder tells it.
+    """A run as read from its folder.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class OneRun:
         return f"{self.folder} ({len(self.records)} of {self.table.get('rounds')} rounds)"
 
     @property
-    def told(self) -> str:
+    def state_text(self) -> str:
         """How far it is, in words."""
         return f"{self.where} {f'failed: {self.failure}' if self.state == 'failed' else f'is {self.state}'}"
 

@@ -129,9 +129,9 @@ def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
 def _parts(
     groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
 ) -> list[dict[str, str]]:
-    """What tells each group from the others: by the keys wanted, by what its sweep names, or by as few keys as do."""
+    """What sets each group apart: the keys wanted, what its sweep names, or as few keys as do."""
 
-    def told(chosen: Sequence[str], value: Callable[[OneRun, str], str]) -> list[dict[str, str]]:
+    def labels_by(chosen: Sequence[str], value: Callable[[OneRun, str], str]) -> list[dict[str, str]]:
         ends = [key.rpartition(".")[2] for key in chosen]
         return [
             {
@@ -144,12 +144,12 @@ def _parts(
         ]
 
     if by:
-        return told(by, lambda run, key: _value(run, key, data))
+        return labels_by(by, lambda run, key: _value(run, key, data))
     labels = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
     named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
     if labels and all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
         varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
-        return told(varied or labels, _labelled)
+        return labels_by(varied or labels, _labelled)
     ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
     chosen: list[str] = []
 
@@ -159,7 +159,7 @@ def _parts(
     for key in ordered:
         if classes([*chosen, key]) > classes(chosen):
             chosen.append(key)
-    return told(chosen or ["preset"], lambda run, key: _value(run, key, data))
+    return labels_by(chosen or ["preset"], lambda run, key: _value(run, key, data))
 
 
 def _of_the_measure(key: str) -> bool:
@@ -238,8 +238,8 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
         ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
         ("rounds", "finals are those of unlike rounds"),
     ):
-        told = [len(run.records) if key == "rounds" else run.table.get(key, "unset") for run in runs]
-        values = list(dict.fromkeys(map(_shown, told)))
+        settings = [len(run.records) if key == "rounds" else run.table.get(key, "unset") for run in runs]
+        values = list(dict.fromkeys(map(_shown, settings)))
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")
     for key, name in (("clients", "numbers of clients"), ("data", "shapes or scales of the data")):

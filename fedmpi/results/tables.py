@@ -81,7 +81,7 @@ def _left_out(comparison: Comparison) -> list[str]:
     """Failed runs with their reasons; all others of a kind in one line."""
     kinds: dict[str, list[str]] = {}
     for run in comparison.left_out:
-        kinds.setdefault(run.state, []).append(run.told if run.state == "failed" else run.where)
+        kinds.setdefault(run.state, []).append(run.state_text if run.state == "failed" else run.where)
     lines = kinds.pop("failed", [])
     words = {
         "unfinished": "not finished",

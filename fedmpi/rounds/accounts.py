@@ -36,7 +36,7 @@ class Accounts:
     knows_rows : bool
         Whether the server can tell which rows are used: not of rules that are asked client by client.
     exposure : Exposure or None
-        What tells the server sizes that it asks for privately.
+        What reveals to the server sizes that it asks for privately.
     """
 
     def __init__(self, config: Config, sizes: Ints):
@@ -55,14 +55,14 @@ class Accounts:
         counted = int(sizes.sum()) if self.knows_rows and samples.rule != "all" else 0
         self.usage = Usage(len(sizes), counted) if config.logging.diagnostics else None
 
-    def enter(self, turnout: Turnout, told: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
+    def enter(self, turnout: Turnout, answering: Ints | None = None, positions: Ints | None = None) -> dict[str, Any]:
         """Enter a round; returns what the record says of the accounts.
 
         Parameters
         ----------
         turnout : Turnout
             Who is there, who was asked, who takes part.
-        told : int64 (a,), optional
+        answering : int64 (a,), optional
             The clients that answered the size query, those included whose update got lost; None for all.
         positions : int64 (r,), optional
             Global positions of the rows they use where rows are sampled; None for all rows.
@@ -70,7 +70,7 @@ class Accounts:
         cohort = turnout.cohort
         facts: dict[str, Any] = {}
         if self.ledger is not None:
-            entry = self.ledger.record(told, self._exposed(cohort, told))
+            entry = self.ledger.record(answering, self._exposed(cohort, answering))
             facts["size_unprotected"] = entry.unprotected
             facts["size_epsilon_round"] = entry.epsilon_round
             facts["size_epsilon_max"] = entry.epsilon_max
@@ -83,13 +83,13 @@ class Accounts:
             facts |= self._used(self.usage, cohort, positions)
         return facts
 
-    def _exposed(self, cohort: Cohort, told: Ints | None) -> Ints | None:
-        """Clients whose size this round tells as it is; None for nobody."""
+    def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
+        """Clients whose size this round reveals as it is; None for nobody."""
         if self.exposure is not None and self.exposure.everyone:
             return np.arange(len(self.sizes), dtype=np.int64)
         exposed = np.empty(0, np.int64)
         if self._unclipped_from is not None:
-            asked = np.arange(len(self.sizes), dtype=np.int64) if told is None else told
+            asked = np.arange(len(self.sizes), dtype=np.int64) if answering is None else answering
             exposed = asked[self.sizes[asked] >= self._unclipped_from]
         if self.exposure is not None:
             exposed = np.union1d(exposed, cohort.clients)

@@ -247,7 +247,7 @@ class Experiment:
             wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
             measured = self.inquiry.candidates(t, model, wanted)
             if wanted is not None:
-                cohorts.tell(t, wanted, measured)
+                cohorts.add_measured(t, wanted, measured)
 
     def inquire(self, plan: Plan, model: Tensor) -> None:
         """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
@@ -262,16 +262,16 @@ class Experiment:
     def plan_ahead(self, t: int) -> None:
         """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it.
 
-        It is told ahead as well, unless it is to hold what is learned from the seconds of this round.
+        It is announced ahead as well, unless it is to hold what is learned from the seconds of this round.
         """
         idle = self.cluster.is_server and self.trainer.worker.index is None
         if idle and not self.inquiry.sampler.depends_on_rounds:
             self.planner.prepare(t)
-            if self.planner.tells_coming:
+            if self.planner.sends_coming:
                 self.planner.prepare(t + 1)
             plan = None if self.balance.learns else self.planner.foreseen(t)
             if plan is not None:
-                self.cluster.foretell(t, plan.arrays())
+                self.cluster.announce(t, plan.arrays())
 
     def learn(self, totals: RoundTotals) -> None:
         """Learn from the round's seconds how the work is best spread (rank 0 only)."""

@@ -1,6 +1,6 @@
 """What rows, steps and workers really cost, learned from measured seconds, so that all workers finish together.
 
-Rank 0 learns and tells the result with the plan: every rank computes the same assignment from what it is told.
+Rank 0 learns it and sends the result with the plan: every rank computes the same assignment from what it receives.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class ClientsView:
         return {"clients_view.used": torch.from_numpy(self.used)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what a checkpoint tells; KeyError where it does not."""
+        """Take over what a checkpoint holds; KeyError where it does not."""
         self.used[:] = state["clients_view.used"].numpy()
 
     def _drawn(self) -> Ints | None:
@@ -331,8 +331,8 @@ def facts_of(table: Columns) -> Record:
         if score == "tuned_loss" and not known.all():
             facts["client_tuned_diverged"] = int((~known).sum())
         if known.any():
-            told = spread(values[known], samples[known], "smallest" if score.endswith("loss") else "largest")
-            facts |= {f"client_{score}_{name}": value for name, value in told.items()}
+            measures = spread(values[known], samples[known], "smallest" if score.endswith("loss") else "largest")
+            facts |= {f"client_{score}_{name}": value for name, value in measures.items()}
     return facts
 
 

@@ -18,7 +18,7 @@ OnRound = Callable[[Record], Any]
 
 
 class Listener:
-    """Asks rank 0's function after every round, and tells all ranks what it answered.
+    """Asks rank 0's function after every round, and sends all ranks what it answered.
 
     Parameters
     ----------
@@ -61,15 +61,15 @@ class Listener:
             except Exception as error:
                 failure, cause = _failure(self.on_round, error, record["round"]), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""
-        (told,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
-        wanted, failure = json.loads(told.tobytes())
+        (received,) = self.cluster.broadcast([np.frombuffer(answer, np.uint8)] if self.cluster.is_server else None)
+        wanted, failure = json.loads(received.tobytes())
         if failure is not None:
             raise PartFailure(**failure) from cause
         return bool(wanted)
 
 
 def _failure(on_round: OnRound, error: Exception, t: int) -> dict[str, Any]:
-    """What `PartFailure` is told: the function, its line, and its own part of the traceback."""
+    """What `PartFailure` is made of: the function, its line, and its own part of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     return {
         "kind": "function on_round =",

@@ -30,7 +30,7 @@ VIEWING = ("clients", "fine_tune")
 """Phases of the evaluation on clients."""
 
 Ending = Literal["finished", "ended", "stopped"]
-"""All rounds done; no more wanted by `on_round`; told to stop, what is needed to go on saved."""
+"""All rounds done; no more wanted by `on_round`; asked to stop, what is needed to go on saved."""
 
 
 class Simulation:
@@ -144,12 +144,12 @@ class Simulation:
     def _plan(self, t: int) -> Plan:
         """The server decides, everybody learns; strata are observed by all ranks first when the plan needs them.
 
-        A plan that was told ahead lies where the workers see it: they go on while rank 0 still enters it in its books.
+        A plan that was announced lies where the workers see it: they go on while rank 0 still enters it in its books.
         """
         with self._phase("plan"):
             self.experiment.observe(t, self.model)
             plan = self.experiment.plan(t) if self.cluster.is_server else None
-            arrays = self.cluster.foretold(t) or self.cluster.broadcast(plan.arrays() if plan else None)
+            arrays = self.cluster.announced(t) or self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
     def _work(self, plan: Plan) -> None:

@@ -98,8 +98,8 @@ def announce(experiment: Experiment) -> None:
         experiment.model.size,
     )
     log.info("placement: %s", experiment.trainer.layout.description)
-    for told in remarks(flat_table(experiment.config)):
-        log.info("%s", told)
+    for remark in remarks(flat_table(experiment.config)):
+        log.info("%s", remark)
     log.info("engine: %s", experiment.trainer.engine.description)
     if experiment.trainer.hooks is not None:
         log.info("algorithm: %s", experiment.trainer.hooks.description)

@@ -113,10 +113,10 @@ def compare(cluster: Cluster, facts: Facts) -> None:
         return
     mine = json.dumps([socket.gethostname(), facts]).encode() if cluster.rank in speakers else b""
     lists = cluster.gather(np.frombuffer(mine, np.uint8))
-    told = None
+    message = None
     if lists is not None:
-        told = [np.frombuffer(_difference(sorted(speakers.tolist()), lists).encode(), np.uint8)]
-    raise UserError(cluster.broadcast(told)[0].tobytes().decode())
+        message = [np.frombuffer(_difference(sorted(speakers.tolist()), lists).encode(), np.uint8)]
+    raise UserError(cluster.broadcast(message)[0].tobytes().decode())
 
 
 def _difference(speakers: list[int], lists: list[np.ndarray]) -> str:

@@ -238,16 +238,16 @@ class SavedState:
     def _load_client_state(self, path: Path | None, folder: Path | None) -> None:
         """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
 
-        Collective; rank 0 also tells the run's `folder`, where vectors go for which there is no memory.
+        Collective; rank 0 also sends the run's `folder`, where vectors go for which there is no memory.
         """
         hooks = self.experiment.trainer.hooks
         if hooks is None or not hooks.client_state:
             return
         name = os.fsencode(folder.resolve()) if folder is not None else b""
-        told = self.experiment.cluster.broadcast(
+        received = self.experiment.cluster.broadcast(
             [np.frombuffer(name, np.uint8)] if self.experiment.cluster.is_server else None
         )
-        hooks.state.folder = Path(os.fsdecode(told[0].tobytes())) if told[0].size else None
+        hooks.state.folder = Path(os.fsdecode(received[0].tobytes())) if received[0].size else None
         layout = self.experiment.trainer.layout
         clients = load_records(self.experiment.cluster, hooks.state, path, range(*layout.owned))
         if self.experiment.trainer.homes is not None:

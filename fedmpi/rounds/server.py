@@ -121,7 +121,7 @@ class Planner:
         self._drafts: dict[int, Draft] = {}
 
     @property
-    def tells_coming(self) -> bool:
+    def sends_coming(self) -> bool:
         """Whether it helps workers to know the next cohort: they read whole clients, and not those of every round."""
         part = self.config.topology
         everybody = self.config.participation.clients == "all"
@@ -144,7 +144,7 @@ class Planner:
         return self._with_coming(self._drafts[t].plan) if t in self._drafts else None
 
     def _with_coming(self, plan: Plan) -> Plan:
-        following = self._drafts.get(plan.round + 1) if self.tells_coming else None
+        following = self._drafts.get(plan.round + 1) if self.sends_coming else None
         return replace(plan, coming=following.plan.clients) if following else plan
 
     def _draft(self, t: int, strata: Strata | None) -> Draft:

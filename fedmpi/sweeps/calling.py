@@ -57,7 +57,7 @@ def sweep(
     ask = stop or (lambda: False)
     if progress:
         with SweepDisplay(len(planned.runs)) as shown:
-            outcomes = run_sweep(planned, planned.runs, jobs, ask, shown.tell, shown.done, shown.working)
+            outcomes = run_sweep(planned, planned.runs, jobs, ask, shown.show_line, shown.done, shown.working)
         shown.table(planned, outcomes)
     else:
         outcomes = run_sweep(planned, planned.runs, jobs, ask)

@@ -20,7 +20,7 @@ def ends_with_parent(at_once: bool = False) -> Callable[[], None]:
     Parameters
     ----------
     at_once : bool
-        Whether to kill it; else it is told to save and stop, as by a batch system.
+        Whether to kill it; else it is asked to save and stop, as by a batch system.
     """
     parent, number = os.getpid(), signal.SIGKILL if at_once else signal.SIGUSR1
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -42,23 +42,23 @@ def how_it_ended(code: int, otherwise: str) -> str:
 
 def error_sentence(log: Path, begin: int = 0) -> str | None:
     """What the last line of a log that says "error:" says, behind that; None without one. It begins at byte `begin`."""
-    return _error(_spoken(log, begin) or [])
+    return _error(_last_lines(log, begin) or [])
 
 
 def last_words(log: Path, begin: int = 0) -> str:
     """Why a command failed: its `error_sentence`, else its last line."""
-    spoken = _spoken(log, begin)
-    if spoken is None:
+    lines = _last_lines(log, begin)
+    if lines is None:
         return "it left no words"
-    return _error(spoken) or (spoken[-1] if spoken else "it said nothing")
+    return _error(lines) or (lines[-1] if lines else "it said nothing")
 
 
-def _error(spoken: Sequence[str]) -> str | None:
-    errors = [line.partition("error: ")[2] for line in spoken if "error: " in line]
+def _error(lines: Sequence[str]) -> str | None:
+    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
     return errors[-1] if errors else None
 
 
-def _spoken(log: Path, begin: int) -> list[str] | None:
+def _last_lines(log: Path, begin: int) -> list[str] | None:
     """The last lines of a log that are not empty; None where it cannot be read."""
     try:
         with open(log, "rb") as file:

@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.text import Text
 
 from fedmpi.common.errors import MissingFiles
-from fedmpi.common.terminal import console, on_terminal, paragraph, show_table, spoken
-from fedmpi.sweeps.labels import spoken_labels
+from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration, show_table
+from fedmpi.sweeps.labels import labels_text
 from fedmpi.sweeps.plan import PlannedRun, Sweep
 from fedmpi.sweeps.runner import Outcome, Started
 from fedmpi.sweeps.standing import Standing, recorded
@@ -29,7 +29,7 @@ def show_plan(
     """The table of --dry-run: index, what differs, folder and state of each run, the shards, and missing files."""
     ranks = f", {sweep.ranks} ranks each" if sweep.ranks > 1 else ""
     rows = [
-        [str(run.index), run.name, spoken_labels(run.labels), _state(run, standing)]
+        [str(run.index), run.name, labels_text(run.labels), _state(run, standing)]
         for run, standing in zip(runs, standings, strict=True)
     ]
     title = f"{sweep.origin}: {len(runs)} runs{ranks}, folders in {sweep.out}"
@@ -76,7 +76,7 @@ class SweepDisplay:
             self._live.update(Text(""))
             self._live.stop()
 
-    def tell(self, text: str) -> None:
+    def show_line(self, text: str) -> None:
         """A line."""
         self._console.print(Text(paragraph(text)), soft_wrap=True)
 
@@ -85,7 +85,7 @@ class SweepDisplay:
         self._done += 1
         if outcome.ending == "finished" and not outcome.seconds:
             return
-        self.tell(f"{self._done}/{self._runs} {outcome.run.name}: {_told(outcome)}")
+        self.show_line(f"{self._done}/{self._runs} {outcome.run.name}: {_ending_text(outcome)}")
 
     def working(self, started: Sequence[Started]) -> None:
         """The line at the bottom."""
@@ -104,7 +104,7 @@ class SweepDisplay:
                 one.ending,
                 f"{one.standing.rounds}/{one.run.config.rounds}",
                 _score(one) or "-",
-                spoken(one.seconds) if one.seconds else "before" if one.ending == "finished" else "-",
+                readable_duration(one.seconds) if one.seconds else "before" if one.ending == "finished" else "-",
             ]
             for one in outcomes
         ]
@@ -122,14 +122,14 @@ class SweepDisplay:
             print(paragraph(f"results in {sweep.out}: fedmpi compare {sweep.out}"))
 
 
-def _told(outcome: Outcome) -> str:
+def _ending_text(outcome: Outcome) -> str:
     if outcome.ending == "failed":
         return f"failed: {outcome.why}"
     rounds = f"{outcome.standing.rounds} of {outcome.run.config.rounds} rounds"
     if outcome.ending == "stopped":
         return f"stopped, {rounds} done"
     score = _score(outcome, named=True)
-    return f"finished in {spoken(outcome.seconds)}{f', {score}' if score else ''}"
+    return f"finished in {readable_duration(outcome.seconds)}{f', {score}' if score else ''}"
 
 
 def _score(outcome: Outcome, named: bool = False) -> str:

@@ -46,7 +46,7 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
     return {key: end if ends.count(end) == 1 else key for key, end in zip(listed, ends, strict=True)}
 
 
-def spoken_labels(labels: Mapping[str, Any]) -> str:
+def labels_text(labels: Mapping[str, Any]) -> str:
     """What a run has of each thing that differs, in a line."""
     return ", ".join(f"{key} = {shown_value(value)}" for key, value in labels.items())
 

@@ -62,7 +62,7 @@ class Preparation:
         return [*self.words, "--out", str(self.folder)]
 
     def check(self) -> None:
-        """Refuse what can be told to be wrong before any data are read.
+        """Refuse what can be seen to be wrong before any data are read.
 
         Raises
         ------
@@ -98,13 +98,14 @@ class Preparation:
         for option in (*here, *there):
             if there.get(option) != here.get(option):
                 raise UserError(
-                    f"{self.folder} holds shards that were prepared otherwise ({option}: {_told(there, option)} there, "
-                    f"{_told(here, option)} here): choose another --out, or remove that folder"
+                    f"{self.folder} holds shards that were prepared otherwise ({option}: "
+                    f"{_option_text(there, option)} there, {_option_text(here, option)} here): choose another --out, "
+                    "or remove that folder"
                 )
         return True
 
 
-def prepare(wanted: Preparation, tell: Callable[[str], None], stop: Callable[[], bool]) -> None:
+def prepare(wanted: Preparation, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
     """Make sure that the shards are there: prepare them, or wait for who does.
 
     Raises
@@ -124,7 +125,7 @@ def prepare(wanted: Preparation, tell: Callable[[str], None], stop: Callable[[],
         holder = Holder.of(beside)
         if holder is not None and holder.alive():
             if not waited:
-                tell(f"{wanted.title}: waiting for its shards, which {holder} prepares")
+                show_line(f"{wanted.title}: waiting for its shards, which {holder} prepares")
             waited = True
             time.sleep(POLLED)
             continue
@@ -137,13 +138,13 @@ def prepare(wanted: Preparation, tell: Callable[[str], None], stop: Callable[[],
             continue
         try:
             if not wanted.ready():
-                _run(wanted, beside / "output.log", tell, stop)
+                _run(wanted, beside / "output.log", show_line, stop)
         finally:
             hold.release()
 
 
-def _run(wanted: Preparation, log: Path, tell: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    tell(f"{wanted.title}: preparing {wanted.folder}")
+def _run(wanted: Preparation, log: Path, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    show_line(f"{wanted.title}: preparing {wanted.folder}")
     started = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -170,7 +171,7 @@ def _run(wanted: Preparation, log: Path, tell: Callable[[str], None], stop: Call
         raise UserError(f"[prepare] for {wanted.title}: {why}")
     if code:
         raise RunFailure(f"preparing {wanted.folder} failed ({why}): see {log}")
-    tell(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")
+    show_line(f"{wanted.title}: prepared in {time.monotonic() - started:.0f} s")
 
 
 def words_of(options: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -212,5 +213,5 @@ def _meaning(words: list[str] | tuple[str, ...]) -> dict[str, list[str]]:
     return {option: values for option, values in found.items() if option not in WHERE_FROM}
 
 
-def _told(meaning: Mapping[str, list[str]], option: str) -> str:
+def _option_text(meaning: Mapping[str, list[str]], option: str) -> str:
     return " ".join(meaning[option]) or "given" if option in meaning else "not given"

@@ -116,7 +116,7 @@ def run_sweep(
     runs: Sequence[PlannedRun],
     jobs: int = 1,
     stop: Callable[[], bool] = lambda: False,
-    tell: Callable[[str], None] = lambda text: None,
+    show_line: Callable[[str], None] = lambda text: None,
     done: Callable[[Outcome], None] = lambda outcome: None,
     working: Callable[[Sequence[Started]], None] = lambda started: None,
 ) -> list[Outcome]:
@@ -158,19 +158,19 @@ def run_sweep(
             settle(Outcome(run, "finished", standing))
         else:
             waiting.append(run)
-    lacking, _ = _prepared(_shards(waiting), tell, stop)
+    lacking, _ = _prepared(_shards(waiting), show_line, stop)
     for run in [run for run in waiting if run.data is not None and run.data.folder in lacking]:
         waiting.remove(run)
         settle(_failed(run, 0.0, str(lacking[run.data.folder]) if run.data else ""))
     started: list[Started] = []
-    told, waited_for = False, ""
+    stopping, waited_for = False, ""
     try:
         while waiting or started:
-            if stop() and not told:
-                told = True
+            if stop() and not stopping:
+                stopping = True
                 for one in started:
                     _signal(one.process, signal.SIGUSR1)
-            if told:
+            if stopping:
                 while waiting:
                     run = waiting.popleft()
                     now = _glance(run)
@@ -183,7 +183,9 @@ def run_sweep(
             blocked = bool(waiting) and not started  # others work on all that are left
             if blocked and waiting[0].name != waited_for:
                 waited_for = waiting[0].name
-                tell(f"{waited_for}: waiting for {_glance(waiting[0]).holder or 'another process'}, which works on it")
+                show_line(
+                    f"{waited_for}: waiting for {_glance(waiting[0]).holder or 'another process'}, which works on it"
+                )
             working(started)
             for one in [one for one in started if one.process.poll() is not None]:
                 started.remove(one)
@@ -202,7 +204,7 @@ def run_sweep(
     return [outcomes[run.index] for run in runs]
 
 
-def prepare_shards(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop: Callable[[], bool]) -> int:
+def prepare_shards(runs: Sequence[PlannedRun], show_line: Callable[[str], None], stop: Callable[[], bool]) -> int:
     """Prepare what the runs need and train nothing; the exit code. What cannot be prepared keeps nothing else back.
 
     Raises
@@ -215,7 +217,7 @@ def prepare_shards(runs: Sequence[PlannedRun], tell: Callable[[str], None], stop
     shards = _shards(runs)
     for data in shards:
         data.check()
-    lacking, stopped = _prepared(shards, tell, stop)
+    lacking, stopped = _prepared(shards, show_line, stop)
     failed = list(lacking.values())
     if len(failed) > 1:
         kind = RunFailure if any(isinstance(one, RunFailure) for one in failed) else UserError
@@ -348,13 +350,13 @@ def _failed(run: PlannedRun, seconds: float, why: str) -> Outcome:
 
 
 def _prepared(
-    shards: Sequence[Preparation], tell: Callable[[str], None], stop: Callable[[], bool]
+    shards: Sequence[Preparation], show_line: Callable[[str], None], stop: Callable[[], bool]
 ) -> tuple[dict[Path, UserError], bool]:
-    """Prepare the shards; folders of those that could not be, with the reason, and whether it was told to stop."""
+    """Prepare the shards; folders of those that could not be, with the reason, and whether it was asked to stop."""
     lacking: dict[Path, UserError] = {}
     for data in shards:
         try:
-            prepare(data, tell, stop)
+            prepare(data, show_line, stop)
         except Stopped:
             return lacking, True
         except UserError as error:  # RunFailure is one

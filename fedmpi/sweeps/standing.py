@@ -1,4 +1,4 @@
-"""What has become of a sweep's runs, as their folders tell, and the two files that a sweep puts beside a run's own."""
+"""What has become of a sweep's runs, as their folders show, and the two files that a sweep puts beside a run's own."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def announce(sweep: Sweep, runs: tuple[PlannedRun, ...]) -> None:
 def note(run: PlannedRun, failure: str | None) -> None:
     """What differs in a run, and why it failed last, for `fedmpi compare`."""
     labels = {key: written(value) for key, value in run.labels.items()}
-    told = {"labels": labels, **({} if failure is None else {"failure": failure})}
-    _put(run.folder / NOTE, json.dumps(told, indent=1) + "\n")
+    content = {"labels": labels, **({} if failure is None else {"failure": failure})}
+    _put(run.folder / NOTE, json.dumps(content, indent=1) + "\n")
 
 
 def _put(path: Path, text: str) -> None:

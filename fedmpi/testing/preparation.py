@@ -1,4 +1,4 @@
-"""Checks of what `python -m data_prep` is told: partitions, changes of clients' samples, and readers of data sets."""
+"""Checks of what `python -m data_prep` is given: partitions, changes of clients' samples, and readers of data sets."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def alone(subject: Subject) -> str:
 
 
 def prepared_checks(subject: Subject) -> Iterator[Check]:
-    """The check that starts processes, of anything that data_prep is told."""
+    """The check that starts processes, of anything that data_prep is given."""
     yield subject.check(f"same shards by 1 and {SEVERAL} processes", _same_shards)
 
 
@@ -284,9 +284,9 @@ def _words(subject: Subject) -> list[str]:
         clients = str(MADE_UP_CLIENTS)
         return ["digits", "--partition", "iid", "--clients", clients, kind.key, subject.part.name, *options]
     raw = _raw(subject)
-    told = _meant(subject.settings, subject.options)
+    arguments = _meant(subject.settings, subject.options)
     where = ["--raw", str(raw.resolve())] if "raw" in subject.settings else []
-    return [subject.part.name, *where, *options, *told, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
+    return [subject.part.name, *where, *options, *arguments, "--partition", "iid", "--clients", str(SHARD_CLIENTS)]
 
 
 def _meant(settings: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:

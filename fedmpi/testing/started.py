@@ -236,8 +236,8 @@ def run_module(ranks: int, words: Sequence[str]) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"the run did not end within {SECONDS} s"
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return None if done.returncode == 0 else " / ".join(said[-LAST_LINES:]) or f"exit code {done.returncode}"
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return None if done.returncode == 0 else " / ".join(lines[-LAST_LINES:]) or f"exit code {done.returncode}"
 
 
 def _mpiexec() -> str:

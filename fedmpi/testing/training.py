@@ -48,8 +48,8 @@ def suited(subject: Subject) -> tuple[DataDescription, nn.Module]:
             return description, built
         except Exception as error:  # whatever a network says of data that it is not made for
             reasons.append(f"{description.feature_shape}: {error}")
-    told = "" if own is not None else ": name some that it takes, by the setting data.shards"
-    raise CheckFailed(f"it takes none of the data that it is tried on{told} ({'; '.join(reasons)})")
+    hint = "" if own is not None else ": name some that it takes, by the setting data.shards"
+    raise CheckFailed(f"it takes none of the data that it is tried on{hint} ({'; '.join(reasons)})")
 
 
 def samples(description: DataDescription) -> Tensor:

@@ -102,18 +102,18 @@ def mediator_models(
 
 
 def class_counts(clients: int, classes: int) -> RoundTraffic:
-    """Every client tells its class counts, once: step 1 of Astraea's workflow, and label-histogram strata."""
+    """Every client sends its class counts, once: step 1 of Astraea's workflow, and label-histogram strata."""
     return RoundTraffic(client_up=clients * classes * BYTES_PER_VALUE)
 
 
 def rebalancing(clients: int, classes: int) -> RoundTraffic:
-    """Every client tells its class counts and learns the copies of each class (Astraea, Algorithm 2), once."""
+    """Every client sends its class counts and learns the copies of each class (Astraea, Algorithm 2), once."""
     return class_counts(clients, classes) + RoundTraffic(client_down=clients * classes * BYTES_PER_VALUE)
 
 
-def size_answers(asked: int, told: int) -> RoundTraffic:
-    """A size answer of every client asked; K and the estimate told to every participant (FedSampling, Algorithm 1)."""
-    return RoundTraffic(client_up=asked * BYTES_PER_VALUE, client_down=told * 2 * BYTES_PER_VALUE)
+def size_answers(asked: int, participants: int) -> RoundTraffic:
+    """A size answer of every client asked; K and the estimate sent to every participant (FedSampling, Algorithm 1)."""
+    return RoundTraffic(client_up=asked * BYTES_PER_VALUE, client_down=participants * 2 * BYTES_PER_VALUE)
 
 
 def full_probes(clients: int, values: int) -> RoundTraffic:

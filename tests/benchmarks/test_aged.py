@@ -30,7 +30,7 @@ def test_an_interval_holds_the_ratio_as_often_as_it_says():
 
 
 @pytest.mark.slow
-def test_the_turns_of_two_runs_are_told_and_their_calls_counted():
+def test_the_turns_of_two_runs_are_sent_and_their_calls_counted():
     times, calls = measured(rounds=20, turns=2)
     assert times.shape == (2, 10, 2) and (times > 0).all()
     assert calls[0] == pytest.approx(calls[1], rel=0.02)

@@ -57,7 +57,7 @@ def test_candidates_are_measured_among_those_of_their_own_round() -> None:
         assert len(asked) == 9 and np.isin(asked, available_clients(law, STREAMS, t, 40)).all()
         losses = np.full(40, np.nan)
         losses[asked] = np.arange(9)
-        draw.tell(t, np.arange(len(losses)), {"loss": losses})
+        draw.add_measured(t, np.arange(len(losses)), {"loss": losses})
         assert draw.draw(t, None).cohort.clients.tolist() == asked[-3:].tolist()
 
 

@@ -192,13 +192,13 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     quiet = ["data.shards=digits:clients=8", "evaluation.every=9", "logging.tensorboard=false", "checkpoint.every=0"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     simulation = Simulation(experiment, None)
-    told: dict[int, tuple[int, float]] = {}
+    latest: dict[int, tuple[int, float]] = {}
     inquire, measure = experiment.inquire, experiment.inquiry.measure
     assert measure is not None
 
     def noting(plan: Any, model: torch.Tensor) -> None:
         values = measure(plan.round, simulation.model, plan.clients, ("loss",))[:, 0]
-        told.update({int(k): (plan.round, float(v)) for k, v in zip(plan.clients, values, strict=True)})
+        latest.update({int(k): (plan.round, float(v)) for k, v in zip(plan.clients, values, strict=True)})
         inquire(plan, model)
 
     experiment.inquire = noting  # type: ignore[method-assign]
@@ -206,7 +206,7 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     numbers = experiment.inquiry.numbers
     ages, last = numbers.age("loss", 3), numbers.last("loss")
     for k in range(8):
-        expected = (3 - told[k][0], told[k][1]) if k in told else (-1, np.nan)
+        expected = (3 - latest[k][0], latest[k][1]) if k in latest else (-1, np.nan)
         np.testing.assert_array_equal((ages[k], last[k]), expected)
     experiment.close()
 

@@ -99,7 +99,7 @@ def test_labels_with_gaps_are_refused() -> None:
 
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
 @pytest.mark.parametrize("every", [None, True, False])
-def test_unless_told_otherwise_neyman_draws_from_every_stratum(draw: str, every: bool | None) -> None:
+def test_unless_set_otherwise_neyman_draws_from_every_stratum(draw: str, every: bool | None) -> None:
     """One stratum has next to all the spread; another one has nobody left."""
     strata = make_strata(LABELS, np.array([1e3, 1e-3, 1e-3, 1e-3]), NORMS)
     own = {} if every is None else {"every_stratum": every}

@@ -55,11 +55,11 @@ def test_exact_runs_compute_the_same_bits_every_time():
 
 
 def test_exact_runs_do_not_load_torchs_compiler_which_takes_seconds():
-    told = (
+    program = (
         "import sys; from fedmpi.common.arithmetic import repeat_results; before = set(sys.modules); repeat_results(); "
     )
-    told += "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
-    found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    program += "print(sorted(name for name in set(sys.modules) - before if name.startswith('torch._')))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 

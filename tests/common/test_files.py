@@ -93,15 +93,15 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.EINVAL, False), (errno.EIO, True), (errno.ENOSPC, True)])
+@pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.EIO, True), (errno.ENOSPC, True)])
 def test_a_file_system_that_cannot_sync_folders_is_no_error_but_a_failing_disk_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fails: bool
 ):
     def broken(handle: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("os.fsync", broken)
-    if told:
+    if fails:
         with pytest.raises(OSError, match=os.strerror(number)):
             sync_folder(tmp_path)
     else:

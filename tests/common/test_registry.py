@@ -167,9 +167,9 @@ def test_what_a_part_raises_names_part_line_round_and_client() -> None:
     part = resolve("client sampler", loudest)
     with pytest.raises(PartFailure) as caught, calling(part, round=3, client=7):
         raise ZeroDivisionError("by nothing")
-    told = str(caught.value)
-    assert told.startswith(f"the client sampler {part.name} ({Path(__file__).resolve()}:")
-    assert told.endswith("failed in round 3, client 7: ZeroDivisionError: by nothing")
+    message = str(caught.value)
+    assert message.startswith(f"the client sampler {part.name} ({Path(__file__).resolve()}:")
+    assert message.endswith("failed in round 3, client 7: ZeroDivisionError: by nothing")
     assert 'raise ZeroDivisionError("by nothing")' in caught.value.trace
 
 
@@ -180,7 +180,7 @@ def test_errors_that_speak_for_themselves_pass(error: Exception) -> None:
     assert caught.value is error
 
 
-def test_a_useless_result_is_told_like_a_failure() -> None:
+def test_a_useless_result_is_reported_like_a_failure() -> None:
     failure = refuse_result(resolve("client sampler", loudest), "returned a list: return a fedmpi.Cohort", round=2)
     assert re.search(r"test_registry.py:\d+\) failed in round 2: returned a list", str(failure))
 

@@ -14,7 +14,7 @@ HEADINGS = ("system", "weighted by samples", "worst 10 %", "median", "Jain")
 ROWS = [("accuracy, tuned", "0.8273", "0.5896", "0.8487", "0.9806"), ("loss", "0.5421", "0.9993", "0.5272", "0.8203")]
 
 
-def told(width: int) -> str:
+def table_text(width: int) -> str:
     screen = Console(file=io.StringIO(), width=width, color_system=None)
     show_table(screen, HEADINGS, ROWS)
     return screen.file.getvalue()  # type: ignore[attr-defined]
@@ -22,7 +22,7 @@ def told(width: int) -> str:
 
 @pytest.mark.parametrize("width", [45, 50, 56, 60, 70, 80, 200])
 def test_no_word_is_cut_and_no_line_is_too_long(width: int) -> None:
-    text = told(width)
+    text = table_text(width)
     for word in " ".join([*HEADINGS, *(cell for row in ROWS for cell in row)]).split():
         assert word in text
     assert "…" not in text and max(map(len, text.splitlines())) <= width
@@ -41,8 +41,8 @@ def test_long_texts_leave_short_columns_their_room(width: int) -> None:
         assert shown.endswith(" new   │") and max(map(len, lines)) <= width
 
 
-def test_a_table_that_does_not_fit_is_told_line_by_line() -> None:
-    assert "┃" in told(80) and "┃" not in told(40) and "worst 10 %: 0.5896" in told(40)
+def test_a_table_that_does_not_fit_is_printed_line_by_line() -> None:
+    assert "┃" in table_text(80) and "┃" not in table_text(40) and "worst 10 %: 0.5896" in table_text(40)
 
 
 def shown(width: int, headings: tuple[str, ...], row: tuple[str, ...]) -> list[str]:

@@ -110,7 +110,7 @@ def numbered(**options: Any) -> fedmpi.ClientArrays:
     return fedmpi.ClientArrays(x, owner % 2, owner, test=(x, owner % 2))
 
 
-def test_the_kind_of_data_of_ones_own_is_told_by_what_it_returns() -> None:
+def test_the_kind_of_data_of_ones_own_is_known_by_what_it_returns() -> None:
     assert describe("tests.data.test_digits:numbered").kind == "data source"
 
 

@@ -71,14 +71,17 @@ def test_a_run_on_stored_copies_is_the_run_on_virtual_ones(
 
 def test_stored_bytes_are_those_of_the_shards(tmp_path: Path, folders: tuple[Path, Path]) -> None:
     plain, augmented = (open_folder(folder) for folder in folders)
-    told = run_here(tmp_path / "run", *settings(folders[1], "rebalance.mode=stored")).summary["rebalancing"]
+    rebalancing = run_here(tmp_path / "run", *settings(folders[1], "rebalance.mode=stored")).summary["rebalancing"]
     added = augmented.samples - plain.samples
-    assert told["copies"] == added
-    assert told["overhead"] == pytest.approx(added / plain.samples)
+    assert rebalancing["copies"] == added
+    assert rebalancing["overhead"] == pytest.approx(added / plain.samples)
     before, after = (store.class_counts().sum(axis=0) for store in (plain, augmented))
-    assert told["class_totals_before"] == before.tolist() and told["class_totals"] == after.tolist()
-    assert told["kl_global_before"] == pytest.approx(kl_divergence(before))
-    assert told["kl_global"] == pytest.approx(kl_divergence(after)) and told["kl_global"] < told["kl_global_before"]
+    assert rebalancing["class_totals_before"] == before.tolist() and rebalancing["class_totals"] == after.tolist()
+    assert rebalancing["kl_global_before"] == pytest.approx(kl_divergence(before))
+    assert (
+        rebalancing["kl_global"] == pytest.approx(kl_divergence(after))
+        and rebalancing["kl_global"] < rebalancing["kl_global_before"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -102,9 +102,9 @@ def test_a_run_learns_from_a_folder(tmp_path: Path):
 
 def test_a_folder_is_inspected_without_classes(tmp_path: Path):
     write_shards(raw("tokens"), given(), tmp_path / "out", 2, 0, "test")
-    told = dict(inspect_folder(tmp_path / "out", verify=True).lines())
-    assert told["targets"] == "tokens, 4 a sample, 9 values an output"
-    assert "1 hold no sample" in told["clients"] and "classes per client" not in told
+    facts = dict(inspect_folder(tmp_path / "out", verify=True).lines())
+    assert facts["targets"] == "tokens, 4 a sample, 9 values an output"
+    assert "1 hold no sample" in facts["clients"] and "classes per client" not in facts
     with pytest.raises(UserError, match="no class each"):
         open_store(tmp_path / "out").class_counts()
 

@@ -87,7 +87,7 @@ def test_images_of_an_imagefolder_can_be_resized(tmp_path: Path) -> None:
     assert np.abs(raw.read(np.arange(2)).astype(int) - 100).max() <= 2
 
 
-def test_images_of_mixed_sizes_are_refused_with_their_counts_unless_told_to_leave_odd_ones_out(tmp_path: Path) -> None:
+def test_images_of_mixed_sizes_are_refused_with_their_counts_unless_odd_ones_are_to_be_left_out(tmp_path: Path) -> None:
     for part, wide in (("train", 3), ("test", 2)):
         for number in range(wide):
             _write_image(tmp_path / part / "a" / f"{number}.png", np.full((6, 5), 10, np.uint8))

@@ -123,7 +123,7 @@ def test_celebas_faces_are_resized_and_belong_to_celebrities(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["synthetic", "sent140", "shakespeare", "celeba"])
-def test_leaf_files_that_are_missing_or_cut_are_told_in_a_sentence(
+def test_leaf_files_that_are_missing_or_cut_are_reported_in_a_sentence(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [name, "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]

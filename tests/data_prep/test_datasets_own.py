@@ -217,7 +217,7 @@ def test_labels_that_are_neither_numbers_nor_texts_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shape", [(10, 16, 16, 13), (10, 3, 16, 3)])
-def test_images_whose_channels_may_be_either_axis_are_refused_or_read_as_told(tmp_path: Path, shape) -> None:
+def test_images_whose_channels_may_be_either_axis_are_refused_or_read_as_declared(tmp_path: Path, shape) -> None:
     x = RNG.random(shape).astype(np.float32)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(10) % 2, x_test=x, y_test=np.arange(10) % 2)
     with pytest.raises(UserError, match=r"--channels first for .* or --channels last"):
@@ -427,7 +427,7 @@ def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int])
     assert all(np.bincount(groups)[group] > room for group in set(groups[train]))
 
 
-def test_texts_in_both_parts_are_counted_and_told_for_every_text_set(tmp_path: Path) -> None:
+def test_texts_in_both_parts_are_counted_and_reported_for_every_text_set(tmp_path: Path) -> None:
     row = '"{}","1","date","NO_QUERY","anna","{}"\n'
     train = [row.format(0, "sad"), row.format(4, "glad"), row.format(4, "mad")]
     (tmp_path / "training.csv").write_text("".join(train))

@@ -168,7 +168,7 @@ def test_columns_of_no_known_kind_are_left_out_and_named(tmp_path: Path) -> None
     assert not tally.notes
 
 
-def test_lists_are_told_by_their_types() -> None:
+def test_lists_are_recognised_by_their_types() -> None:
     number = pa.field("item", pa.int64(), nullable=False)
     for kind in (pa.list_(pa.int64()), pa.large_list(number), pa.list_(number, 3), pa.large_list(pa.int64())):
         assert listed(str(kind)) == "int64", kind
@@ -186,7 +186,7 @@ def test_parts_that_name_their_classes_otherwise_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("nobody", [None, "", float("nan")])
-def test_rows_without_a_user_are_told(tmp_path: Path, nobody: Any) -> None:
+def test_rows_without_a_user_are_reported(tmp_path: Path, nobody: Any) -> None:
     users = [nobody, *([1.0] if isinstance(nobody, float) else ["Nan"]) * 9]
     pq.write_table(table({"x": [1.0] * 10, "label": [0] * 10, "user": users}), tmp_path / "train.parquet")
     pq.write_table(table({"x": [1.0], "label": [0], "user": users[1:2]}), tmp_path / "test.parquet")

@@ -147,7 +147,7 @@ def test_sequences_are_prepared_with_validation_and_read_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["fed-shakespeare", "stackoverflow"])
-def test_files_of_tff_that_are_missing_or_damaged_are_told(
+def test_files_of_tff_that_are_missing_or_damaged_are_reported(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [name, "--raw", str(tmp_path), "--partition", "user", "--out", str(tmp_path / "out")]

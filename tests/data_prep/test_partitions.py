@@ -73,7 +73,9 @@ def test_every_row_is_in_exactly_one_client_and_no_client_is_empty(name, options
 @pytest.mark.parametrize(("name", "options"), SOME_DROPPED)
 @settings(deadline=None, max_examples=25)
 @given(labelled, st.integers(1, 20), st.integers(0, 2**63))
-def test_no_row_is_in_two_clients_and_none_is_empty_or_the_reason_is_told(name, options, case, clients, seed) -> None:
+def test_no_row_is_in_two_clients_and_none_is_empty_or_the_reason_is_reported(
+    name, options, case, clients, seed
+) -> None:
     classes, labels = case
     try:
         made = draw(name, labels, classes, clients, seed, **options)
@@ -282,7 +284,7 @@ def test_a_data_set_without_users_has_no_partition_by_user() -> None:
         ("attribute", {"attribute": "x"}, "is read"),
     ],
 )
-def test_what_a_law_needs_of_the_data_set_is_told(name, options, words) -> None:
+def test_what_a_law_needs_of_the_data_set_is_reported(name, options, words) -> None:
     with pytest.raises(UserError, match=words):
         partition(name, np.arange(30) % 3, 3, 2, np.random.default_rng(0), **options)
 

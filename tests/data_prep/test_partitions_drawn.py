@@ -54,7 +54,7 @@ def test_the_second_class_of_the_law_first_is_any_of_the_others() -> None:
     assert second.sum() == 2000 and ((second - 2000 / 9) ** 2).sum() / (2000 / 9) < 37.3
 
 
-def test_samples_of_classes_that_nobody_drew_are_told() -> None:
+def test_samples_of_classes_that_nobody_drew_are_reported() -> None:
     labels = np.arange(100) % 10
     made = draw("pathological", labels, 10, 2, classes_per_client=2, draws="rotated")
     assert made.sizes.tolist() == [15, 15] and "nobody drew 7 of the classes" in made.notes[0]

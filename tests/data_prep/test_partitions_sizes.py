@@ -33,7 +33,7 @@ def test_pareto_sizes_have_minimum_one_and_their_tail_index() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "mean"), [(0.5, 2.006), (1.0, 2.1746), (2.0, 2.559)])
-def test_the_mean_of_the_lognormal_law_is_before_rounding_and_the_realised_one_is_told(sigma, mean) -> None:
+def test_the_mean_of_the_lognormal_law_is_before_rounding_and_the_realised_one_is_reported(sigma, mean) -> None:
     """E[max(1, round(2 L / E[L]))] = 1 + sum_j P(2 L / E[L] > j + 1/2); 100,000 clients, five standard errors."""
     made = draw("lognormal", np.zeros(400_000, np.int64), 1, 100_000, mean=2.0, sigma=sigma)
     error = made.sizes.std() / np.sqrt(100_000)

@@ -187,7 +187,7 @@ def idx_gz(path: Path, images: int) -> Path:
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 100_000, 1_500_000])
-def test_a_full_temporary_folder_is_told_from_a_damaged_file(
+def test_a_full_temporary_folder_is_distinguished_from_a_damaged_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ):
     path = idx_gz(tmp_path / "train-images-idx3-ubyte.gz", 2000)

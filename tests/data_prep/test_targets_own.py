@@ -70,7 +70,7 @@ def test_one_column_of_numbers_is_a_regression_where_the_user_says_so(tmp_path: 
     np.testing.assert_array_equal(raw.targets_of(np.arange(8)), (train / 4).astype(np.float32))
 
 
-def test_arrays_of_several_values_are_told_by_their_numbers(tmp_path: Path) -> None:
+def test_arrays_of_several_values_are_recognised_by_their_numbers(tmp_path: Path) -> None:
     x, tokens = RNG.normal(size=(20, 3)), RNG.integers(0, 9, (20, 4))
     for y, targets in (
         (RNG.random((20, 5)) < 0.5, "multilabel"),

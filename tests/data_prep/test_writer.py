@@ -135,18 +135,18 @@ def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
         assert sorted(np.concatenate(parts)) == sorted(rows[slice(*offsets[client : client + 2])])
 
 
-def test_a_validation_part_that_small_clients_leave_too_small_is_told(tmp_path: Path) -> None:
+def test_a_validation_part_that_small_clients_leave_too_small_is_reported(tmp_path: Path) -> None:
     """80 clients of one sample and one of 420: half of the 420 are held out, 42 % of all."""
     small = Partition(np.arange(ROWS), offsets_of(np.array([1] * 80 + [420])), "iid", {}, notes=("drawn",))
     notes = write_shards(RAW, small, tmp_path / "small", 2, 0, "c", val_fraction=0.5).notes
-    told = "the validation part is 42.0% of the samples, not 50.0%: every client keeps a sample to train on"
-    assert tuple(notes) == (told, "drawn")
+    note = "the validation part is 42.0% of the samples, not 50.0%: every client keeps a sample to train on"
+    assert tuple(notes) == (note, "drawn")
     for number, fraction in enumerate((0.0, 0.5)):
         made = write_shards(RAW, drawn("iid", 5), tmp_path / f"{number}", 2, 0, "c", val_fraction=fraction)
         assert tuple(made.notes) == ()
 
 
-def test_validation_texts_that_are_also_trained_on_are_told(tmp_path: Path) -> None:
+def test_validation_texts_that_are_also_trained_on_are_reported(tmp_path: Path) -> None:
     rows = "".join(f'"{4 * (row % 2)}","1","d","q","u","text {row % 30}"\n' for row in range(60))
     (tmp_path / "training.csv").write_text(rows)
     (tmp_path / "testdata.csv").write_text('"0","1","d","q","v","other"\n')

@@ -106,9 +106,11 @@ def test_the_report_names_nodes_and_advice(alone: Findings) -> None:
 def test_it_runs_under_mpiexec_and_without() -> None:
     done = run_mpi(2, ["-m", "fedmpi", "doctor", "--json"])
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [found["rank"] for found in told["ranks"]] == [0, 1] and all(found["sees_folder"] for found in told["ranks"])
-    assert {found["ranks"] for found in told["ranks"]} == {2}
+    answer = json.loads(done.stdout)
+    assert [found["rank"] for found in answer["ranks"]] == [0, 1] and all(
+        found["sees_folder"] for found in answer["ranks"]
+    )
+    assert {found["ranks"] for found in answer["ranks"]} == {2}
     launched = {"PMI_SIZE": "", "PMI_RANK": "", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
     alone = run_alone(["-m", "fedmpi", "doctor"], env=launched)  # a launcher that MPI has not heard of
     assert alone.returncode == 1

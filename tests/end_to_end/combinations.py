@@ -175,12 +175,12 @@ def traced(config: Config) -> dict[str, np.ndarray] | None:
         return None
     tracer, records = Tracer(experiment), []
 
-    def heard(record: dict[str, Any]) -> None:
+    def check_record(record: dict[str, Any]) -> None:
         """Without times, and without scores, of which a rounding can turn whole samples."""
         scores = [key for key in record if key.startswith(("test_", "val_"))]
         records.append({key: record[key] for key in record if key not in ("seconds", "phase_seconds", *scores)})
 
-    simulation = Simulation(experiment, on_round=heard)
+    simulation = Simulation(experiment, on_round=check_record)
     assert simulation.run() == "finished"
     flat = np.array(sorted(row for rows in tracer.rows for row in rows), np.int64).reshape(-1, 3)
     gathered = experiment.cluster.gather(flat)

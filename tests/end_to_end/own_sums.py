@@ -49,8 +49,8 @@ def median(updates, coefficients) -> torch.Tensor:
 
 
 @combiner
-def told(updates, coefficients, **options) -> torch.Tensor:
-    "Whatever it is told, the plain mean."
+def any_options(updates, coefficients, **options) -> torch.Tensor:
+    "Whatever its options are, the plain mean."
     return updates.mean(0)
 
 

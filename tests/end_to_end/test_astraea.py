@@ -125,12 +125,15 @@ def test_divergences_of_mediators_and_clients_before_and_after_are_recorded(tmp_
 
 def test_the_first_record_and_the_summary_tell_the_augmentation(tmp_path: Path) -> None:
     run = run_here(tmp_path / "run", "preset=astraea-aug")
-    told = run.records[0]["rebalancing"]
-    assert told == run.summary["rebalancing"]
-    before, after = np.array(told["class_totals_before"]), np.array(told["class_totals"])
+    rebalancing = run.records[0]["rebalancing"]
+    assert rebalancing == run.summary["rebalancing"]
+    before, after = np.array(rebalancing["class_totals_before"]), np.array(rebalancing["class_totals"])
     np.testing.assert_array_equal(after > before, before < before.mean())
-    assert told["copies"] == (after - before).sum() and told["overhead"] == told["copies"] / before.sum()
-    assert told["bytes"] == told["copies"] * (8 * 8 + 8) and told["stored_bytes"] == 0
+    assert (
+        rebalancing["copies"] == (after - before).sum()
+        and rebalancing["overhead"] == rebalancing["copies"] / before.sum()
+    )
+    assert rebalancing["bytes"] == rebalancing["copies"] * (8 * 8 + 8) and rebalancing["stored_bytes"] == 0
     assert all("rebalancing" not in record for record in run.records[1:])
 
 

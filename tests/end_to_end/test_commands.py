@@ -71,9 +71,9 @@ def test_every_preset_learns_the_digits_by_its_name_alone(preset: Preset, caplog
     with caplog.at_level(logging.INFO, "fedmpi"):
         run = api.run(preset.name, {"rounds": 20, "evaluation.every": 20, "cluster.threads": 1})
     assert run.summary["final"]["test_accuracy"] > 0.6
-    told = [record.message for record in caplog.records if "on the embedded digits" in record.message]
+    messages = [record.message for record in caplog.records if "on the embedded digits" in record.message]
     keys = [f"{table}.{key} = {value}" for table, values in preset.digits.items() for key, value in values.items()]
-    assert len(told) == bool(keys) and all(key in told[0] for key in keys)
+    assert len(messages) == bool(keys) and all(key in messages[0] for key in keys)
 
 
 MEDIATED = [p.name for p in PRESETS if p.table.get("topology", {}).get("kind") == "mediators"]

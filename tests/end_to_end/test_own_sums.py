@@ -50,10 +50,10 @@ def test_rows_and_weights_of_ones_own_are_those_that_are_trained_and_summed(tmp_
         assert ratio == pytest.approx(ratio[0], rel=1e-11)
         for k in range(9):
             rows = trace["rows"][(trace["rows"][:, :2] == [t, k]).all(1), 2]
-            told = type("Client", (), {})()
-            told.labels, told.expected = experiment_labels.labels(k), float(sizes[k])
-            told.generator = Streams(5).generator(Purpose.ROWS, t, k)
-            assert rows.tolist() == rare_first(told, share=0.4).tolist()
+            client = type("Client", (), {})()
+            client.labels, client.expected = experiment_labels.labels(k), float(sizes[k])
+            client.generator = Streams(5).generator(Purpose.ROWS, t, k)
+            assert rows.tolist() == rare_first(client, share=0.4).tolist()
 
 
 def test_weights_that_count_samples_count_the_rows_that_a_rule_gives(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_a_rule_sees_the_labels_of_copies_too() -> None:
 
 
 def test_diagnostics_leave_out_the_samples_that_the_server_does_not_know() -> None:
-    told = run(*ALL, "logging.diagnostics=true").records[-1]
+    last = run(*ALL, "logging.diagnostics=true").records[-1]
     own = run(*ALL, "logging.diagnostics=true", f"samples.rule={OWN}rare_first").records[-1]
     pooled = run(*ALL, "logging.diagnostics=true", f"samples.rule={OWN}every_other").records[-1]
     samples = {"samples_used", "sample_use_effective", "sample_use_gini"}
-    assert set(told) - set(own) == samples
+    assert set(last) - set(own) == samples
     assert own["clients_used"] == 1 and pooled["samples_used"] == pytest.approx(0.5, abs=1e-3)
 
 
@@ -106,7 +106,7 @@ def test_a_part_of_ones_own_keeps_its_defaults_where_a_built_in_one_has_the_same
 
 
 def test_a_part_that_takes_any_option_is_given_none_of_another_part() -> None:
-    settings = [f"aggregation.rule={OWN}told", f"aggregation.optimizer={OWN}capped", "aggregation.largest=0.02"]
+    settings = [f"aggregation.rule={OWN}any_options", f"aggregation.optimizer={OWN}capped", "aggregation.largest=0.02"]
     config = load_config(None, [*ALL, *settings, "aggregation.sharpness=3"])
     assert options(config, "combiner") == {"sharpness": 3}
     assert options(config, "server optimizer")["largest"] == 0.02
@@ -267,7 +267,7 @@ def broken(updates, coefficients):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings, told",
+    "settings, message",
     [
         (["samples.rule=failing:unsorted"], r"failing:unsorted.*rows that are not sorted"),
         (
@@ -277,12 +277,14 @@ def broken(updates, coefficients):
         (["aggregation.rule=failing:broken"], r"failing:broken.*returned a tensor of shape"),
     ],
 )
-def test_a_failing_part_ends_three_ranks_with_one_and_its_name(tmp_path: Path, settings: list[str], told: str) -> None:
+def test_a_failing_part_ends_three_ranks_with_one_and_its_name(
+    tmp_path: Path, settings: list[str], message: str
+) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     words: list[Any] = [word for setting in [*ALL, *settings] for word in ("--set", setting)]
     done = run_mpi(3, ["-m", "fedmpi", "train", *words, "--out", tmp_path / "run"], cwd=tmp_path)
     assert done.returncode == 1
-    assert re.search(told, done.stderr), done.stderr
+    assert re.search(message, done.stderr), done.stderr
     assert "round 0" in done.stderr and "failing.py" in done.stderr
 
 
@@ -290,29 +292,29 @@ def test_a_failing_part_ends_three_ranks_with_one_and_its_name(tmp_path: Path, s
 def test_attackers_are_the_same_on_three_ranks(tmp_path: Path) -> None:
     settings = [*ALL, "attack.kind=noise", "attack.fraction=0.4", "aggregation.rule=median", "aggregation.exact=true"]
     words: list[Any] = [word for setting in settings for word in ("--set", setting)]
-    told = []
+    found = []
     for ranks in (1, 3):
         out = tmp_path / str(ranks)
         assert run_mpi(ranks, ["-m", "fedmpi", "train", *words, "--out", out]).returncode == 0
         summary = json.loads((out / "summary.json").read_text())
-        told.append((summary["attackers"], (out / "model.safetensors").read_bytes()))
-    assert told[0] == told[1] and len(told[0][0]) == 4
+        found.append((summary["attackers"], (out / "model.safetensors").read_bytes()))
+    assert found[0] == found[1] and len(found[0][0]) == 4
 
 
-class Tells(fedmpi.LocalAlgorithm):
+class KeepsTotals(fedmpi.LocalAlgorithm):
     """Plain steps; keeps what the server is told of a round."""
 
     def server_step(self, server: Any, update: torch.Tensor, sums: Any, totals: Any) -> torch.Tensor:
-        TOLD.append(totals)
+        RECEIVED_TOTALS.append(totals)
         return update
 
 
-TOLD: list[Any] = []
+RECEIVED_TOTALS: list[Any] = []
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("unit", [3e-3, 40.0, 2.0**-300])
-def test_judged_weights_are_told_and_divided_by_as_they_are(normalised: bool, unit: float) -> None:
+def test_judged_weights_are_passed_on_and_divided_by_as_they_are(normalised: bool, unit: float) -> None:
     class Judging:
         def __call__(self, cohort: Any, sizes: np.ndarray) -> np.ndarray:
             return np.ones(len(cohort.clients))
@@ -323,7 +325,7 @@ def test_judged_weights_are_told_and_divided_by_as_they_are(normalised: bool, un
     def planned(cohort: Any, sizes: np.ndarray) -> np.ndarray:
         return unit * (cohort.clients + 1)
 
-    TOLD.clear()
+    RECEIVED_TOTALS.clear()
     settings = {
         "participation.clients": "all",
         "rounds": 2,
@@ -339,18 +341,20 @@ def test_judged_weights_are_told_and_divided_by_as_they_are(normalised: bool, un
             },
             data="digits:clients=5",
         )
-        for algorithm, own in ((Tells, Judging), ("plain", planned))
+        for algorithm, own in ((KeepsTotals, Judging), ("plain", planned))
     ]
-    assert [totals.weight for totals in TOLD] == pytest.approx([15 * unit] * 2, rel=1e-12)
-    assert [totals.divisor for totals in TOLD] == pytest.approx([15 * unit if normalised else 1.0] * 2, rel=1e-12)
+    assert [totals.weight for totals in RECEIVED_TOTALS] == pytest.approx([15 * unit] * 2, rel=1e-12)
+    assert [totals.divisor for totals in RECEIVED_TOTALS] == pytest.approx(
+        [15 * unit if normalised else 1.0] * 2, rel=1e-12
+    )
     judged, plain = (torch.cat([value.flatten() for value in run.model.state_dict().values()]) for run in given)
     torch.testing.assert_close(judged, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_weights_that_judge_are_told_the_losses_of_the_runs_own_loss() -> None:
+def test_weights_that_judge_are_given_the_losses_of_the_runs_own_loss() -> None:
     """(1 − p)² · −log p is smaller than −log p, whatever p in (0, 1)."""
-    told: dict[str, dict[int, float]] = {"cross-entropy": {}, "focal": {}}
-    for name, losses in told.items():
+    found: dict[str, dict[int, float]] = {"cross-entropy": {}, "focal": {}}
+    for name, losses in found.items():
 
         class Listening:
             def __call__(self, cohort: Any, sizes: np.ndarray) -> np.ndarray:
@@ -362,5 +366,5 @@ def test_weights_that_judge_are_told_the_losses_of_the_runs_own_loss() -> None:
 
         settings = {"aggregation.weights": fedmpi.weights(Listening), "participation.clients": "all", "rounds": 1}
         fedmpi.run({**settings, "task.loss": name, "model.hidden": [8]}, data="digits:clients=5")
-    assert sorted(told["focal"]) == list(range(5))
-    assert all(0 < told["focal"][k] < 0.95 * told["cross-entropy"][k] for k in range(5))
+    assert sorted(found["focal"]) == list(range(5))
+    assert all(0 < found["focal"][k] < 0.95 * found["cross-entropy"][k] for k in range(5))

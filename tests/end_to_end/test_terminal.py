@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedmpi.common.terminal import spoken
+from fedmpi.common.terminal import readable_duration
 from fedmpi.records.progress import Outlook, Progress, _Bar, open_display
 from tests.end_to_end.runs import SECONDS, run_on_terminal
 from tests.mpi.launch import run_alone
@@ -119,13 +119,13 @@ def test_plain_lines_are_the_first_those_due_and_the_last(
 
 def test_what_a_record_does_not_tell_is_left_out_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     display = open_display(5, 0, 0.0)
-    told: list[dict[str, Any]] = [
+    records: list[dict[str, Any]] = [
         {"participants": 4},
         {"participants": 4, "seconds": 0.0},
         {"participants": None, "seconds": 1.0},
         {"val_accuracy": None, "test_loss": None},
     ]
-    for t, facts in enumerate(told):
+    for t, facts in enumerate(records):
         display.update({"round": t} | facts)
     *without, last = capsys.readouterr().out.splitlines()
     assert len(without) == 3 and not any("clients/s" in line for line in without)
@@ -151,7 +151,14 @@ def test_the_line_of_a_run_gives_up_first_what_matters_least() -> None:
 
 def test_times_are_said_in_the_unit_that_suits_them() -> None:
     times = (4.4, 240, 9000, 3 * 86_400, 30 * 86_400, 1e9)
-    assert [spoken(seconds) for seconds in times] == ["4 s", "4 min", "2.5 h", "3.0 days", "30 days", "32 years"]
+    assert [readable_duration(seconds) for seconds in times] == [
+        "4 s",
+        "4 min",
+        "2.5 h",
+        "3.0 days",
+        "30 days",
+        "32 years",
+    ]
 
 
 @pytest.mark.slow

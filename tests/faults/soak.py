@@ -148,8 +148,8 @@ def soak(folder: Path, rounds: int, ranks: int, hosts: int, kills: int, seed: in
         print(f"{min(growth):.4f} to {max(growth):.4f}, median {np.median(growth):.4f}")
         if max(growth) > 1 + MARGIN:
             report.wrong.append(f"memory grew by {max(growth) - 1:.1%}")
-    told = ", ".join(f"{1e3 * seconds:.1f}" for seconds in seconds_by_part(many))
-    print(f"milliseconds a round in each fifth of the {rounds} rounds: {told}")
+    fifths = ", ".join(f"{1e3 * seconds:.1f}" for seconds in seconds_by_part(many))
+    print(f"milliseconds a round in each fifth of the {rounds} rounds: {fifths}")
     print(f"model, participants, samples, accuracies of {len(many)} rounds: {report.wrong or 'those of one process'}")
     return int(bool(report.wrong))
 

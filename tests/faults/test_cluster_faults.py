@@ -34,7 +34,7 @@ def test_a_failing_client_is_named_in_one_sentence():
     assert "Traceback" not in job.stderr
 
 
-def test_a_user_error_on_all_ranks_is_told_once_and_exits_with_2():
+def test_a_user_error_on_all_ranks_is_printed_once_and_exits_with_2():
     job = end_of(4, "fail", "user", "all")
     assert job.returncode == 2
     assert job.stderr.count("error: the folder 'nowhere' does not exist: prepare it first\n") == 1
@@ -48,7 +48,7 @@ def test_a_user_error_on_one_rank_names_it_and_exits_with_2():
     assert "Traceback" not in job.stderr
 
 
-def test_different_user_errors_are_all_told_by_their_ranks():
+def test_different_user_errors_are_all_printed_by_their_ranks():
     job = end_of(2, "fail", "different", "all")
     assert job.returncode == 2
     assert (

@@ -68,7 +68,7 @@ def undisturbed(folder: Path, settings: dict[str, Any], before: Callable[[Path],
 
 def in_child(folder: Path, settings: dict[str, Any], mode: Mode, at: int) -> tuple[int, str]:
     """Exit code of a run on the faulty disk, and what it said."""
-    heard, told = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
         code, said = BROKEN, b""
@@ -81,10 +81,10 @@ def in_child(folder: Path, settings: dict[str, Any], mode: Mode, at: int) -> tup
         except BaseException as error:
             said = repr(error).encode()
         finally:
-            os.write(told, said[:60_000])
+            os.write(writer, said[:60_000])
             os._exit(code)
-    os.close(told)
-    with open(heard, "rb") as pipe:
+    os.close(writer)
+    with open(reader, "rb") as pipe:
         said = pipe.read().decode()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 

@@ -23,7 +23,7 @@ def run(kind: str, examples: int) -> int:
     """Try inputs of a kind; tells the counts, and every new finding. Returns the number of findings."""
     module = importlib.import_module(f"tests.fuzz.{kind}")
     counts: Counter[str] = Counter()
-    told: set[str] = set()
+    already_shown: set[str] = set()
     with Beside(module.attempt) as attempt:
         for number in range(0, examples, AT_ONCE):
 
@@ -42,8 +42,8 @@ def run(kind: str, examples: int) -> int:
                 except Finding as finding:
                     counts["FINDING"] += 1
                     last = str(finding).strip().splitlines()[-1]
-                    if last not in told:
-                        told.add(last)
+                    if last not in already_shown:
+                        already_shown.add(last)
                         print(f"{kind}: {case!r}"[:500], str(finding)[-1500:], sep="\n", flush=True)
 
             try_one()

@@ -67,15 +67,15 @@ class Beside:
         self._pipe.send(case)
         self._await()
         try:
-            kind, told = self._pipe.recv()
+            kind, result = self._pipe.recv()
         except EOFError:
             self._process.join()
             code = self._process.exitcode
             self._end()
             raise Finding(f"the process died with {code}") from None
         if kind == "finding":
-            raise Finding(told)
-        return str(told)
+            raise Finding(result)
+        return str(result)
 
     def _await(self) -> None:
         """Wait for an answer as long as there is work."""

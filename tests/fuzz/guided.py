@@ -117,8 +117,10 @@ def main(seconds: int, names: list[str]) -> int:
     for name in names or READERS:
         words = [sys.executable, "-m", "tests.fuzz.guided", str(seconds), TAG + name]
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-        told = [line for line in done.stderr.splitlines() if "DONE" in line or "Done" in line]
-        print(name, *(told if done.returncode == 0 else [f"FINDING\n{done.stdout}{done.stderr[-4000:]}"]), flush=True)
+        summary = [line for line in done.stderr.splitlines() if "DONE" in line or "Done" in line]
+        print(
+            name, *(summary if done.returncode == 0 else [f"FINDING\n{done.stdout}{done.stderr[-4000:]}"]), flush=True
+        )
         found |= done.returncode != 0
     return found
 

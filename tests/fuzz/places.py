@@ -144,7 +144,7 @@ def attempt(case: Case) -> str:
             (ROOT / "in").mkdir()
             os.chdir(ROOT / "in")
     try:
-        told = outcome(lambda: USERS[user](path))
+        result = outcome(lambda: USERS[user](path))
         found = sorted(str(each.relative_to(ROOT)) for each in ROOT.iterdir())
         if found != ["beside", "in", "out"] or os.listdir(ROOT / "beside") != ["mine.txt"]:
             raise Finding(f"something was written beside: {found}, {os.listdir(ROOT / 'beside')}")
@@ -153,7 +153,7 @@ def attempt(case: Case) -> str:
     finally:
         os.chdir(gettempdir())
         shutil.rmtree(ROOT, ignore_errors=True)
-    return REFUSED if told == REFUSED else "used"
+    return REFUSED if result == REFUSED else "used"
 
 
 def _make(path: Path, kind: str) -> None:

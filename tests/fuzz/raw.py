@@ -152,10 +152,10 @@ def attempt(case: Case) -> str:
     else:
         options = globals()[f"_{damage}"](folder / "raw", how) or options
     try:
-        told = outcome(lambda: _prepared(name, raw, options, folder / "shards"))
+        result = outcome(lambda: _prepared(name, raw, options, folder / "shards"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return told
+    return result
 
 
 def _prepared(name: str, raw: Path, options: ReadOptions, out: Path) -> str:

@@ -83,7 +83,7 @@ def strategy() -> st.SearchStrategy[Case]:
     )
     if find_spec("pyarrow") is not None:
         kinds.append(st.tuples(st.just("parquet"), st.lists(column, max_size=3)))
-    told = {
+    given_options = {
         "task": st.sampled_from(["text", "vector", "image"]),
         "targets": st.sampled_from(["classification", "tokens", "multilabel", "regression"]),
         "label": st.sampled_from(["label", "x,y", "ids", "y", "t", "x,x", "gone"]),
@@ -94,20 +94,20 @@ def strategy() -> st.SearchStrategy[Case]:
         "numbers_are_classes": st.just(True),
         "skip_odd_sizes": st.just(True),
     }
-    options = st.fixed_dictionaries({}, optional={**sizes, **some, **told})
+    options = st.fixed_dictionaries({}, optional={**sizes, **some, **given_options})
     return st.tuples(st.one_of(*kinds), options).map(lambda drawn: (*drawn[0], drawn[1]))
 
 
 def attempt(case: Case) -> str:
     """Refused, or read, partitioned and written with a validation part as shards that pass their checks."""
-    name, how, told = case
+    name, how, given_options = case
     folder = Path(gettempdir()) / f"fedmpi-fuzz-readers-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "raw").mkdir(parents=True)
     try:
         if name == "own":
             part = resolve("data set", _reader(*how))
-            known = {key: value for key, value in told.items() if key in OWN_OPTIONS}
+            known = {key: value for key, value in given_options.items() if key in OWN_OPTIONS}
             return outcome(
                 lambda: _written(read_own(part, {}, folder, ReadOptions(**known), Tally()), folder / "out"),
                 failures=True,
@@ -115,7 +115,7 @@ def attempt(case: Case) -> str:
         (LEAF.get(name) or TFF.get(name) or _parquet)(folder / "raw")
         {**dict.fromkeys(LEAF, _changed), **dict.fromkeys(TFF, _replaced)}.get(name, _columns)(folder / "raw", how)
         data = DATASETS[name.removesuffix("-h5")]
-        given = {**data.defaults, **{key: value for key, value in told.items() if key in data.options}}
+        given = {**data.defaults, **{key: value for key, value in given_options.items() if key in data.options}}
         return outcome(lambda: _written(data.read(folder / "raw", ReadOptions(**given), Tally()), folder / "out"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -115,8 +115,8 @@ def attempt(case: Case) -> str:
         return "cannot be made"  # such a value has no place in such a dataset
     plain = outcome(lambda: _read(open_store(folder)))
     verified = outcome(lambda: _read(open_store(folder, verify=True)))
-    told = damage not in ("manifest", "drop", "text")  # the manifest is what everything else is compared with
-    if told and not isinstance(verified, str) and (difference := _difference(verified, _expected(dtype))):
+    detectable = damage not in ("manifest", "drop", "text")  # the manifest is what everything else is compared with
+    if detectable and not isinstance(verified, str) and (difference := _difference(verified, _expected(dtype))):
         raise Finding(f"the checksums agree, but {difference} differs")
     if isinstance(plain, str):
         return REFUSED
@@ -188,14 +188,14 @@ def _head(folder: Path, how: Any) -> None:
 
 def _cut(folder: Path, how: Any) -> None:
     """The file ends early; the manifest may know."""
-    name, where, told = how
+    name, where, manifest_knows = how
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: int(where * len(content))])
-    if told:
-        _tell(folder, name)
+    if manifest_knows:
+        _state_size(folder, name)
 
 
-def _tell(folder: Path, name: str) -> None:
+def _state_size(folder: Path, name: str) -> None:
     """Let the manifest state the size that the file has."""
     table = json.loads((folder / MANIFEST).read_text())
     for file in [*table["train"], table["test"], table["val"]]:
@@ -253,7 +253,7 @@ def _dataset(folder: Path, how: Any) -> None:
             h5[dataset] = 3
         elif kind == "empty":
             h5[dataset] = h5py.Empty(values.dtype)
-    _tell(folder, name)
+    _state_size(folder, name)
 
 
 def _value(folder: Path, how: Any) -> None:
@@ -273,19 +273,19 @@ def _kind(folder: Path, how: Any) -> None:
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
-        _tell_zero(folder, name)
+        _state_zero(folder, name)
     elif kind == "link to itself":
         path.symlink_to(path)
     elif kind == "link to a device":
         path.symlink_to("/dev/zero")
-        _tell_zero(folder, name)
+        _state_zero(folder, name)
     elif kind == "unreadable":
         path.touch(0o000)
 
 
-def _tell_zero(folder: Path, name: str) -> None:
+def _state_zero(folder: Path, name: str) -> None:
     if name != MANIFEST:
-        _tell(folder, name)
+        _state_size(folder, name)
 
 
 def _manifest(folder: Path, how: Any) -> None:

@@ -337,10 +337,10 @@ def test_a_folder_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_what_is_no_utf8_is_printed_all_the_same(capfdbinary: Any) -> None:
-    def say() -> int:
+    def show() -> int:
         print("drawn to \udcff")
         return 0
 
     with pytest.raises(SystemExit) as ended, capfdbinary.disabled():
-        run_guarded(say)
+        run_guarded(show)
     assert ended.value.code == 0

@@ -197,9 +197,9 @@ def _job(how: Any) -> str:
         script = ready.script.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise Finding(f"the script cannot be written: {error}") from error
-    told = subprocess.run(["bash", "-n"], input=script, capture_output=True, check=False)
-    if told.returncode or told.stderr:
-        raise Finding(f"bash cannot read the script: {told.stderr.decode(errors='replace')}")
+    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, check=False)
+    if checked.returncode or checked.stderr:
+        raise Finding(f"bash cannot read the script: {checked.stderr.decode(errors='replace')}")
     for setting in job["settings"]:
         if "%a" not in setting and shlex.quote(f"{setting}") not in ready.script and setting not in ready.script:
             raise Finding(f"the script lost {setting!r}")

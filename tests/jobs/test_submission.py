@@ -52,17 +52,17 @@ def lines(submission: Submission) -> list[str]:
 
 def words_of(submission: Submission, tmp_path: Path, task: str = "") -> list[list[str]]:
     """What the script starts and with which options, told by a launcher that only writes down its arguments."""
-    told = tmp_path / "told"
+    arguments = tmp_path / "arguments"
     fake = tmp_path / "bin"
     fake.mkdir(exist_ok=True)
     for name in ("srun", "mpiexec", "mylauncher"):
-        (fake / name).write_text(f'#!/bin/bash\nprintf "%s\\0" "${{0##*/}}" "$@" > {told}\nexit 0\n')
+        (fake / name).write_text(f'#!/bin/bash\nprintf "%s\\0" "${{0##*/}}" "$@" > {arguments}\nexit 0\n')
         (fake / name).chmod(0o755)
     environ = {**os.environ, "PATH": f"{fake}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"}
     environ |= {"SLURM_ARRAY_TASK_ID": task} if task else {}
     done = subprocess.run(["bash", "-c", submission.script], env=environ, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
-    return [told.read_text().split("\0")[:-1]]
+    return [arguments.read_text().split("\0")[:-1]]
 
 
 def test_the_script_asks_for_what_was_asked_for(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_the_site_says_launcher_modules_environment_and_account(site: Path, tmp_
         'environment = ["export FEDMPI_TRIED=1", "command -v true"]\nsbatch = ["--qos=long"]\n'
         'command = "box run fedmpi"\n'
     )
-    told = ready()
-    [words] = words_of(told, tmp_path)
+    submission = ready()
+    [words] = words_of(submission, tmp_path)
     assert words[:9] == ["mylauncher", "-n", "8", "--per", "4", "--quiet", "box", "run", "fedmpi"]
-    assert {"#SBATCH --account=p1", "#SBATCH --qos=long", "export FEDMPI_TRIED=1"} <= set(lines(told))
+    assert {"#SBATCH --account=p1", "#SBATCH --qos=long", "export FEDMPI_TRIED=1"} <= set(lines(submission))
     site.write_text('modules = ["cray-python"]\nmpi = "cray"\n')
     assert lines(ready())[0] == "#!/bin/bash -l"
     assert {"module load cray-python", "fedmpi=(fedmpi)"} <= set(lines(ready()))
@@ -298,8 +298,8 @@ def test_what_slurm_says_of_a_job_decides_whether_it_is_queued_again(
 ) -> None:
     """What the facts look like in each case was taken from SLURM 22.05; tests/slurm tries the cases themselves."""
     job = supervised(tmp_path, FACTS[facts], signal, CODE=str(code))
-    assert job.code == code, job.told
-    assert job.asked == ("requeue 1\n" if asks else ""), job.told
+    assert job.code == code, job.output
+    assert job.asked == ("requeue 1\n" if asks else ""), job.output
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class Ended:
     """How a script ended: code, words, what it asked scontrol for, and how often it started the ranks."""
 
     code: int
-    told: str
+    output: str
     asked: str
     starts: int
 
@@ -338,9 +338,9 @@ def supervised(folder: Path, facts: str, signal: str, **environ: str) -> Ended:
         pass
     if signal:
         job.send_signal(getattr(signals, f"SIG{signal}"))
-    told, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=60)
     return Ended(
-        job.returncode, told, asked.read_text() if asked.exists() else "", started.read_text().count("started")
+        job.returncode, output, asked.read_text() if asked.exists() else "", started.read_text().count("started")
     )
 
 
@@ -352,7 +352,7 @@ def test_a_job_that_never_finishes_a_round_is_not_queued_again_for_ever(tmp_path
         facts = f"JobState=RUNNING Reason=None Restarts={restarts} PreemptTime=None"
         job = supervised(tmp_path, facts, "USR1", CODE="75", SLURM_RESTART_COUNT=str(restarts), **more)
         assert job.code == 75
-        assert ("not queued again" in job.told) != (job.asked == "requeue 1\n"), job.told
+        assert ("not queued again" in job.output) != (job.asked == "requeue 1\n"), job.output
         return not job.asked
 
     assert [ends(restarts) for restarts in range(6)] == [False] * 5 + [True]
@@ -362,16 +362,16 @@ def test_a_job_that_never_finishes_a_round_is_not_queued_again_for_ever(tmp_path
     assert [ends(restarts) for restarts in range(6, 12)] == [False] * 5 + [True]
 
 
-@pytest.mark.parametrize("told", ["76", "143 and a mark"])
+@pytest.mark.parametrize("sign", ["76", "143 and a mark"])
 @pytest.mark.parametrize(("heals", "code", "starts"), [("3", 0, 3), ("9", 76, 4)])
 def test_ranks_whose_mpi_does_not_start_are_started_again(
-    heals: str, code: int, starts: int, told: str, tmp_path: Path
+    heals: str, code: int, starts: int, sign: str, tmp_path: Path
 ) -> None:
     """The launcher's code says so, or, where it ends the other ranks, a mark that a rank has left."""
-    job = supervised(tmp_path, FACTS["running"], "", HEALS=heals, UNSTARTED=told)
+    job = supervised(tmp_path, FACTS["running"], "", HEALS=heals, UNSTARTED=sign)
     assert (job.code, job.starts, job.asked) == (code, starts, "")
     assert not (tmp_path / "RUN" / "not-started").exists()
-    assert job.told.count("MPI did not start: the ranks are started again") == min(starts, 4) - 1
+    assert job.output.count("MPI did not start: the ranks are started again") == min(starts, 4) - 1
 
 
 def test_prepare_is_data_prep(tmp_path: Path) -> None:

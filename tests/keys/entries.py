@@ -109,7 +109,9 @@ KEYS: dict[str, Key] = {
     "data.verify": Key(
         f"{SOME} data.shards={{damaged}}", ("false", "true"), "refusal", lambda a, b: "checksum" in b.refusal
     ),
-    "data.normalise": Key(SOME, ("true", "false"), "model", lambda a, b: a.told("samples") == b.told("samples")),
+    "data.normalise": Key(
+        SOME, ("true", "false"), "model", lambda a, b: a.recorded("samples") == b.recorded("samples")
+    ),
     "model.name": Key(
         "participation.clients=all rounds=1 data.shards=digits:clients=9,partition=iid local.batch_size=all",
         ("mlp", "tests.reference.batch_norm:batch_norm_mlp"),
@@ -126,7 +128,9 @@ KEYS: dict[str, Key] = {
         f"{SOME} rounds=1",
         ("cross-entropy", "focal"),
         "model",
-        lambda a, b: a.told("train_loss") > b.told("train_loss") and a.told("test_loss") > b.told("test_loss"),
+        lambda a, b: (
+            a.recorded("train_loss") > b.recorded("train_loss") and a.recorded("test_loss") > b.recorded("test_loss")
+        ),
     ),
     "task.metrics": Key(
         f"{SOME} rounds=1 task.k=2",
@@ -134,7 +138,7 @@ KEYS: dict[str, Key] = {
         "record",
         lambda a, b: (
             set(b.record[0]) - set(a.record[0]) == {"test_calibration_error"}
-            and a.told("test_top_2_accuracy") == b.told("test_top_2_accuracy")
+            and a.recorded("test_top_2_accuracy") == b.recorded("test_top_2_accuracy")
         ),
     ),
     "participation.clients": Key(f"{S} participation.count=4", ("uniform", "weighted"), "cohort"),
@@ -142,7 +146,9 @@ KEYS: dict[str, Key] = {
         f"{S} participation.clients=uniform",
         ("3", "5"),
         "cohort",
-        lambda a, b: lengths(a) == [3, 3] == a.told("participants") and lengths(b) == [5, 5] == b.told("participants"),
+        lambda a, b: (
+            lengths(a) == [3, 3] == a.recorded("participants") and lengths(b) == [5, 5] == b.recorded("participants")
+        ),
     ),
     "participation.fraction": Key(
         f"{S} participation.clients=uniform",
@@ -160,10 +166,10 @@ KEYS: dict[str, Key] = {
         f"{DRAWN} participation.strata=3",
         ("full-gradient", "compressed-gradient"),
         "strata",
-        lambda a, b: a.told("bytes_client_up")[0] > 2 * b.told("bytes_client_up")[0],
+        lambda a, b: a.recorded("bytes_client_up")[0] > 2 * b.recorded("bytes_client_up")[0],
     ),
     "participation.levels": Key(
-        SQUEEZED, ("2", "9"), "strata", lambda a, b: a.told("bytes_client_up")[0] < b.told("bytes_client_up")[0]
+        SQUEEZED, ("2", "9"), "strata", lambda a, b: a.recorded("bytes_client_up")[0] < b.recorded("bytes_client_up")[0]
     ),
     "participation.restore": Key(SQUEEZED, ("true", "false"), "strata"),
     "participation.probe": Key(STRATA, ("full", "sample"), "strata"),
@@ -184,14 +190,14 @@ KEYS: dict[str, Key] = {
                 int((a.strata[1][2] != b.strata[1][2]).sum()) == 8
                 and np.array_equal(b.strata[0][2] != b.strata[1][2], np.isin(np.arange(12), b.cohort[0][0]))
             )
-            and (a.told("bytes_client_up")[1], b.told("bytes_client_up")[1]) == (16 * 1840, 8 * 1840)
+            and (a.recorded("bytes_client_up")[1], b.recorded("bytes_client_up")[1]) == (16 * 1840, 8 * 1840)
         ),
     ),
     "participation.opening": Key(
         f"{STRATA} {UNIFORM} participation.refresh=0",
         ("false", "true"),
         "cohort",
-        lambda a, b: lengths(a) == [4, 4] and lengths(b) == [12, 4] and b.told("opening") == [True, None],
+        lambda a, b: lengths(a) == [4, 4] and lengths(b) == [12, 4] and b.recorded("opening") == [True, None],
     ),
     "participation.clustering": Key(
         f"{DRAWN} participation.features=full-gradient",
@@ -202,7 +208,7 @@ KEYS: dict[str, Key] = {
         STRATA.replace("participation.strata=3 ", ""),
         ("2", "4"),
         "strata",
-        lambda a, b: a.told("strata") == [2, 2] and b.told("strata") == [4, 4],
+        lambda a, b: a.recorded("strata") == [2, 2] and b.recorded("strata") == [4, 4],
     ),
     "participation.min_samples": Key(OPTICS, ("2", "5"), "strata"),
     "participation.xi": Key(OPTICS, ("0.05", "0.5"), "strata"),
@@ -210,7 +216,7 @@ KEYS: dict[str, Key] = {
         OPTICS,
         ("singletons", "drop"),
         "strata",
-        lambda a, b: min(a.strata[0][0]) >= 0 > min(b.strata[0][0]) and sum(b.told("stratum_sizes")[0]) < 12,
+        lambda a, b: min(a.strata[0][0]) >= 0 > min(b.strata[0][0]) and sum(b.recorded("stratum_sizes")[0]) < 12,
     ),
     "participation.projection_above": Key(
         STRATA, ("20000000", "1"), "strata", lambda a, b: near(a.strata[0][2], b.strata[0][2])
@@ -219,48 +225,50 @@ KEYS: dict[str, Key] = {
         STRATA,
         ("equal", "proportional"),
         "strata",
-        lambda a, b: all(max(draws) - min(draws) <= 1 for draws in a.told("allocation")),
+        lambda a, b: all(max(draws) - min(draws) <= 1 for draws in a.recorded("allocation")),
     ),
     "participation.spread": Key(STRATA, ("std", "pairwise"), "strata"),
     "participation.every_stratum": Key(STRATA, ("true", "false"), "strata"),
     "participation.draw": Key(f"{STRATA} rounds=1", ("uniform", "importance"), "cohort"),
     "participation.design": Key(f"{STRATA} rounds=1", ("systematic", "sequential"), "cohort"),
     "samples.rule": Key(
-        f"{SOME} samples.wanted=100", ("bernoulli", "exact"), "rows", lambda a, b: b.told("samples") == [100, 100]
+        f"{SOME} samples.wanted=100", ("bernoulli", "exact"), "rows", lambda a, b: b.recorded("samples") == [100, 100]
     ),
     "samples.wanted": Key(
         f"{SOME} samples.rule=exact",
         ("50", "100"),
         "rows",
-        lambda a, b: a.told("samples") == [50, 50] and b.told("samples") == [100, 100],
+        lambda a, b: a.recorded("samples") == [50, 50] and b.recorded("samples") == [100, 100],
     ),
     "samples.ratio": Key(
         f"{SOME} samples.rule=ratio",
         ("0.25", "0.5"),
         "rows",
-        lambda a, b: a.told("sampling_probability") == [0.25, 0.25] and b.told("sampling_probability") == [0.5, 0.5],
+        lambda a, b: (
+            a.recorded("sampling_probability") == [0.25, 0.25] and b.recorded("sampling_probability") == [0.5, 0.5]
+        ),
     ),
     "samples.size_estimate": Key(
         ASKED,
         ("exact", "duchi"),
         "rows",
         lambda a, b: (
-            a.told("size_estimate") == a.told("size_true") == [1442, 1442] and "size_epsilon_max" in b.record[0]
+            a.recorded("size_estimate") == a.recorded("size_true") == [1442, 1442] and "size_epsilon_max" in b.record[0]
         ),
     ),
     "samples.epsilon": Key(
         PRIVATE,
         ("0.5", "4"),
         "rows",
-        lambda a, b: a.told("size_epsilon_max") == [0.5, 1.0] and b.told("size_epsilon_max") == [4, 8],
+        lambda a, b: a.recorded("size_epsilon_max") == [0.5, 1.0] and b.recorded("size_epsilon_max") == [4, 8],
     ),
     "samples.threshold": Key(
         PRIVATE,
         ("100", "160"),
         "rows",
         lambda a, b: (
-            a.told("clipped_fraction") == [(a.sizes >= 100).mean()] * 2
-            and b.told("clipped_fraction") == [(b.sizes >= 160).mean()] * 2
+            a.recorded("clipped_fraction") == [(a.sizes >= 100).mean()] * 2
+            and b.recorded("clipped_fraction") == [(b.sizes >= 160).mean()] * 2
         ),
     ),
     "samples.clip": Key(
@@ -268,20 +276,20 @@ KEYS: dict[str, Key] = {
         ("true", "false"),
         "rows",
         lambda a, b: (
-            a.told("size_unprotected") == [0, 0] and b.told("size_unprotected") == [(b.sizes >= 100).sum()] * 2
+            a.recorded("size_unprotected") == [0, 0] and b.recorded("size_unprotected") == [(b.sizes >= 100).sum()] * 2
         ),
     ),
     "samples.asked": Key(
         ASKED,
         ("all", "participants"),
         "rows",
-        lambda a, b: a.told("size_asked") == [12, 12] and b.told("size_asked") == [4, 4],
+        lambda a, b: a.recorded("size_asked") == [12, 12] and b.recorded("size_asked") == [4, 4],
     ),
     "samples.memoise": Key(
         PRIVATE,
         ("false", "true"),
         "rows",
-        lambda a, b: a.told("size_epsilon_max") == [3, 6] and b.told("size_epsilon_max") == [3, 3],
+        lambda a, b: a.recorded("size_epsilon_max") == [3, 6] and b.recorded("size_epsilon_max") == [3, 3],
     ),
     "local.algorithm": Key(
         SOME, ("plain", "scaffold"), "state", lambda a, b: values_up(a) == 460 and values_up(b) == 920
@@ -292,32 +300,33 @@ KEYS: dict[str, Key] = {
         SOME,
         ("constant", "inverse"),
         "model",
-        lambda a, b: a.told("lr") == [0.05, 0.05] and b.told("lr") == [0.05, 0.025],
+        lambda a, b: a.recorded("lr") == [0.05, 0.05] and b.recorded("lr") == [0.05, 0.025],
     ),
     "local.lr_every": Key(
         f"{SOME} local.lr_schedule=step rounds=3",
         ("1", "2"),
         "model",
-        lambda a, b: near(a.told("lr"), [0.05, 0.005, 0.0005]) and near(b.told("lr"), [0.05, 0.05, 0.005]),
+        lambda a, b: near(a.recorded("lr"), [0.05, 0.005, 0.0005]) and near(b.recorded("lr"), [0.05, 0.05, 0.005]),
     ),
     "local.lr_factor": Key(
         f"{SOME} local.lr_schedule=step local.lr_every=1",
         ("0.1", "0.5"),
         "model",
-        lambda a, b: near(a.told("lr"), [0.05, 0.005]) and near(b.told("lr"), [0.05, 0.025]),
+        lambda a, b: near(a.recorded("lr"), [0.05, 0.005]) and near(b.recorded("lr"), [0.05, 0.025]),
     ),
     "local.epochs": Key(
-        SOME, ("1", "2"), "model", lambda a, b: [2 * steps for steps in a.told("steps")] == b.told("steps")
+        SOME, ("1", "2"), "model", lambda a, b: [2 * steps for steps in a.recorded("steps")] == b.recorded("steps")
     ),
     "local.steps": Key(
-        SOME, ("2", "5"), "model", lambda a, b: a.told("steps") == [8, 8] and b.told("steps") == [20, 20]
+        SOME, ("2", "5"), "model", lambda a, b: a.recorded("steps") == [8, 8] and b.recorded("steps") == [20, 20]
     ),
     "local.batch_size": Key(
         SOME,
         ("20", "all"),
         "model",
         lambda a, b: (
-            a.told("steps")[0] == sum(ceil(n / 20) for n in a.sizes[a.cohort[0][0]]) and b.told("steps") == [4, 4]
+            a.recorded("steps")[0] == sum(ceil(n / 20) for n in a.sizes[a.cohort[0][0]])
+            and b.recorded("steps") == [4, 4]
         ),
     ),
     "local.proximal_mu": Key(
@@ -356,7 +365,7 @@ KEYS: dict[str, Key] = {
         SOME,
         ("star", "mediators"),
         "mediators",
-        lambda a, b: a.told("visits") == [None] * 2 and b.told("visits") == [4, 4],
+        lambda a, b: a.recorded("visits") == [None] * 2 and b.recorded("visits") == [4, 4],
     ),
     "topology.clients_per_mediator": Key(
         MEDIATED,
@@ -371,7 +380,9 @@ KEYS: dict[str, Key] = {
         ("1", "3"),
         "model",
         lambda a, b: (
-            a.told("visits") == [6, 6] and b.told("visits") == [18, 18] and a.told("samples") == b.told("samples")
+            a.recorded("visits") == [6, 6]
+            and b.recorded("visits") == [18, 18]
+            and a.recorded("samples") == b.recorded("samples")
         ),
     ),
     "topology.reschedule": Key(
@@ -387,7 +398,9 @@ KEYS: dict[str, Key] = {
         f"{MEDIATED} local.optimizer=adam local.lr=0.01 topology.clients_per_mediator=6",
         ("false", "true"),
         "model",
-        lambda a, b: (a.told("bytes_client_down")[0], b.told("bytes_client_down")[0]) == (6 * 1840, 3 * 6 * 1840),
+        lambda a, b: (
+            (a.recorded("bytes_client_down")[0], b.recorded("bytes_client_down")[0]) == (6 * 1840, 3 * 6 * 1840)
+        ),
     ),
     "rebalance.enabled": Key(
         COPIES.replace("rebalance.enabled=true", ""),
@@ -435,14 +448,14 @@ KEYS: dict[str, Key] = {
         f"{ALL} attack.fraction=0.5",
         ("sign-flip", "label-flip"),
         "model",
-        lambda a, b: a.told("attackers") == b.told("attackers") == [6, 6],
+        lambda a, b: a.recorded("attackers") == b.recorded("attackers") == [6, 6],
     ),
     "attack.fraction": Key(
         f"{ALL} attack.kind=sign-flip",
         ("0.25", "0.5"),
         "model",
         lambda a, b: (
-            a.told("attackers") == [3, 3] and b.told("attackers") == [6, 6] and len(b.summary["attackers"]) == 6
+            a.recorded("attackers") == [3, 3] and b.recorded("attackers") == [6, 6] and len(b.summary["attackers"]) == 6
         ),
     ),
     "attack.scale": Key(f"{ALL} attack.kind=sign-flip attack.fraction=1 rounds=1", ("2", "1"), "model", half_as_far),
@@ -452,7 +465,7 @@ KEYS: dict[str, Key] = {
         ("0.3", "0.9"),
         "cohort",
         lambda a, b: (
-            lengths(a) == a.told("available") and all(x < y for x, y in zip(lengths(a), lengths(b), strict=True))
+            lengths(a) == a.recorded("available") and all(x < y for x, y in zip(lengths(a), lengths(b), strict=True))
         ),
     ),
     "system.lowest": Key(DAYS, ("0", "1"), "cohort", lambda a, b: lengths(b) == [12] * 4 and min(lengths(a)) < 9),
@@ -467,20 +480,20 @@ KEYS: dict[str, Key] = {
         ALL,
         ("0", "0.5"),
         "cohort",
-        lambda a, b: b.told("asked") == [12, 12] and b.told("participants") == lengths(b) < [12, 12],
+        lambda a, b: b.recorded("asked") == [12, 12] and b.recorded("participants") == lengths(b) < [12, 12],
     ),
     "system.over_selection": Key(
         f"{CLOCK} system.speed=lognormal",
         ("1", "2"),
         "cohort",
-        lambda a, b: b.told("asked") == [8] and lengths(b) == [4],
+        lambda a, b: b.recorded("asked") == [8] and lengths(b) == [4],
     ),
     "system.clock": Key(
         SOME,
         ("false", "true"),
         "record",
         lambda a, b: (
-            [record | {"virtual_seconds": s} for record, s in zip(a.record, b.told("virtual_seconds"), strict=True)]
+            [record | {"virtual_seconds": s} for record, s in zip(a.record, b.recorded("virtual_seconds"), strict=True)]
             == b.record
         ),
     ),
@@ -490,21 +503,22 @@ KEYS: dict[str, Key] = {
         ("1000", "50"),
         "record",
         lambda a, b: (
-            near(a.told("virtual_seconds"), slowest(a, 1000)) and near(b.told("virtual_seconds"), slowest(b, 50))
+            near(a.recorded("virtual_seconds"), slowest(a, 1000))
+            and near(b.recorded("virtual_seconds"), slowest(b, 50))
         ),
     ),
     "system.speed_sigma": Key(
         f"{CLOCK} {FREE} system.speed=lognormal",
         ("0", "2"),
         "record",
-        lambda a, b: near(a.told("virtual_seconds"), slowest(a, 1000)),
+        lambda a, b: near(a.recorded("virtual_seconds"), slowest(a, 1000)),
     ),
     "system.speed_rates": Key(
         f"{CLASSES} system.speed_shares=[0,1]",
         ("[1,100]", "[1,50]"),
         "record",
         lambda a, b: (
-            near(a.told("virtual_seconds"), slowest(a, 100)) and near(b.told("virtual_seconds"), slowest(b, 50))
+            near(a.recorded("virtual_seconds"), slowest(a, 100)) and near(b.recorded("virtual_seconds"), slowest(b, 50))
         ),
     ),
     "system.speed_shares": Key(
@@ -512,26 +526,30 @@ KEYS: dict[str, Key] = {
         ("[1,0]", "[0,1]"),
         "record",
         lambda a, b: (
-            near(a.told("virtual_seconds"), slowest(a, 10)) and near(b.told("virtual_seconds"), slowest(b, 100))
+            near(a.recorded("virtual_seconds"), slowest(a, 10)) and near(b.recorded("virtual_seconds"), slowest(b, 100))
         ),
     ),
     "system.upload": Key(
         f"{CLOCK} {FAST} system.download=1e30",
         ("1000", "200"),
         "record",
-        lambda a, b: near(a.told("virtual_seconds"), 4 * 460 / 1000) and near(b.told("virtual_seconds"), 4 * 460 / 200),
+        lambda a, b: (
+            near(a.recorded("virtual_seconds"), 4 * 460 / 1000) and near(b.recorded("virtual_seconds"), 4 * 460 / 200)
+        ),
     ),
     "system.download": Key(
         f"{CLOCK} {FAST} system.upload=1e30",
         ("1000", "200"),
         "record",
-        lambda a, b: near(a.told("virtual_seconds"), 4 * 460 / 1000) and near(b.told("virtual_seconds"), 4 * 460 / 200),
+        lambda a, b: (
+            near(a.recorded("virtual_seconds"), 4 * 460 / 1000) and near(b.recorded("virtual_seconds"), 4 * 460 / 200)
+        ),
     ),
     "system.bandwidth_sigma": Key(
         f"{CLOCK} {FAST} system.upload=1000 system.download=500",
         ("0", "1"),
         "record",
-        lambda a, b: near(a.told("virtual_seconds"), 4 * 460 * (1 / 1000 + 1 / 500)),
+        lambda a, b: near(a.recorded("virtual_seconds"), 4 * 460 * (1 / 1000 + 1 / 500)),
     ),
     "transport.kind": Key(
         SOME, ("float32", "float16"), "model", lambda a, b: values_up(a) == 460 and values_up(b) == 230
@@ -557,18 +575,18 @@ KEYS: dict[str, Key] = {
         "model",
         lambda a, b: (
             np.linalg.norm(a.moved(0)) < 0.02001 < np.linalg.norm(b.moved(0))
-            and a.told("clipped_updates") == [12, 12]
-            and b.told("clipped_updates") == [0, 0]
+            and a.recorded("clipped_updates") == [12, 12]
+            and b.recorded("clipped_updates") == [0, 0]
         ),
     ),
     "privacy.noise_multiplier": Key(
-        NOISED, ("2", "4"), "model", lambda a, b: a.told("update_epsilon")[0] > b.told("update_epsilon")[0] > 0
+        NOISED, ("2", "4"), "model", lambda a, b: a.recorded("update_epsilon")[0] > b.recorded("update_epsilon")[0] > 0
     ),
     "privacy.delta": Key(
         f"{NOISED} privacy.noise_multiplier=2",
         ("1e-5", "1e-3"),
         "record",
-        lambda a, b: a.told("update_epsilon")[0] > b.told("update_epsilon")[0] > 0,
+        lambda a, b: a.recorded("update_epsilon")[0] > b.recorded("update_epsilon")[0] > 0,
     ),
     "cluster.device": Key(SOME, ("cpu", "cuda:77"), "refusal", lambda a, b: not a.refusal and "cuda:77" in b.refusal),
     "cluster.threads": Key(
@@ -588,9 +606,9 @@ KEYS: dict[str, Key] = {
         ("1", "2"),
         "record",
         lambda a, b: (
-            [(s is None) for s in b.told("test_loss")] == [True, False, True, False, False]
-            and None not in a.told("test_loss")
-            and b.told("test_loss")[3:] == a.told("test_loss")[3:]
+            [(s is None) for s in b.recorded("test_loss")] == [True, False, True, False, False]
+            and None not in a.recorded("test_loss")
+            and b.recorded("test_loss")[3:] == a.recorded("test_loss")[3:]
         ),
     ),
     "evaluation.on": Key(
@@ -625,8 +643,8 @@ KEYS: dict[str, Key] = {
         ("1", "2"),
         "record",
         lambda a, b: (
-            [mean is None for mean in b.told("client_accuracy_mean")] == [True, False, True, False, False]
-            and b.told("client_loss_mean")[3:] == a.told("client_loss_mean")[3:]
+            [mean is None for mean in b.recorded("client_accuracy_mean")] == [True, False, True, False, False]
+            and b.recorded("client_loss_mean")[3:] == a.recorded("client_loss_mean")[3:]
             and len(viewed(a)) == 5 * 12
         ),
     ),
@@ -686,7 +704,7 @@ KEYS: dict[str, Key] = {
         ALL,
         ("{reference}", "{other}"),
         "record",
-        lambda a, b: a.told("weight_divergence")[-1] == 0 < b.told("weight_divergence")[-1],
+        lambda a, b: a.recorded("weight_divergence")[-1] == 0 < b.recorded("weight_divergence")[-1],
     ),
 }
 """Every key that one rank shows; those that take several are in `test_keys_of_ranks`."""

@@ -18,7 +18,7 @@ from fedmpi.rounds.loop import Simulation
 from tests.keys.watched import QUIET
 
 
-class Heard(logging.Handler):
+class KeepsLines(logging.Handler):
     """Keeps what is logged."""
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ def watched(settings: str) -> dict[str, Any] | None:
     dict
         `trained` int64 (visits, 3): round, client, rank; `model` (d,); `records`, `log` and `owned` as JSON.
     """
-    log, heard = logging.getLogger("fedmpi"), Heard()
-    log.addHandler(heard)
+    log, handler = logging.getLogger("fedmpi"), KeepsLines()
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     records: list[dict[str, Any]] = []
     experiment = Experiment.connect(load_config(None, f"{QUIET} {settings}".split()))
@@ -57,14 +57,14 @@ def watched(settings: str) -> dict[str, Any] | None:
     everything = experiment.cluster.gather(np.array(trained, np.int64).reshape(-1, 3))
     boundaries = trainer.layout.boundaries.tolist()
     experiment.close()
-    log.removeHandler(heard)
+    log.removeHandler(handler)
     if everything is None:
         return None
-    told = {"records": records, "log": heard.lines, "boundaries": boundaries}
+    facts = {"records": records, "log": handler.lines, "boundaries": boundaries}
     return {
         "trained": np.concatenate([part.reshape(-1, 3) for part in everything]),
         "model": simulation.model.cpu().numpy(),
-        "told": np.array(json.dumps(told)),
+        "facts": np.array(json.dumps(facts)),
     }
 
 

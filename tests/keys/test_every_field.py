@@ -73,7 +73,7 @@ CALLED_OTHERWISE = ("bytes_mediator_", "kl_", "client_accuracy_", "client_loss_"
 """Made of parts there: f"bytes_{link}", f"{name}_mean"."""
 
 
-def told(of: dict[str, str]) -> set[str]:
+def field_names(of: dict[str, str]) -> set[str]:
     return {field for fields in of.values() for field in fields.split()}
 
 
@@ -85,8 +85,8 @@ def test_every_field_is_checked_somewhere(watcher: Watcher):
         for line in (seen.folder / "metrics.jsonl").read_text().splitlines():
             record |= json.loads(line).keys()
         summary |= json.loads((seen.folder / "summary.json").read_text()).keys()
-    assert record == told(RECORD)
-    assert summary == told(SUMMARY)
+    assert record == field_names(RECORD)
+    assert summary == field_names(SUMMARY)
 
 
 def test_the_tests_named_speak_of_these_fields():

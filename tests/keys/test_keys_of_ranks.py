@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
     assert result.returncode == 0, result.stderr
     held = np.load(out)
     return {
-        pair: {key: held[f"{key}{i}"] for key in ("trained", "model")} | json.loads(str(held[f"told{i}"]))
+        pair: {key: held[f"{key}{i}"] for key in ("trained", "model")} | json.loads(str(held[f"facts{i}"]))
         for i, pair in enumerate(pairs)
     }
 
@@ -57,7 +57,7 @@ def test_owners_train_their_own_and_shared_cohorts_are_spread(runs: dict[tuple[s
     assert {(t, rank) for t, _, rank in shared["trained"].tolist()} == {(t, rank) for t in range(4) for rank in (0, 1)}
 
 
-def test_a_measured_balance_is_told(runs: dict[tuple[str, str], dict[str, Any]]):
+def test_a_measured_balance_is_sent(runs: dict[tuple[str, str], dict[str, Any]]):
     keys = [
         {key for record in runs["topology.balance", value]["records"] for key in record}
         for value in ("planned", "measured")

@@ -84,7 +84,7 @@ class Seen:
     sizes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     class_counts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def told(self, key: str) -> list[Any]:
+    def recorded(self, key: str) -> list[Any]:
         """A field of the record, round by round; None where there is none."""
         return [record.get(key) for record in self.record]
 

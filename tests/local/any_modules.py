@@ -230,8 +230,8 @@ class Encoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1]))
         x = self.layers(x)
-        told = (tokens != 0).unsqueeze(-1).to(x.dtype)
-        return self.fc((x * told).sum(1) / told.sum(1).clamp(min=1))
+        present = (tokens != 0).unsqueeze(-1).to(x.dtype)
+        return self.fc((x * present).sum(1) / present.sum(1).clamp(min=1))
 
 
 class Masked(nn.Module):
@@ -248,8 +248,8 @@ class Masked(nn.Module):
         empty = (tokens < 20) & (torch.arange(12) > 0)
         x, chances = self.first(x, x, x, key_padding_mask=empty, attn_mask=later)
         query, keys = x[:, -1:].transpose(0, 1), x.transpose(0, 1)
-        told, _ = self.second(query, keys, keys, key_padding_mask=empty, need_weights=False)
-        return self.fc(told[0] + chances.square().sum((1, 2)).unsqueeze(1))
+        attended, _ = self.second(query, keys, keys, key_padding_mask=empty, need_weights=False)
+        return self.fc(attended[0] + chances.square().sum((1, 2)).unsqueeze(1))
 
 
 class Doubled(nn.Module):

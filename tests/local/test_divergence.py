@@ -87,7 +87,7 @@ def test_the_others_are_summed_as_if_those_that_diverge_had_not_been_asked(
     for fact in ("clients", "steps", "samples", "loss_count"):
         assert getattr(report, fact) == getattr(plain, fact), fact
     assert report.weight == pytest.approx(plain.weight) and report.loss_sum == pytest.approx(plain.loss_sum, rel=1e-5)
-    assert sum("goes on without a client that diverged: client" in told for told in caplog.messages) == 1
+    assert sum("goes on without a client that diverged: client" in message for message in caplog.messages) == 1
 
 
 def test_what_fails_otherwise_ends_the_run_all_the_same() -> None:

@@ -70,9 +70,9 @@ def test_the_automatic_choice_equals_the_sequential_engine(name: str, descriptio
 )
 def test_what_forbids_merging_is_said(parts: Any, observer: Any, words: str):
     source, model = InMemorySource(SMALL_IMAGES, [3, 4]), flat_model("mlp", SMALL_IMAGES, hidden=[9])
-    told = chosen(source, model, observer, **parts).description
-    assert "nothing is merged" in told
-    assert words in told
+    description = chosen(source, model, observer, **parts).description
+    assert "nothing is merged" in description
+    assert words in description
 
 
 def test_a_demand_for_merging_is_refused_where_a_single_update_or_the_model_forbids_it():

@@ -21,7 +21,7 @@ from fedmpi.common.errors import Divergence
 from fedmpi.local import equality
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, choose_engine
-from fedmpi.local.equality import telling
+from fedmpi.local.equality import comparison_tasks
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models.stacked import forms, net
 from tests.local.stacks import CLASSES, TEXTS, Source
@@ -121,9 +121,11 @@ def test_a_named_engine_that_trains_otherwise_ends_the_run(monkeypatch: pytest.M
     led_astray(held, monkeypatch)
     with pytest.raises(UserError) as refused:
         go_on(source, held, round=4)
-    told = str(refused.value)
-    assert 'local.engine = "batched"' in told and "in round 4" in told and 'choose "auto" or "sequential"' in told
-    assert type(held.engine.sequential.model.module).__name__ in told
+    message = str(refused.value)
+    assert (
+        'local.engine = "batched"' in message and "in round 4" in message and 'choose "auto" or "sequential"' in message
+    )
+    assert type(held.engine.sequential.model.module).__name__ in message
 
 
 def test_a_resumed_run_goes_on_with_the_sequential_engine_then(
@@ -191,32 +193,32 @@ SINGLE = LocalRule(lr=0.1, batch_size=1)
 
 def test_texts_with_most_padding_are_compared() -> None:
     source = texts([12, 12, 12], [12, 3, 12, 5], [12, 12], [11, 12, 2, 4, 12])
-    found = telling(everyone(source), source, SINGLE)
+    found = comparison_tasks(everyone(source), source, SINGLE)
     assert [(task.client, task.rows.tolist()) for task in found] == [(3, [2, 3]), (1, [1, 3])]
-    whole = telling(everyone(source), source, LocalRule(lr=0.1, batch_size=None))
+    whole = comparison_tasks(everyone(source), source, LocalRule(lr=0.1, batch_size=None))
     assert [(task.client, len(task.rows)) for task in whole] == [(1, 4), (3, 5)]
 
 
 def test_of_chosen_rows_the_padded_ones_are_compared() -> None:
     source = texts([12, 3, 12, 5, 4], [12, 12])
     tasks = [ClientTask(0, np.array([0, 2, 3, 4]), 1.0), ClientTask(1, None, 1.0)]
-    found = telling(tasks, source, SINGLE)
+    found = comparison_tasks(tasks, source, SINGLE)
     assert found[0].rows.tolist() == [3, 4]
 
 
 def test_empty_texts_tell_nothing() -> None:
     source = texts([0, 12, 9, 10], [12, 0, 12])
-    found = telling(everyone(source), source, SINGLE)
+    found = comparison_tasks(everyone(source), source, SINGLE)
     assert found[0].client == 0 and found[0].rows.tolist() == [2, 3]
 
 
 def test_without_padding_or_texts_all_clients_may_be_compared() -> None:
     source = texts([12, 12], [12])
-    assert telling(everyone(source), source, SINGLE) == everyone(source)
+    assert comparison_tasks(everyone(source), source, SINGLE) == everyone(source)
     images = InMemorySource(SMALL_IMAGES, [3, 4])
     images.x = images.x.clamp_min(0)
-    assert telling(tasks_of(images), images, SINGLE) == tasks_of(images)
-    assert telling([], source, SINGLE) == []
+    assert comparison_tasks(tasks_of(images), images, SINGLE) == tasks_of(images)
+    assert comparison_tasks([], source, SINGLE) == []
 
 
 def test_no_more_than_some_texts_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +226,7 @@ def test_no_more_than_some_texts_are_searched(monkeypatch: pytest.MonkeyPatch) -
     source, read = texts(*[[12]] * 8, [2]), []
     load = source.load
     monkeypatch.setattr(source, "load", lambda client, rows=None: read.append(client) or load(client, rows))
-    assert telling(everyone(source), source, SINGLE)[0].client == 8
+    assert comparison_tasks(everyone(source), source, SINGLE)[0].client == 8
     assert read == [0, 4, 8]
 
 

@@ -56,7 +56,7 @@ def test_training_goes_on_with_less_at_once(
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
             assert (report.clients, report.steps, report.samples) == (plain.clients, plain.steps, plain.samples)
             assert report.weight == pytest.approx(plain.weight)
-    warnings = [told for told in caplog.messages if told.startswith("out of memory") and said in told]
+    warnings = [message for message in caplog.messages if message.startswith("out of memory") and said in message]
     assert 1 <= len(warnings) <= 6  # in the first round only, until it fits
     monkeypatch.setattr(owner, name, with_room_for(0, getattr(owner, name), count))
     with pytest.raises(Exception, match="made up"):  # not even one fits

@@ -157,9 +157,9 @@ def test_losses_of_clients_are_measured_in_small_passes() -> None:
     assert max(losses.model.module.seen[False]) == WIDE_ROWS
     measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
     measures.model.module.seen[False].clear()
-    told = measures(0, measures.model.initial, np.array([0]), ["loss"])
+    found = measures(0, measures.model.initial, np.array([0]), ["loss"])
     assert max(measures.model.module.seen[False]) == WIDE_ROWS
-    assert told[0, 0] == pytest.approx(before, rel=1e-6)
+    assert found[0, 0] == pytest.approx(before, rel=1e-6)
 
 
 def wide(description: DataDescription) -> nn.Module:

@@ -185,7 +185,7 @@ def test_an_engine_that_gives_other_updates_is_not_taken_however_quick(clock: Cl
     assert "batched differs" in caplog.text
 
 
-def test_engines_that_agree_to_rounding_are_told_apart_by_time_alone(caplog: pytest.LogCaptureFixture):
+def test_engines_that_agree_to_rounding_are_distinguished_by_time_alone(caplog: pytest.LogCaptureFixture):
     source, held = undecided()
     with caplog.at_level("INFO", "fedmpi"):
         decide(source, held)

@@ -84,7 +84,7 @@ def test_a_scheduling_of_ones_own_groups_the_participants() -> None:
 def test_groups_that_nobody_can_use_are_refused(found: list, message: str) -> None:
     config = given_config(
         "astraea",
-        {"topology.scheduling": lambda *told: np.array(found), "topology.clients_per_mediator": 2},
+        {"topology.scheduling": lambda *given: np.array(found), "topology.clients_per_mediator": 2},
     )
     with pytest.raises(PartFailure, match=message):
         MediatorGroups(config, np.ones((3, 2), np.int64), None, np.ones(2, np.int64), Streams(3)).group(1, np.arange(3))

@@ -96,11 +96,11 @@ def done(monkeypatch) -> list[str]:
     """What is called in place of what it reads, in every forward pass that follows."""
     found: list[str] = []
 
-    def told(traced, node, own):
+    def noting(traced, node, own):
         given = overwritten.overwriting(traced, node, own)
         return given and (lambda *x: (given[0](*x), found.append(given[0].__name__))[0], given[1])
 
-    monkeypatch.setattr(writer, "overwriting", told)
+    monkeypatch.setattr(writer, "overwriting", noting)
     return found
 
 
@@ -149,13 +149,13 @@ def test_layers_of_anything_but_samples_are_done_client_by_client(name: str, chu
 def test_a_norm_is_overwritten_where_its_result_is_no_view(name: str, largest: int, chunk: int, done, monkeypatch):
     monkeypatch.setattr(forms, "LARGE", largest)
     written: list[bool] = []
-    monkeypatch.setattr(torch, "relu_", told(written, torch.relu_))
-    monkeypatch.setattr(Tensor, "add_", told(written, Tensor.add_))
+    monkeypatch.setattr(torch, "relu_", noting_whether_written(written, torch.relu_))
+    monkeypatch.setattr(Tensor, "add_", noting_whether_written(written, Tensor.add_))
     assert_as_alone(BUILDS[name], chunk)
     assert not any(written) and (len(written) == len(done) if largest == 0 else len(written) < len(done))
 
 
-def told(written: list[bool], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def noting_whether_written(written: list[bool], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function, which notes whether what it writes to is a view, of images that autograd follows."""
 
     def call(x: Tensor, *more: Any, **named: Any) -> Tensor:
@@ -171,12 +171,12 @@ def test_convolutions_and_sums_are_really_written_over(monkeypatch):
     for name in ("rectified", "added"):
         function = getattr(overwritten, name)
 
-        def told(x: Tensor, *more: Tensor, function: Callable[..., Tensor] = function) -> Tensor:
+        def recording(x: Tensor, *more: Tensor, function: Callable[..., Tensor] = function) -> Tensor:
             made = function(x, *more)
             places.append(made.data_ptr() == x.data_ptr())
             return made
 
-        monkeypatch.setattr(overwritten, name, told)
+        monkeypatch.setattr(overwritten, name, recording)
     for chunk in (1, 3):
         assert_as_alone(lambda n, x: functional.relu(n.conv(x) + n.side(x)), chunk)
     assert places and all(places)

@@ -20,13 +20,13 @@ from fedmpi.models.stacked.small_attention import attend
 def test_dot_products_of_short_texts_are_those_of_torch(shape: tuple[int, ...], scale: float | None):
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3))
-    told, expected = attend(q, k, v, scale=scale), functional.scaled_dot_product_attention(q, k, v, scale=scale)
-    assert told.grad_fn is not None
-    formed = "SmallAttention" in str(told.grad_fn.next_functions[0][0])
+    attended, expected = attend(q, k, v, scale=scale), functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    assert attended.grad_fn is not None
+    formed = "SmallAttention" in str(attended.grad_fn.next_functions[0][0])
     assert formed == (math.prod(shape[:-2]) >= 64 and shape[-2] <= 32)
-    gradient = torch.randn(told.shape, generator=generator, dtype=torch.float64)
-    found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (told, expected))
-    for one, other in zip((told, *found), (expected, *wanted), strict=True):
+    gradient = torch.randn(attended.shape, generator=generator, dtype=torch.float64)
+    found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (attended, expected))
+    for one, other in zip((attended, *found), (expected, *wanted), strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
 
 
@@ -52,12 +52,12 @@ def test_short_texts_are_those_of_so_many_scores_and_heads(queries: int, keys: i
     q = torch.randn(heads, 2, queries, generator=generator, dtype=torch.float64).transpose(1, 2).requires_grad_()
     k = torch.randn(heads, keys, 4, generator=generator, dtype=torch.float64)[..., ::2].requires_grad_()
     v = torch.randn(heads, keys, 1, generator=generator, dtype=torch.float64).requires_grad_()
-    told, expected = attend(q, k, v), functional.scaled_dot_product_attention(q, k, v)
-    assert told.grad_fn is not None
-    assert ("SmallAttention" in str(told.grad_fn.next_functions)) == (queries * keys <= 1024 and heads >= 64)
-    gradient = torch.ones((), dtype=torch.float64).expand(told.shape)
-    found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (told, expected))
-    for one, other in zip((told, *found), (expected, *wanted), strict=True):
+    attended, expected = attend(q, k, v), functional.scaled_dot_product_attention(q, k, v)
+    assert attended.grad_fn is not None
+    assert ("SmallAttention" in str(attended.grad_fn.next_functions)) == (queries * keys <= 1024 and heads >= 64)
+    gradient = torch.ones((), dtype=torch.float64).expand(attended.shape)
+    found, wanted = (autograd.grad(one, (q, k, v), gradient) for one in (attended, expected))
+    for one, other in zip((attended, *found), (expected, *wanted), strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
 
 

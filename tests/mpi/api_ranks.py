@@ -35,7 +35,7 @@ def bits(module: nn.Module) -> int:
     return crc32(b"".join(value.numpy().tobytes() for value in module.state_dict().values()))
 
 
-def told(run: fedmpi.Run) -> dict[str, Any]:
+def facts_of(run: fedmpi.Run) -> dict[str, Any]:
     records = [{k: v for k, v in record.items() if "seconds" not in k} for record in run.records]
     return {
         "records": records,
@@ -111,15 +111,15 @@ def main() -> None:
     torch.manual_seed(rank)
     own = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     found = {
-        "plain": told(fedmpi.run("fedavg", KEYS)),
-        "written": told(fedmpi.run("fedavg", KEYS, out=folder / "run")),
-        "ended": told(fedmpi.run("fedavg", KEYS, on_round=enough if rank == 0 else None)),
-        "stopped": told(fedmpi.run("fedavg", KEYS, stop=(lambda: True) if rank == 2 else None)),
+        "plain": facts_of(fedmpi.run("fedavg", KEYS)),
+        "written": facts_of(fedmpi.run("fedavg", KEYS, out=folder / "run")),
+        "ended": facts_of(fedmpi.run("fedavg", KEYS, on_round=enough if rank == 0 else None)),
+        "stopped": facts_of(fedmpi.run("fedavg", KEYS, stop=(lambda: True) if rank == 2 else None)),
         "failed": refusal("fedavg", KEYS, on_round=fails),
         "wrong": refusal("fedavg", {"local.lrr": 1}),
         "too many": refusal("fedavg", {"participation.count": 99}, data=arrays()),
         "nowhere": refusal("fedavg", data="nowhere"),
-        "arrays": told(fedmpi.run("fedavg", {**KEYS, "participation.count": 4}, data=arrays())),
+        "arrays": facts_of(fedmpi.run("fedavg", {**KEYS, "participation.count": 4}, data=arrays())),
         "unlike arrays": refusal("fedavg", KEYS, data=arrays(rank)),
         "unlike networks": refusal("fedavg", {"rounds": 1}, data=arrays(), model=own),
         "viewed": [viewed(further) for further in VIEWED],

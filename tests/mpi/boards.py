@@ -82,9 +82,9 @@ def progress() -> None:
 
 def signals() -> None:
     """A rank that rests at the board hears of signals at once."""
-    cluster, heard = Cluster.connect(), []
+    cluster, handled = Cluster.connect(), []
     board.LONGEST_REST = 60.0
-    signal.signal(signal.SIGUSR2, lambda *_: heard.append(time.monotonic()))
+    signal.signal(signal.SIGUSR2, lambda *_: handled.append(time.monotonic()))
     if cluster.rank == 1:
         started = time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -93,7 +93,7 @@ def signals() -> None:
         time.sleep(LATE + 0.5)
     cluster.barrier()
     if cluster.rank == 1:
-        assert heard and heard[0] - started < LATE
+        assert handled and handled[0] - started < LATE
     cluster.close()
 
 
@@ -106,8 +106,8 @@ def many_meetings(rounds: str) -> None:
         if naps.random() < 0.3:
             time.sleep(naps.random() * 0.002)
         cluster.barrier()
-        told = cluster.broadcast([np.full(t % 7, t), np.array([t])] if cluster.is_server else None)
-        assert len(told[0]) == t % 7 and told[1][0] == t and (told[0] == t).all()
+        received = cluster.broadcast([np.full(t % 7, t), np.array([t])] if cluster.is_server else None)
+        assert len(received[0]) == t % 7 and received[1][0] == t and (received[0] == t).all()
         assert (np.asarray(cluster.reduce()) == t).all()
     cluster.close()
 
@@ -135,24 +135,24 @@ def large_broadcasts() -> None:
     cluster.close()
 
 
-def foretold() -> None:
-    """Arrays told ahead are seen behind the sum by all ranks alike; what is too large, or was not told, by none."""
+def announced() -> None:
+    """Arrays announced ahead are seen behind the sum by all ranks alike; what is too large, or was not, by none."""
     cluster = Cluster.connect()
     for t in range(40):
         cluster.sum_buffer(3, "float32")
         if cluster.is_server and t % 3:
-            cluster.foretell(t, [np.arange(pages.PAGE if t % 3 == 2 else t)])
+            cluster.announce(t, [np.arange(pages.PAGE if t % 3 == 2 else t)])
         cluster.reduce()
-        seen = cluster.foretold(t)
+        seen = cluster.announced(t)
         assert (seen is not None) == (t % 3 == 1), t
         if seen is not None:
             assert np.array_equal(seen[0], np.arange(t))
     fits = pages.PAGE - 8 * (pages.TITLE + HEADER)
     for t, count in ((40, fits), (41, fits + 1)):
         if cluster.is_server:
-            cluster.foretell(t, [np.full(count, 7, np.uint8)])
+            cluster.announce(t, [np.full(count, 7, np.uint8)])
         cluster.reduce()
-        seen = cluster.foretold(t)
+        seen = cluster.announced(t)
         assert (seen is None) == (count > fits), count
         assert seen is None or np.array_equal(seen[0], np.full(fits, 7))
     cluster.close()
@@ -167,13 +167,13 @@ def without(what: str) -> None:
     else:
         board.Board = _refused  # type: ignore[assignment,misc]
     cluster = Cluster.connect()
-    assert cluster._board is None and cluster._told is None
+    assert cluster._board is None and cluster._broadcast_pages is None
     check_sum(cluster, 30_011, "float32", 10)
     assert cluster.broadcast([np.arange(3)] if cluster.is_server else None)[0].tolist() == [0, 1, 2]
     if cluster.is_server:
-        cluster.foretell(1, [np.arange(3)])
+        cluster.announce(1, [np.arange(3)])
     cluster.reduce()
-    assert cluster.foretold(1) is None
+    assert cluster.announced(1) is None
     cluster.close()
 
 
@@ -191,7 +191,7 @@ def rounds(*settings: str) -> None:
     experiment = Experiment.connect(load_config(None, list(settings)))
     cluster = experiment.cluster
     simulation = Simulation(experiment, None)
-    broadcasts, told, ahead = counted(cluster, "broadcast"), [0], cluster.foretold
+    broadcasts, announcements, ahead = counted(cluster, "broadcast"), [0], cluster.announced
 
     own: list[Plan] = []
     make = experiment.plan
@@ -202,15 +202,15 @@ def rounds(*settings: str) -> None:
 
     def noted(number: int) -> list[np.ndarray] | None:
         found = ahead(number)
-        told[0] += found is not None
+        announcements[0] += found is not None
         if found is not None and cluster.is_server:
             assert own[-1].round == number and len(found) == len(own[-1].arrays())
             assert all(np.array_equal(*pair) for pair in zip(found, own[-1].arrays(), strict=True))
         return found
 
-    experiment.plan, cluster.foretold = made, noted  # type: ignore[method-assign]
+    experiment.plan, cluster.announced = made, noted  # type: ignore[method-assign]
     assert simulation.run() == "finished"
-    print(f"rank {cluster.rank}: {told[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
+    print(f"rank {cluster.rank}: {announcements[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
     experiment.close()
 
 

@@ -237,16 +237,16 @@ def combined_memory() -> None:
             before = before or _resident("VmRSS")
         grown, vector = _resident("VmHWM") - before, 4 * values
         share, block = clients * vector / cluster.size, clients * vector / 64
-        told = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
-        sys.stdout.write(f"{told}\n")
-        assert 0.9 * share < grown < share + 4 * vector + 16 * block, told
+        line = f"{name}: rank {cluster.rank} grew by {grown / 2**20:.0f} MiB, its share is {share / 2**20:.0f} MiB"
+        sys.stdout.write(f"{line}\n")
+        assert 0.9 * share < grown < share + 4 * vector + 16 * block, line
     cluster.close()
 
 
 def _resident(name: str) -> int:
     """Bytes of this process's memory, as the system counts it under this name."""
-    told = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in told.splitlines() if line.startswith(name))
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name))
 
 
 def gpus_without_cuda_aware_mpi() -> None:
@@ -464,7 +464,7 @@ def wait_politely(folder: str) -> None:
             while not all(file.exists() for file in others):  # for ever where somebody spins: the job has a limit
                 time.sleep(0.001)
         else:
-            sleeps.tell_by(Path(folder) / f"{name}{cluster.rank}")
+            sleeps.mark_with(Path(folder) / f"{name}{cluster.rank}")
         exchange()
     cluster.close()
 
@@ -477,7 +477,7 @@ class Sleeps:
     def __init__(self) -> None:
         self.monotonic, self.file, self.count = time.monotonic, Path(os.devnull), 0
 
-    def tell_by(self, file: Path) -> None:
+    def mark_with(self, file: Path) -> None:
         self.file, self.count = file, 0
 
     def sleep(self, seconds: float) -> None:

@@ -41,7 +41,7 @@ def test_one_process_and_three_come_to_the_same(found: Found):
         ("plain", api_ranks.KEYS, None),
         ("arrays", {**api_ranks.KEYS, "participation.count": 4}, api_ranks.arrays()),
     ):
-        alone = api_ranks.told(fedmpi.run("fedavg", keys, data=data))
+        alone = api_ranks.facts_of(fedmpi.run("fedavg", keys, data=data))
         assert alone["model"] == found[0][name]["model"] and alone["final"] == found[0][name]["final"]
         for one, three in zip(alone["records"], found[0][name]["records"], strict=True):
             assert one["samples"] == three["samples"] and one["test_accuracy"] == three["test_accuracy"]

@@ -38,7 +38,7 @@ def passed(n: int, *words: str) -> str:
         "many_meetings 400",
         "server_away",
         "large_broadcasts",
-        "foretold",
+        "announced",
         "without bells",
         pytest.param("without room", marks=pytest.mark.slow),
         pytest.param("without memory", marks=pytest.mark.slow),
@@ -54,15 +54,15 @@ def test_two_ranks_meet_as_well():
 
 
 def counted(settings: str) -> tuple[int, int]:
-    """Plans told ahead and broadcasts of a run on three ranks, which all count alike."""
-    told = passed(3, "rounds", *PLAIN.split(), *settings.split())
-    found = re.findall(r"^rank \d: (\d+) ahead, (\d+) broadcasts$", told, re.MULTILINE)
-    assert len(found) == 3 and len(set(found)) == 1, told
+    """Plans announced and broadcasts of a run on three ranks, which all count alike."""
+    output = passed(3, "rounds", *PLAIN.split(), *settings.split())
+    found = re.findall(r"^rank \d: (\d+) ahead, (\d+) broadcasts$", output, re.MULTILINE)
+    assert len(found) == 3 and len(set(found)) == 1, output
     return int(found[0][0]), int(found[0][1])
 
 
 @cache
-def broadcasts_of_plans_never_told_ahead() -> int:
+def broadcasts_without_announcements() -> int:
     return counted("server.trains=always")[1]
 
 
@@ -75,11 +75,11 @@ def broadcasts_of_plans_never_told_ahead() -> int:
         pytest.param("server.trains=never topology.placement=owner", 5, marks=pytest.mark.slow),
     ],
 )
-def test_plans_that_nothing_can_change_are_told_ahead(settings: str, ahead: int):
+def test_plans_that_nothing_can_change_are_announced(settings: str, ahead: int):
     """All but the first round's; the others are broadcast, one a round."""
-    told, broadcasts = counted(settings)
-    assert told == ahead
-    assert broadcasts == broadcasts_of_plans_never_told_ahead() - ahead
+    announced, broadcasts = counted(settings)
+    assert announced == ahead
+    assert broadcasts == broadcasts_without_announcements() - ahead
 
 
 def memory() -> np.ndarray:

@@ -85,8 +85,8 @@ def test_a_rounds_update_and_metrics_are_the_same_whichever_way_they_are_summed(
 def test_a_combiner_makes_the_same_bits_of_updates_however_they_are_dealt_to_ranks(passed):
     results = []
     for n in (1, 2, 3):
-        told = re.search(r"^passed: combined_updates (/.*)$", passed(n, "combined_updates").stdout, re.MULTILINE)
-        results.append(np.load(Path(told[1]) / f"combined{n}.npz"))
+        found = re.search(r"^passed: combined_updates (/.*)$", passed(n, "combined_updates").stdout, re.MULTILINE)
+        results.append(np.load(Path(found[1]) / f"combined{n}.npz"))
     for name in results[0].files:
         assert results[0][name].any()
         assert len({result[name].tobytes() for result in results}) == 1, name
@@ -94,8 +94,8 @@ def test_a_combiner_makes_the_same_bits_of_updates_however_they_are_dealt_to_ran
 
 @pytest.mark.slow
 def test_a_combiner_needs_no_more_memory_on_any_rank_than_its_share_whoever_made_the_updates():
-    told = run_mpi(3, [*PROGRAMS, "combined_memory"])
-    assert told.returncode == 0, told.stderr
+    done = run_mpi(3, [*PROGRAMS, "combined_memory"])
+    assert done.returncode == 0, done.stderr
 
 
 def test_tensors_on_gpus_are_staged_where_mpi_does_not_read_them_and_rank_0_says_so(passed):
@@ -151,7 +151,7 @@ def test_a_waiting_rank_goes_to_sleep_whatever_it_waits_for(passed):
     passed(3, "wait_politely")
 
 
-def test_ranks_that_ask_for_different_buffers_are_told_so():
+def test_ranks_that_ask_for_different_buffers_are_refused():
     job = run_mpi(2, [*PROGRAMS, "different_buffers"])
     assert job.returncode == 1
     assert "the ranks ask for different sum buffers" in job.stderr

@@ -74,8 +74,8 @@ def under_ulfm(ranks: int, *args: str | Path, env: dict[str, str] | None = None)
 def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all `RUNS`."""
     folder = tmp_path_factory.mktemp("deaths")
-    told = json.dumps([(name, system, [death]) for name, (system, death, _) in RUNS.items()])
-    job = finish_job(under_ulfm(RANKS, "-m", "tests.mpi.deaths", folder, told), SECONDS)
+    runs = json.dumps([(name, system, [death]) for name, (system, death, _) in RUNS.items()])
+    job = finish_job(under_ulfm(RANKS, "-m", "tests.mpi.deaths", folder, runs), SECONDS)
     assert job.returncode == 0, job.stderr
     return folder
 

@@ -53,7 +53,7 @@ def test_a_run_on_two_hosts_that_is_killed_is_that_of_one_process(tmp_path: Path
     assert soak.soak(tmp_path, rounds=30, ranks=3, hosts=2, kills=1, seed=1) == 0, capsys.readouterr().out
 
 
-def test_growth_is_told_of_starts_that_lasted(tmp_path: Path) -> None:
+def test_growth_is_reported_of_starts_that_lasted(tmp_path: Path) -> None:
     memory = soak.Memory()
     memory.starts = [
         {"rank 0": [(0, 50), (100, 100), (150, 105), (200, 110)], "rank 1": [(0, 90), (120, 100), (220, 99)]},

@@ -203,7 +203,7 @@ def test_whatever_else_the_manifest_says_counts(shards: Path, key: str):
 
 
 def test_a_key_that_only_one_rank_has_is_named():
-    assert _difference([0, 2], [told({"a": "1"}), told({}), told({"a": "1", "model.width": "3"})]) == (
+    assert _difference([0, 2], [encoded({"a": "1"}), encoded({}), encoded({"a": "1", "model.width": "3"})]) == (
         "the ranks do not run the same: model.width is unset on rank 0 (here) and 3 on rank 2 (here): give all ranks "
         "the same files and options"
     )
@@ -211,11 +211,11 @@ def test_a_key_that_only_one_rank_has_is_named():
 
 def test_at_most_three_of_the_differences_are_named():
     one, other = ({f"key{i}": str(value) for i in range(5)} for value in (1, 2))
-    said = _difference([0, 1], [told(one), told(other)])
+    said = _difference([0, 1], [encoded(one), encoded(other)])
     assert said.count(" is ") == 3 and "key2 is 1" in said and "; 2 more differ" in said
 
 
-def told(facts: dict[str, str]) -> np.ndarray:
+def encoded(facts: dict[str, str]) -> np.ndarray:
     return np.frombuffer(json.dumps(["here", facts]).encode(), np.uint8)
 
 

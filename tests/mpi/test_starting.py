@@ -47,8 +47,8 @@ lived = read_launch().rank == 1 or ticks > 3
 try:
     mpi.COMM_WORLD.Send([bytearray(1), mpi.BYTE], dest=99)
 except mpi.Exception:
-    told = "whole" if lived and mpi.Query_thread() == mpi.THREAD_MULTIPLE else f"{ticks} ticks"
-    os.write(1, f"{told}\\n".encode())  # one write: print makes two of a line where PYTHONUNBUFFERED is set
+    result = "whole" if lived and mpi.Query_thread() == mpi.THREAD_MULTIPLE else f"{ticks} ticks"
+    os.write(1, f"{result}\\n".encode())  # one write: print makes two of a line where PYTHONUNBUFFERED is set
 """
 
 
@@ -85,10 +85,10 @@ def test_what_comes_in_time_is_left_alone() -> None:
 
 def test_the_environment_sets_the_limit() -> None:
     assert SECONDS + 64 <= seconds_to_start(64, {}) <= 10 * SECONDS
-    assert [seconds_to_start(64, {"FEDMPI_START_SECONDS": told}) for told in ("0", "2.5")] == [0, 2.5]
-    for told in ("soon", "-1", "nan", "inf", ""):
+    assert [seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds}) for seconds in ("0", "2.5")] == [0, 2.5]
+    for seconds in ("soon", "-1", "nan", "inf", ""):
         with pytest.raises(UserError, match="FEDMPI_START_SECONDS="):
-            seconds_to_start(64, {"FEDMPI_START_SECONDS": told})
+            seconds_to_start(64, {"FEDMPI_START_SECONDS": seconds})
 
 
 def test_the_hash_is_that_of_mpich() -> None:

@@ -60,7 +60,7 @@ def test_only_those_asked_are_charged():
         (["aggregation.weights=uniform", "rebalance.enabled=true"], "rebalance.enabled", 8),
     ],
 )
-def test_sizes_told_openly_elsewhere_are_reported_as_unprotected_and_said_once(
+def test_sizes_sent_openly_elsewhere_are_reported_as_unprotected_and_said_once(
     settings: list[str], named: str, known: int, caplog: pytest.LogCaptureFixture
 ):
     drawn = ("participation.clients=uniform", "participation.count=2")

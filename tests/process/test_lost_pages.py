@@ -9,7 +9,7 @@ import pytest
 
 from fedmpi.data import watch
 from fedmpi.data.opening import open_store
-from fedmpi.process.lost_pages import PLAIN, say_lost_pages
+from fedmpi.process.lost_pages import PLAIN, report_lost_pages
 from tests.data_prep.command import main
 
 
@@ -24,16 +24,16 @@ def test_a_mapping_that_lost_its_pages_is_said_in_a_sentence(tmp_path: Path, wat
             os.dup2(os.open(said, os.O_CREAT | os.O_WRONLY), 2)
             store = open_store(data)
             watch.DataWatch.latest = watch.DataWatch(store) if watched else None
-            say_lost_pages()
+            report_lost_pages()
             store.client(0)
             os.truncate(data / "train-00000.h5", 0)
             print(store.client(2)[0].sum())
         finally:
             os._exit(99)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    told = said.read_text()
-    assert told.count("\n") == 1
+    message = said.read_text()
+    assert message.count("\n") == 1
     if watched:
-        assert told.startswith(f"error: {data / 'train-00000.h5'} was changed since this run began (0 bytes, ")
+        assert message.startswith(f"error: {data / 'train-00000.h5'} was changed since this run began (0 bytes, ")
     else:
-        assert told == f"error: {PLAIN}\n"
+        assert message == f"error: {PLAIN}\n"

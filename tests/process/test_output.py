@@ -38,7 +38,7 @@ def test_what_nobody_reads_is_dropped_and_noted_once(unread: int, caplog: pytest
     assert caplog.messages == ["standard output is lost (Broken pipe): nothing more is printed there"]
 
 
-def test_a_command_that_only_prints_is_told_once(unread: int) -> None:
+def test_a_command_that_only_prints_is_interrupted_once(unread: int) -> None:
     stream = text(unread, raises=True)
     with pytest.raises(OutputLost) as lost:
         print("one", file=stream, flush=True)
@@ -132,7 +132,7 @@ __main__.main()
 
 
 def test_descriptors_that_the_parent_has_closed_are_not_given_to_pipes_and_files_of_the_run(tmp_path: Path) -> None:
-    words = f"exec {sys.executable} -c '{CLOSED}' train {tmp_path / 'told'} <&- >&- 2>&-"
+    words = f"exec {sys.executable} -c '{CLOSED}' train {tmp_path / 'closed'} <&- >&- 2>&-"
     done = subprocess.run(["bash", "-c", words], cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 0
-    assert (tmp_path / "told").read_text() == "[True, False]"
+    assert (tmp_path / "closed").read_text() == "[True, False]"

@@ -154,13 +154,13 @@ def test_a_single_process_whose_first_round_never_ends_says_so_after_a_while() -
 
 
 def pointing(judge: Judge, seconds: int, job: Job) -> list[int]:
-    """The seconds at which the rank itself tells where it is."""
-    told = []
+    """The seconds at which the rank itself reports where it is."""
+    pointed = []
     for second in range(1, seconds + 1):
-        own, heard = job(second)
-        judge.look(1.0, own, heard)
-        told += [second] * judge.points(own)
-    return told
+        own, received = job(second)
+        judge.look(1.0, own, received)
+        pointed += [second] * judge.points(own)
+    return pointed
 
 
 def test_a_rank_that_holds_up_the_others_tells_once_a_round_where_it_is() -> None:
@@ -295,7 +295,7 @@ def test_what_is_known_of_the_process_is_said_on_its_own_host_only(
     )
 
 
-def test_a_process_that_is_stopped_alone_is_told_of_within_seconds_and_again_when_it_is_stopped_again(
+def test_a_process_that_is_stopped_alone_is_reported_within_seconds_and_again_when_it_is_stopped_again(
     watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     letter = "S"
@@ -308,27 +308,27 @@ def test_a_process_that_is_stopped_alone_is_told_of_within_seconds_and_again_whe
     ended: list[str] = []
     monkeypatch.setattr("fedmpi.process.watchdog.end_now", lambda code, words: ended.append(words))
 
-    def told(looks: int) -> list[str]:
+    def reports_after(looks: int) -> list[str]:
         caplog.clear()
         for _ in range(looks):
             watchdog._mind_the_stopped(1.0, at(7, "sum", waiting=True))
         return caplog.messages
 
-    assert not told(9)
+    assert not reports_after(9)
     letter = "t"  # a debugger's
-    assert not told(9)
+    assert not reports_after(9)
     letter = "T"
-    assert not told(int(SECONDS_STOPPED) - 1)
-    (said,) = told(20)
+    assert not reports_after(int(SECONDS_STOPPED) - 1)
+    (said,) = reports_after(20)
     assert said == (
         f"waiting 5 s for rank 1 on {watchdog.processes[0].host} in the sum of round 7 (no sign of life for 5 s, its "
         "process is stopped, it was training client 10 then)"
     )
     letter = "R"
-    told(1)
+    reports_after(1)
     letter, watchdog.ends = "T", True
-    assert not told(int(SECONDS_STOPPED) - 1) and not ended
-    told(1)
+    assert not reports_after(int(SECONDS_STOPPED) - 1) and not ended
+    reports_after(1)
     assert ended == [f"{said}: the job is ended, --resume goes on from the last checkpoint"]
 
 
@@ -353,8 +353,8 @@ def test_of_the_ranks_of_a_host_that_run_the_lowest_tells_of_all_that_are_stoppe
         caplog.clear()
         for _ in range(9):
             watchdog._mind_the_stopped(1.0, at(7, "sum", waiting=True))
-        told = [words.partition(" in the sum")[0] for words in caplog.messages]
-        assert told == [f"waiting 5 s for {', '.join(stopped)}"] * (rank == running[0])
+        messages = [words.partition(" in the sum")[0] for words in caplog.messages]
+        assert messages == [f"waiting 5 s for {', '.join(stopped)}"] * (rank == running[0])
         letters.update(dict.fromkeys(range(4), "S"))
         watchdog._mind_the_stopped(1.0, at(7, "sum", waiting=True))
 

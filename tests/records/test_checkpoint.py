@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path, capl
     assert str(newest) in caplog.text
 
 
-def test_when_no_checkpoint_can_be_read_the_user_is_told(tmp_path: Path):
+def test_when_no_checkpoint_can_be_read_the_user_is_informed(tmp_path: Path):
     saved(tmp_path, 5)
     (tmp_path / "round-00000005.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="no checkpoint"):

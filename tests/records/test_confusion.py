@@ -41,8 +41,8 @@ def test_the_files_are_those_of_the_final_model_on_the_test_part(done: fedmpi.Ru
     )
     for place, row in enumerate(rows):
         assert (row["class"], int(row["samples"])) == (str(place), support[place])
-        told = [float(row[name]) for name in ("precision", "recall", "f1")]
-        assert told == pytest.approx([precision[place], recall[place], f1[place]], rel=1e-12)
+        values = [float(row[name]) for name in ("precision", "recall", "f1")]
+        assert values == pytest.approx([precision[place], recall[place], f1[place]], rel=1e-12)
     assert np.mean([float(row["f1"]) for row in rows]) == pytest.approx(done.records[-1]["test_macro_f1"], rel=1e-12)
 
 

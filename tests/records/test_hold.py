@@ -139,7 +139,7 @@ def test_a_holders_file_that_names_nobody_is_read_without_waiting_and_believed(t
     assert holder is not None and holder.facts == {} and holder.alive()
 
 
-def test_where_no_file_can_be_made_time_is_told_by_the_clock_of_this_host(
+def test_where_no_file_can_be_made_time_is_that_of_the_clock_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     Hold(tmp_path)._released.set()
@@ -211,10 +211,10 @@ def test_of_many_that_start_together_one_wins(tmp_path: Path):
             ended(in_child(lambda run=run: Hold(run).path.exists()))
         started, start = os.pipe()  # read by all children, closed by the parent once all are there
         over, end = os.pipe()
-        heard, told = os.pipe()
+        lost_reader, lost_writer = os.pipe()
 
-        def compete(run: Path = run, pipes: tuple[int, ...] = (started, start, over, end, told)) -> int:
-            started, start, over, end, told = pipes
+        def compete(run: Path = run, pipes: tuple[int, ...] = (started, start, over, end, lost_writer)) -> int:
+            started, start, over, end, lost_writer = pipes
             os.close(start)
             os.close(end)
             os.read(started, 1)
@@ -223,7 +223,7 @@ def test_of_many_that_start_together_one_wins(tmp_path: Path):
             except UserError as error:
                 won = None
                 assert re.search("is in use by|is being taken by", str(error))
-            os.write(told, b".")
+            os.write(lost_writer, b".")
             os.read(over, 1)
             if won is not None:
                 won.check()
@@ -232,11 +232,11 @@ def test_of_many_that_start_together_one_wins(tmp_path: Path):
         children = [in_child(compete) for _ in range(6)]
         os.close(start)
         for _ in children:
-            os.read(heard, 1)
+            os.read(lost_reader, 1)
         os.close(end)
         codes = [ended(child) for child in children]
         assert sorted(codes) == [0, 0, 0, 0, 0, 1], codes
-        for descriptor in (started, over, heard, told):
+        for descriptor in (started, over, lost_reader, lost_writer):
             os.close(descriptor)
 
 

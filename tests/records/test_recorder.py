@@ -324,9 +324,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_to_the_same_bits
     assert run_into(run, *SETTINGS, resume=True) == 0
     assert curve(run) == curve(undisturbed)
     assert (run / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
-    for told in (capsys.readouterr().err, (run / "run.log").read_text()):
-        assert f"{newest} is damaged" in told
-        assert "instead, at round 3" in told
+    for text in (capsys.readouterr().err, (run / "run.log").read_text()):
+        assert f"{newest} is damaged" in text
+        assert "instead, at round 3" in text
 
 
 def test_when_all_checkpoints_are_damaged_the_run_is_refused(undisturbed: Path, tmp_path: Path):

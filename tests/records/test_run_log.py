@@ -15,7 +15,7 @@ from fedmpi.results.gather import OneRun
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (UserError("the disk\nis full"), "the disk is full"),
         (Divergence("the loss\r\nis not finite"), "the loss  is not finite"),
@@ -27,18 +27,18 @@ from fedmpi.results.gather import OneRun
     ],
 )
 def test_what_ended_a_run_is_noted_on_one_line_for_the_file_alone(
-    error: Exception, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    error: Exception, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = RunLog(tmp_path / "run.log")
     log.failed(error)
     log.close()
     [(level, words)] = read_log(tmp_path / "run.log")
-    assert level == "ERROR" and words.startswith(f"ended by: {told}") and ended_by(tmp_path / "run.log") == words
+    assert level == "ERROR" and words.startswith(f"ended by: {message}") and ended_by(tmp_path / "run.log") == words
     assert not caplog.records
 
 
-def lines(*told: str) -> str:
-    return "".join(f"2026-01-01 10:00:00,1 {line}\n" for line in told)
+def lines(*texts: str) -> str:
+    return "".join(f"2026-01-01 10:00:00,1 {line}\n" for line in texts)
 
 
 @pytest.mark.parametrize(

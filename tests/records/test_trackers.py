@@ -87,9 +87,14 @@ def test_every_field_of_a_record_has_a_group() -> None:
 
 def test_settings_are_those_that_are_not_at_their_defaults() -> None:
     config = load_config(None, ["preset=fedavg", "local.lr=0.2", "participation.count=4", "logging.tensorboard=true"])
-    told = settings(config)
-    assert (told["preset"], told["seed"], told["local.lr"], told["participation.count"]) == ("fedavg", 0, 0.2, 4)
-    assert "logging.tensorboard" not in told and "logging.interval" not in told
+    chosen = settings(config)
+    assert (chosen["preset"], chosen["seed"], chosen["local.lr"], chosen["participation.count"]) == (
+        "fedavg",
+        0,
+        0.2,
+        4,
+    )
+    assert "logging.tensorboard" not in chosen and "logging.interval" not in chosen
 
 
 def test_the_picture_has_a_cell_for_each_client_and_class_coloured_by_samples() -> None:
@@ -107,11 +112,11 @@ def test_the_picture_has_a_cell_for_each_client_and_class_coloured_by_samples() 
 def test_tensorboard_shows_groups_settings_and_the_clients_data(tmp_path: Path) -> None:
     records = interrupted(tmp_path / "RUN", logging_tensorboard=True)
     events = EventAccumulator(str(tmp_path / "RUN"), size_guidance={SCALARS: 0, IMAGES: 0}).Reload()
-    told = numbers(records[-1])
-    assert set(told) <= set(events.Tags()["scalars"]) and {"time/train", "train/loss", "clients/participants"} <= set(
-        told
+    tags = numbers(records[-1])
+    assert set(tags) <= set(events.Tags()["scalars"]) and {"time/train", "train/loss", "clients/participants"} <= set(
+        tags
     )
-    for tag in told:
+    for tag in tags:
         assert [one.step for one in events.Scalars(tag)] == list(range(5)), tag
     shown = [one.value for one in events.Scalars("test/accuracy")]
     assert shown == pytest.approx([record["test_accuracy"] for record in records])
@@ -161,30 +166,30 @@ class Distant(Tracker):
 
     title, raises = "the tracker", (ConnectionError,)
 
-    def __init__(self, heard: list[int]):
-        self.heard = heard
+    def __init__(self, calls: list[int]):
+        self.calls = calls
 
     def record(self, round: int, numbers: dict[str, float]) -> None:
         if round == 2:
             raise ConnectionError("no route\nto the host")
-        self.heard.append(round)
+        self.calls.append(round)
 
     def show(self, picture: Any) -> None:
-        self.heard.append(-1)
+        self.calls.append(-1)
 
     def close(self, finished: bool) -> None:
         raise AssertionError("nobody is there any more")
 
 
-def test_one_that_cannot_be_reached_is_told_of_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[int] = []
-    trackers = Trackers([(Distant, (heard,)), (Unborn, ())])
+def test_one_that_cannot_be_reached_is_reported_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+    trackers = Trackers([(Distant, (calls,)), (Unborn, ())])
     with caplog.at_level(logging.WARNING, "fedmpi"):
         trackers.show(lambda: np.zeros((1, 1, 3), np.uint8))
         for round in range(4):
             trackers.record(round, {})
         trackers.close(True)
-    assert heard == [-1, 0, 1]
+    assert calls == [-1, 0, 1]
     assert [record.getMessage() for record in caplog.records] == [
         f"the tracker cannot be reached ({why}): the run goes on, and is told in its folder alone"
         for why in ("ConnectionError", "no route")
@@ -226,13 +231,13 @@ def test_weights_and_biases_has_the_records_once_settings_and_the_picture(
     kept = (tmp_path / "RUN" / "wandb-run").read_text().strip()
     parts = sorted((tmp_path / "RUN" / "wandb").glob(f"offline-run-*-{kept}"))
     assert len(parts) == 2, "each start leaves a part of the same run"
-    told = [row for part in parts for row in history_of(next(part.glob("*.wandb")))]
-    rounds = [row for row in told if "test/accuracy" in row]
+    rows = [row for part in parts for row in history_of(next(part.glob("*.wandb")))]
+    rounds = [row for row in rows if "test/accuracy" in row]
     assert [row["_step"] for row in rounds] == list(range(5))
     assert [row["test/accuracy"] for row in rounds] == pytest.approx([r["test_accuracy"] for r in records])
     [drawn] = (tmp_path / "RUN" / "wandb").rglob("*.png")
     assert Image.open(drawn).size == (480, 240)
-    assert [row["_step"] for row in told if any("samples of each class" in key for key in row)] == [0]
+    assert [row["_step"] for row in rows if any("samples of each class" in key for key in row)] == [0]
 
 
 def history_of(path: Path) -> Sequence[dict[str, Any]]:

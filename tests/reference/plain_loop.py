@@ -722,14 +722,14 @@ def size_estimate(config: Config, t: int, sizes: np.ndarray, asked: list[int]) -
         return facts
     generator = stream(config.seed, SIZE_ANSWER, 0 if part.memoise else t)
     m, epsilon, n = part.threshold, part.epsilon, len(sizes)
-    told = [min(max(int(size), 1), m - 1) if part.clip else int(size) for size in sizes]
+    inputs = [min(max(int(size), 1), m - 1) if part.clip else int(size) for size in sizes]
     if part.size_estimate == "randomised-response":
         alpha = (math.exp(epsilon) - 1) / (math.exp(epsilon) + m - 2)  # Eq 21
         truthful, fake = generator.random(n) < alpha, generator.integers(1, m, n)
-        answers = [told[k] if truthful[k] else int(fake[k]) for k in asked]  # Eq 1
+        answers = [inputs[k] if truthful[k] else int(fake[k]) for k in asked]  # Eq 1
         raw = (sum(answers) - (1 - alpha) * m * len(asked) / 2) / alpha  # Eq 2
     else:
-        unit = [(size - m / 2) / (m / 2 - 1) for size in told]  # 1 … M − 1 on [−1, 1]
+        unit = [(size - m / 2) / (m / 2 - 1) for size in inputs]  # 1 … M − 1 on [−1, 1]
         if part.size_estimate == "duchi":
             c = (math.exp(epsilon) + 1) / (math.exp(epsilon) - 1)
             draws = generator.random(n)
@@ -1399,12 +1399,12 @@ class PlainLoop:
             fresh |= self.used.answers[k] == 0 or not part.memoise
             self.used.answers[k] = 1 if part.memoise else self.used.answers[k] + 1
         self.used.exposed |= self._exposed(turnout, asked)
-        told = bool(self.used.exposed)
+        any_exposed = bool(self.used.exposed)
         return {
             "size_unprotected": len(self.used.exposed),
             "size_epsilon_round": None if len(self.used.exposed) > exposed else part.epsilon if fresh else 0.0,
-            "size_epsilon_max": None if told else part.epsilon * int(self.used.answers.max()),
-            "size_epsilon_mean": None if told else part.epsilon * float(self.used.answers.mean()),
+            "size_epsilon_max": None if any_exposed else part.epsilon * int(self.used.answers.max()),
+            "size_epsilon_mean": None if any_exposed else part.epsilon * float(self.used.answers.mean()),
         }
 
     def _exposed(self, turnout: Turnout, asked: list[int]) -> set[int]:

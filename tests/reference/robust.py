@@ -41,17 +41,17 @@ def lie(config: Config, t: int, k: int, change: np.ndarray) -> np.ndarray:
 
 def combine(config: Config, changes: list[np.ndarray], shares: list[float]) -> np.ndarray:
     """The update that the rule makes of all updates, coordinate after coordinate."""
-    rule, told, m = config.aggregation.rule, config.aggregation.model_extra or {}, len(changes)
+    rule, options, m = config.aggregation.rule, config.aggregation.model_extra or {}, len(changes)
     columns = [sorted(column) for column in np.transpose(changes).tolist()]
     if rule == "median":
         return np.array([(c[(m - 1) // 2] + c[m // 2]) / 2 for c in columns])
     if rule == "trimmed-mean":
-        cut = min(math.ceil(told.get("trim", 0.1) * m - 1e-9), (m - 1) // 2)
+        cut = min(math.ceil(options.get("trim", 0.1) * m - 1e-9), (m - 1) // 2)
         return np.array([math.fsum(c[cut : m - cut]) / (m - 2 * cut) for c in columns])
     if rule == "krum":
-        return np.mean([changes[i] for i in _krum(changes, told["byzantine"])[: told.get("keep", 1)]], axis=0)
+        return np.mean([changes[i] for i in _krum(changes, options["byzantine"])[: options.get("keep", 1)]], axis=0)
     if rule == "norm-clip":
-        factors = [min(1.0, told["bound"] / float(np.linalg.norm(change))) for change in changes]
+        factors = [min(1.0, options["bound"] / float(np.linalg.norm(change))) for change in changes]
         return np.sum([s * f * c for s, f, c in zip(shares, factors, changes, strict=True)], axis=0)
     raise ValueError(rule)
 
@@ -67,8 +67,8 @@ def _krum(changes: list[np.ndarray], byzantine: int) -> list[int]:
 
 def fair_mean(config: Config, lr: float, changes: list[np.ndarray], losses: list[float], times: list[Any]) -> Any:
     """Σ L F^q Δ / Σ (q F^{q−1} L² ‖Δ‖² + L F^q), every client as often as it was drawn."""
-    told = config.aggregation.model_extra or {}
-    q, bound = told.get("q", 1.0), told.get("lipschitz") or 1 / lr
+    options = config.aggregation.model_extra or {}
+    q, bound = options.get("q", 1.0), options.get("lipschitz") or 1 / lr
     step, total = np.zeros_like(changes[0]), 0.0
     for change, loss, often in zip(changes, losses, times, strict=True):
         step = step + often * bound * loss**q * change

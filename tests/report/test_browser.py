@@ -61,24 +61,26 @@ def chromium() -> Iterator[Any]:
 def page(chromium: Any, page_file: Path) -> Iterator[Any]:
     """The page on a desk, all figures drawn; in the end nothing was complained of, nobody was asked for anything."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page, heard = opened(context, page_file)
+    page, complaints = opened(context, page_file)
     draw_all(page)
     yield page
-    assert heard == []
+    assert complaints == []
     context.close()
 
 
 def opened(context: Any, page_file: Path) -> tuple[Any, list[str]]:
     """The page in a browser's context, and what it complains of or asks others for."""
-    page, heard = context.new_page(), []
-    page.on("console", lambda message: heard.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: heard.append(str(error)))
+    page, complaints = context.new_page(), []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
         "request",
-        lambda asked: None if asked.url.startswith(("file:", "data:", "blob:")) else heard.append(asked.url),
+        lambda asked: None if asked.url.startswith(("file:", "data:", "blob:")) else complaints.append(asked.url),
     )
     page.goto(page_file.as_uri())
-    return page, heard
+    return page, complaints
 
 
 def draw_all(page: Any) -> None:
@@ -138,26 +140,26 @@ def test_choices_redraw_and_hidden_configurations_are_left_out(page: Any) -> Non
 
 
 def test_dark_and_light_are_the_systems_and_then_ones_own(chromium: Any, page_file: Path) -> None:
-    page, heard = opened(chromium.new_context(color_scheme="dark"), page_file)
+    page, complaints = opened(chromium.new_context(color_scheme="dark"), page_file)
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
     page.locator("#theme").click()
     light = page.evaluate(background)
     assert sum(map(int, dark[4:-1].split(","))) < 150 < 600 < sum(map(int, light[4:-1].split(",")))
     assert page.evaluate("colour(0)") == "#0072B2"
-    assert heard == []
+    assert complaints == []
     page.context.close()
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(chromium: Any, page_file: Path) -> None:
-    page, heard = opened(chromium.new_context(viewport={"width": 390, "height": 844}, is_mobile=True), page_file)
+    page, complaints = opened(chromium.new_context(viewport={"width": 390, "height": 844}, is_mobile=True), page_file)
     draw_all(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     widths = page.evaluate(
         "[...document.querySelectorAll('.chart canvas')].map((c) => c.getBoundingClientRect().right)"
     )
     assert widths and max(widths) <= 390
-    assert heard == []
+    assert complaints == []
     page.context.close()
 
 
@@ -199,7 +201,7 @@ def test_single_and_constant_values_few_strata_and_low_bands_are_drawn_as_they_a
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in work))
     write_report([tmp_path], tmp_path / "report.html")
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    page, heard = opened(context, tmp_path / "report.html")
+    page, complaints = opened(context, tmp_path / "report.html")
     draw_all(page)
     texts = """(name) => { const found = [], walk = (item) => {
         if (item.text !== undefined) found.push(String(item.text));
@@ -221,14 +223,14 @@ def test_single_and_constant_values_few_strata_and_low_bands_are_drawn_as_they_a
     page.select_option("#target select[name=axis]", "samples")
     page.select_option("#target select[name=scale]", "log")
     page.evaluate("figures.find((one) => one.name === 'target').draw()")
-    assert heard == [], "no band goes down to 0 where the scale is logarithmic"
+    assert complaints == [], "no band goes down to 0 where the scale is logarithmic"
     context.close()
 
 
 def test_every_figure_comes_as_svg_and_csv(page: Any, page_file: Path) -> None:
     names = [figure.get_attribute("id") for figure in page.locator("figure").all()]
     for name in names:  # each in a tab of its own: Chromium ends a tab's downloads after the tenth
-        tab, heard = opened(page.context, page_file)
+        tab, complaints = opened(page.context, page_file)
         saved = {}
         for kind in ("SVG", "CSV"):
             with tab.expect_download() as download:
@@ -241,7 +243,7 @@ def test_every_figure_comes_as_svg_and_csv(page: Any, page_file: Path) -> None:
         assert len(rows) == tab.evaluate(
             "(name) => { const f = figures.find((one) => one.name === name); return f.rows(f.state).length; }", name
         )
-        assert heard == []
+        assert complaints == []
         tab.close()
 
 
@@ -250,9 +252,9 @@ def test_a_run_that_is_not_finished_and_tells_no_loss_is_drawn(chromium: Any, tm
     (tmp_path / "metrics.jsonl").write_text('{"round": 0, "samples": 9, "seconds": 0.1, "clients": "0-3"}\n')
     write_report([tmp_path], tmp_path / "report.html")
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    page, heard = opened(context, tmp_path / "report.html")
+    page, complaints = opened(context, tmp_path / "report.html")
     draw_all(page)
-    assert heard == [] and page.locator("#participation canvas").count() == 1
+    assert complaints == [] and page.locator("#participation canvas").count() == 1
     assert page.locator("#loss, #evenness").count() == 0 and page.locator("#runs").count() == 1
     context.close()
 
@@ -272,7 +274,7 @@ def test_tables_come_as_csv_with_numbers_and_any_name_is_drawn(chromium: Any, tm
             (folder / "summary.json").write_text('{"final": {"round": 1}, "clients": 20, "parameters": 55210}')
     write_report([tmp_path / "runs"], tmp_path / "report.html")
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    page, heard = opened(context, tmp_path / "report.html")
+    page, complaints = opened(context, tmp_path / "report.html")
     draw_all(page)
     assert page.locator("#curve canvas").count() == 1
     assert page.evaluate("curve('test_accuracy', 'round').length") == 4
@@ -291,5 +293,5 @@ def test_tables_come_as_csv_with_numbers_and_any_name_is_drawn(chromium: Any, tm
         assert (row["runs that reached it"], row["runs that reached it (of)"]) == ("2", "2")
         assert float(row["rounds"]) == 1
     assert {(row["clients"], row["parameters"]) for row in tables["runs"]} == {("20", "55210")}
-    assert heard == []
+    assert complaints == []
     context.close()

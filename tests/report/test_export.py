@@ -77,13 +77,13 @@ def test_a_model_that_a_file_would_compute_wrongly_is_refused(tmp_path: Path) ->
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_a_model_that_cannot_be_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
     fedmpi.run("fedavg", SMALL, model="tests.report.own_models:in_numpy", out=tmp_path)
-    with pytest.raises(UserError, match="cannot be written as ONNX") as told:
+    with pytest.raises(UserError, match="cannot be written as ONNX") as caught:
         export(tmp_path, "onnx")
-    assert "\n" not in str(told.value) and not (tmp_path / "model.onnx").exists()
+    assert "\n" not in str(caught.value) and not (tmp_path / "model.onnx").exists()
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_curves_are_mean_and_deviation_of_the_records_over_seeds(runs: list[OneR
     assert group["phases"]["train"] == pytest.approx(trained, rel=1e-4)
 
 
-def test_what_differs_is_told_by_key_and_what_does_not_is_common(shown: dict[str, Any]) -> None:
+def test_what_differs_is_listed_by_key_and_what_does_not_is_common(shown: dict[str, Any]) -> None:
     differences, common = {row[0]: row[1:] for row in shown["differences"]}, dict(shown["common"])
     assert differences["preset"] == ["fedavg", "fedstas-dp"]
     assert differences["samples.epsilon"][0] == "\u2013" and "seed" not in differences | common
@@ -217,13 +217,13 @@ def test_a_run_that_went_on_with_fewer_ranks_shows_those_of_its_end() -> None:
 
 def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_it(tmp_path: Path) -> None:
     table = {"preset": "fedavg", "rounds": 3}
-    told = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
-    whole, lost = {"clients": 20}, {**told[2], "test_loss": None}
+    records = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
+    whole, lost = {"clients": 20}, {**records[2], "test_loss": None}
     made = contents(
         [
-            OneRun(tmp_path / "whole", table, told, whole, "finished"),
-            OneRun(tmp_path / "half", table | {"seed": 1}, told[:2], {}, "stopped"),
-            OneRun(tmp_path / "lost", table | {"seed": 2}, [*told[:2], lost], whole, "finished"),
+            OneRun(tmp_path / "whole", table, records, whole, "finished"),
+            OneRun(tmp_path / "half", table | {"seed": 1}, records[:2], {}, "stopped"),
+            OneRun(tmp_path / "lost", table | {"seed": 2}, [*records[:2], lost], whole, "finished"),
         ]
     )
     assert made["notes"] == [
@@ -231,7 +231,7 @@ def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_i
         "not finished, but shown and averaged as far as they are: half (2 of 3 rounds)",
         "test loss in the end is no finite number of lost",
     ]
-    assert panels.scores([*told[:2], lost]) == {"test_accuracy": 0.1}
+    assert panels.scores([*records[:2], lost]) == {"test_accuracy": 0.1}
     evenness = [run["participation"]["evenness"] for run in made["runs"]]
     assert evenness[0]["used"] == evenness[2]["used"] == 0.25 and evenness[1] is None
     [group] = made["configurations"]
@@ -243,7 +243,7 @@ def test_nobody_waits_for_a_log_that_is_a_fifo(tmp_path: Path) -> None:
     assert panels.warnings([OneRun(tmp_path, {}, [], {}, "stopped")]) == []
 
 
-def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
+def test_ranks_phases_and_warnings_are_shown(tmp_path: Path) -> None:
     said = b"2026-01-01 10:00:00,1 WARNING slow disk\n2026-01-01 10:00:01,1 INFO fine: \xff\n"
     (tmp_path / "run.log").write_bytes(said * 2)
     records = [{"round": t, "busy_seconds": [0.0, 1.0, 3.0], "bytes_client_up": [None, 10**6][t]} for t in range(2)]
@@ -254,14 +254,14 @@ def test_ranks_phases_and_warnings_are_told(tmp_path: Path) -> None:
     assert panels.traffic(Configuration("", {}, (run,)))["links"] == {"client_up": 1.0}
 
 
-def test_the_engine_that_auto_chose_is_told_without_its_counts() -> None:
-    def told(engine: str) -> str:
+def test_the_engine_that_auto_chose_is_shown_without_its_counts() -> None:
+    def choice_text(engine: str) -> str:
         run = OneRun(Path("run"), {}, [{"round": 0}], {"engine": engine}, "finished")
         return str(contents([run])["runs"][0]["engine"])
 
     chosen = "auto: one-step clients are merged, the others batched (trial: sequential 18, batched 13 ms a client)"
-    assert told(f"{chosen}; so far 0 merged and 40 others on this rank") == chosen
-    assert told("sequential: one client after another") == "sequential"
+    assert choice_text(f"{chosen}; so far 0 merged and 40 others on this rank") == chosen
+    assert choice_text("sequential: one client after another") == "sequential"
 
 
 def test_runs_that_failed_before_their_first_round_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "accuracy" in shown and "results in" in shown and looks == SMALL["rounds"]
 
 
-def test_of_a_run_that_stands_still_its_last_round_is_told_at_once(
+def test_of_a_run_that_stands_still_its_last_round_is_printed_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = iter((False, False, True, True))
@@ -117,8 +117,8 @@ def test_a_run_that_failed_says_why_until_it_is_begun_again(tmp_path: Path, caps
     assert level == "ERROR" and words.startswith("ended by: the function on_round")
     (tmp_path / "sweep.json").write_text('{"labels": {}, "failure": "on_round failed"}')
     watch(tmp_path)
-    told = capsys.readouterr().out
-    assert "(its sweep says: on_round failed): continue" in told and "ended by" not in told
+    output = capsys.readouterr().out
+    assert "(its sweep says: on_round failed): continue" in output and "ended by" not in output
     (tmp_path / "sweep.json").unlink()
     fedmpi.run("fedavg", SMALL, out=tmp_path, resume=True, stop=lambda: True)
     watch(tmp_path)

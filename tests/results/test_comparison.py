@@ -230,7 +230,7 @@ def test_two_seeds_are_enough_for_an_interval(tmp_path: Path) -> None:
     assert (row.interval.low, row.interval.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
 
 
-def test_seeds_are_told_in_their_order_and_may_have_unlike_many_clients(tmp_path: Path) -> None:
+def test_seeds_are_listed_in_their_order_and_may_have_unlike_many_clients(tmp_path: Path) -> None:
     for seed in (10, 2, 1):
         write_run(tmp_path / f"run-{seed}", [0.5], {"seed": seed, "data.verify": seed > 1})
         (tmp_path / f"run-{seed}" / "summary.json").write_text(f'{{"final": {{"round": 0}}, "clients": {20 + seed}}}')
@@ -298,17 +298,17 @@ def test_a_name_that_ends_in_difference_keeps_it_in_latex(tmp_path: Path) -> Non
 def test_latex_sets_the_sign_of_a_number_as_a_minus_and_leaves_hyphens_alone(tmp_path: Path) -> None:
     for seed in range(3):
         for number, name in enumerate(("two-step", "one-step-2")):
-            told = [0.5 - 0.2 * number + 0.3 * seed * number]
+            scores = [0.5 - 0.2 * number + 0.3 * seed * number]
             config = {"seed": seed, "local.lr": 0.1 + number}
-            write_run(tmp_path / f"{number}{seed}", told, config, labels={"run": name, "seed": seed})
+            write_run(tmp_path / f"{number}{seed}", scores, config, labels={"run": name, "seed": seed})
     found = as_latex(compared(tmp_path, reference="two-step"))
     assert "\none-step-2 & 3" in found and "+10.00 [$-$64.52, +84.52]" in found
 
 
 def test_the_best_of_a_divergence_is_the_least_and_of_a_count_there_is_none(tmp_path: Path) -> None:
     for seed in (0, 1):
-        told = {"kl_mean": [0.4, 0.1 + seed, 2.0], "size_epsilon_max": [3.0, 6.0, 9.0], "participants": [5, 9, 7]}
-        write_run(tmp_path / str(seed), [0.1, 0.2, 0.15], {"seed": seed}, **told)
+        columns = {"kl_mean": [0.4, 0.1 + seed, 2.0], "size_epsilon_max": [3.0, 6.0, 9.0], "participants": [5, 9, 7]}
+        write_run(tmp_path / str(seed), [0.1, 0.2, 0.15], {"seed": seed}, **columns)
     best = {}
     for metric in ("kl_mean", "size_epsilon_max", "participants", "test_loss", "test_accuracy"):
         found = compared(tmp_path, metric=metric)
@@ -407,8 +407,8 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
 def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None:
     for preset, share in (("fedavg", 0.25), ("fedprox", 0.5)):
         for seed in (0, 1):
-            told = [{"overhead": share + seed, "mode": "virtual"}, {}]
-            write_run(tmp_path / f"{preset}{seed}", [0.5, 0.6], {"preset": preset, "seed": seed}, rebalancing=told)
+            tables = [{"overhead": share + seed, "mode": "virtual"}, {}]
+            write_run(tmp_path / f"{preset}{seed}", [0.5, 0.6], {"preset": preset, "seed": seed}, rebalancing=tables)
     [(_, rows)] = compared(tmp_path, metric="rebalancing.overhead").blocks
     assert [row.final.mean for row in rows] == [0.75, 1.0]
     with pytest.raises(UserError, match=r"no record has rebalancing.mode: there are"):
@@ -416,8 +416,8 @@ def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None
 
 
 def test_a_target_of_a_number_in_a_table_is_found_there(tmp_path: Path) -> None:
-    told = [{"overhead": share} for share in (0.1, 0.4, 0.6)]
-    write_run(tmp_path / "a", [0.5] * 3, rebalancing=told)
+    tables = [{"overhead": share} for share in (0.1, 0.4, 0.6)]
+    write_run(tmp_path / "a", [0.5] * 3, rebalancing=tables)
     [(_, [row])] = compared(tmp_path, metric="rebalancing.overhead", target=0.3).blocks
     assert row.reached == 1 and row.costs["round"].mean == 2
 
@@ -478,9 +478,9 @@ def test_a_reference_lacks_only_what_its_sweep_gave_it(tmp_path: Path) -> None:
             write_run(tmp_path / f"{name},{lr},{mu},{seed}", [lr + mu / 2 + seed / 100], config, labels=labels)
     found = compared(tmp_path, reference="FedAvg")
     [(_, rows)] = found.blocks
-    told = {row.group.label: row.difference for row in rows if row.reference and row.reference is not row.group}
+    differences = {row.group.label: row.difference for row in rows if row.reference and row.reference is not row.group}
     expected = {f"Prox, lr = {lr}, proximal_mu = {mu}": mu / 2 for lr in (0.1, 0.2) for mu in (0.1, 1.0)}
-    assert told == pytest.approx(expected)
+    assert differences == pytest.approx(expected)
     words = "no row named FedAvg is otherwise as Alone, lr = 0.3, proximal_mu = 0.0: no difference is shown"
     assert words in " ".join(rendered(found).split())
 
@@ -497,15 +497,15 @@ def test_of_several_references_the_one_that_is_most_alike_counts(tmp_path: Path)
     }
 
 
-def test_runs_of_no_sweep_are_compared_with_their_like_and_those_without_one_are_told(tmp_path: Path) -> None:
+def test_runs_of_no_sweep_are_compared_with_their_like_and_those_without_one_are_listed(tmp_path: Path) -> None:
     for preset, mu, rates in (("fedavg", 0.0, (0.1, 0.2)), ("fedprox", 0.1, (0.1, 0.2, 0.3, 0.4))):
         for lr in rates:
             config = {"preset": preset, "local.lr": lr, "local.proximal_mu": mu}
             write_run(tmp_path / f"{preset}{lr}", [lr + mu], config)
     found = compared(tmp_path, reference="FedAvg")
     [(_, rows)] = found.blocks
-    told = {row.group.label: row.reference.label for row in rows if row.reference}
-    assert told == {f"fedprox, lr = {lr}": f"fedavg, lr = {lr}" for lr in (0.1, 0.2)}
+    references = {row.group.label: row.reference.label for row in rows if row.reference}
+    assert references == {f"fedprox, lr = {lr}": f"fedavg, lr = {lr}" for lr in (0.1, 0.2)}
     words = "no row named FedAvg is otherwise as fedprox, lr = 0.3; fedprox, lr = 0.4: no difference is shown"
     assert words in " ".join(rendered(found).split())
     assert "otherwise as" not in rendered(compared(tmp_path, reference="FEDAVG, lr = 0.1"))
@@ -524,8 +524,8 @@ def test_powers_of_ten_are_set_as_such_in_latex(tmp_path: Path) -> None:
         labels = {"run": f"r{number}e-05 in 2e-05s", "local.lr": lr}
         write_run(tmp_path / str(number), [0.5], {"local.lr": lr}, labels=labels, test_loss=[-4e-06])
     text = as_latex(compared(tmp_path, metric="test_loss"))
-    told = (r"$1 \cdot 10^{-5}$", r"$2.5 \cdot 10^{-7}$", r"$3 \cdot 10^{20}$", "0.5")
-    for number, value in enumerate(told):
+    numbers = (r"$1 \cdot 10^{-5}$", r"$2.5 \cdot 10^{-7}$", r"$3 \cdot 10^{20}$", "0.5")
+    for number, value in enumerate(numbers):
         assert f"\nr{number}e-05 in 2e-05s, lr = {value} & 1 & $-$$4 \\cdot 10^{{-6}}$" in text
 
 

@@ -36,9 +36,9 @@ class Machine:
         """Rounds spread by what has been learned; the share of the planned work that each worker got in the last."""
         for _ in range(rounds):
             rows, steps = self.cohort()
-            told = Balance.from_array(learner.as_array())
-            costs = rows + told.step_rows * steps
-            owners = longest_first(costs, len(self.speeds), speeds=told.speeds)
+            balance = Balance.from_array(learner.as_array())
+            costs = rows + balance.step_rows * steps
+            owners = longest_first(costs, len(self.speeds), speeds=balance.speeds)
             per_worker = [np.bincount(owners, what, len(self.speeds)) for what in (rows, steps)]
             learner.observe(*per_worker, self.seconds(*per_worker))
         work = np.bincount(owners, costs, len(self.speeds))
@@ -122,7 +122,7 @@ def test_an_idle_worker_is_taken_to_be_average_and_senseless_seconds_stay_bounde
         assert np.isfinite(found.speeds).all() and found.speeds.mean() == pytest.approx(1)
 
 
-def test_nothing_is_told_before_the_first_round_or_without_workers():
+def test_nothing_is_sent_before_the_first_round_or_without_workers():
     assert not len(BalanceLearner(3).as_array()) and BalanceLearner(3).state() == {}
     nobody = BalanceLearner(0)
     nobody.observe(np.ones(2), np.ones(2), np.ones(2))
@@ -156,10 +156,10 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
     assert second.balance.as_array() == pytest.approx(first.balance.as_array(), rel=1e-3)
 
 
-def test_what_is_told_is_heard():
-    heard = Balance.from_array(Balance(12.5, np.array([0.5, 1.5])).as_array())
-    assert heard.step_rows == 12.5 and heard.speeds is not None and heard.speeds.tolist() == [0.5, 1.5]
-    assert heard.facts() == {"step_rows": 12.5, "worker_speeds": [0.5, 1.5]}
+def test_what_is_sent_is_received():
+    received = Balance.from_array(Balance(12.5, np.array([0.5, 1.5])).as_array())
+    assert received.step_rows == 12.5 and received.speeds is not None and received.speeds.tolist() == [0.5, 1.5]
+    assert received.facts() == {"step_rows": 12.5, "worker_speeds": [0.5, 1.5]}
 
 
 def test_equal_parts_follow_the_learned_speeds_of_their_workers():
@@ -168,7 +168,7 @@ def test_equal_parts_follow_the_learned_speeds_of_their_workers():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "auto"])
-def test_the_work_of_drawn_rows_is_told_as_rows_and_steps(engine: str):
+def test_the_work_of_drawn_rows_is_counted_as_rows_and_steps(engine: str):
     drawn = ("samples.rule=ratio", "samples.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
     done = run("preset=fedavg", "rounds=1", *drawn)
     rows, steps = done.experiment.trainer.work

@@ -71,8 +71,8 @@ def test_a_limit_of_address_space_counts_less_what_is_held() -> None:
         "import resource; from fedmpi.cluster.memory import *;"
         "held = address_space(); resource.setrlimit(resource.RLIMIT_AS, (held + 10**8,) * 2); print(free_memory())"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert 0 < int(told) <= 10**8
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 0 < int(printed) <= 10**8
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_nobody_is_announced_who_takes_part_anyway_or_is_read_in_parts(settings:
     silent = planner(*settings)
     silent.prepare(0)
     silent.prepare(1)
-    assert not silent.tells_coming and not silent.plan(0).coming.size
+    assert not silent.sends_coming and not silent.plan(0).coming.size
 
 
 def test_a_plan_made_ahead_for_another_round_is_not_used():

@@ -89,13 +89,13 @@ def test_rounds_done_again_leave_nothing(
 ):
     system, whole = SYSTEMS[name], without_deaths(name)
     dies += [3, 4]
-    heard: list[int] = []
+    rounds: list[int] = []
     out = tmp_path / "RUN" if folder else None
-    run = fedmpi.run(COMMON | system, out=out, on_round=lambda record: heard.append(record["round"]))
+    run = fedmpi.run(COMMON | system, out=out, on_round=lambda record: rounds.append(record["round"]))
     assert untimed(run) == untimed(whole) and values(run) == values(whole)
     kept = kept if folder or system is ADAM else (0, 0)
     assert [lost["resumed_at"] for lost in run.summary["lost_ranks"]] == list(kept)
-    assert heard == [*range(3), *range(kept[0], 4), *range(kept[1], 6)]
+    assert rounds == [*range(3), *range(kept[0], 4), *range(kept[1], 6)]
     assert out is None or "ended by" not in (out / "run.log").read_text()
     assert run.summary["samples_total"] == whole.summary["samples_total"]
 

@@ -41,14 +41,14 @@ def workers_of(experiment: Experiment, ranks: int, shared: bool, server_trains: 
     return made
 
 
-def told(tasks: list[ClientTask]) -> dict[int, tuple[list[int] | None, float]]:
+def by_client(tasks: list[ClientTask]) -> dict[int, tuple[list[int] | None, float]]:
     return {task.client: (None if task.rows is None else task.rows.tolist(), task.coefficient) for task in tasks}
 
 
 def assert_shared_out(plan: Plan, workers: list[Worker], expected: dict[int, tuple[list[int] | None, float]]) -> None:
     places = [worker.members(plan) for worker in workers]
     assert sorted(np.concatenate(places).tolist()) == list(range(len(plan.clients)))
-    parts = [told(worker.tasks(plan, own)) for worker, own in zip(workers, places, strict=True)]
+    parts = [by_client(worker.tasks(plan, own)) for worker, own in zip(workers, places, strict=True)]
     assert sum(map(len, parts)) == len(expected)
     assert {client: task for part in parts for client, task in part.items()} == expected
     if workers[0].layout.shared:
@@ -66,12 +66,12 @@ def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> 
     for t in range(3):
         plan = experiment.planner.plan(t)
         everybody = np.arange(len(plan.clients))
-        expected = told(alone.tasks(plan, everybody))
+        expected = by_client(alone.tasks(plan, everybody))
         for ranks, server_trains, shared in ((2, True, True), (3, False, True), (4, True, True), (3, False, False)):
             assert_shared_out(plan, workers_of(experiment, ranks, shared, server_trains), expected)
         scattered = everybody[1::3]
         of_these = set(plan.clients[scattered].tolist())
-        assert told(alone.tasks(plan, scattered)) == {k: task for k, task in expected.items() if k in of_these}
+        assert by_client(alone.tasks(plan, scattered)) == {k: task for k, task in expected.items() if k in of_these}
         assert not alone.tasks(plan, everybody[:0])
     experiment.close()
 
@@ -82,7 +82,7 @@ def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(ru
     balance = Balance(8.0, np.array([0.5, 1.5])).as_array()
     plan = replace(experiment.planner.plan(1), balance=balance)
     workers = workers_of(experiment, 3, True, False)
-    assert_shared_out(plan, workers, told(experiment.trainer.worker.tasks(plan, np.arange(60))))
+    assert_shared_out(plan, workers, by_client(experiment.trainer.worker.tasks(plan, np.arange(60))))
     assert [len(worker.members(plan)) for worker in workers] == [0, 15, 45]
     experiment.close()
 

@@ -51,19 +51,19 @@ def test_a_rule_draws_the_same_rows_of_a_client_whoever_asks_with_whom() -> None
     assert any(found != other[0] for found in other[1:])
 
 
-def test_a_rule_is_told_how_many_rows_are_wanted_of_a_client() -> None:
-    told: list[float] = []
+def test_a_rule_is_given_how_many_rows_are_wanted_of_a_client() -> None:
+    expected_rows: list[float] = []
 
     @row_rule
     def listening(client: RowClient) -> list[int]:
-        told.append(client.expected)
+        expected_rows.append(client.expected)
         return [0]
 
     rows_of(asked(listening), [0, 2, 3])
     rows_of(asked(listening, wanted=26), [0, 2, 3])
     rows_of(asked(listening, wanted=5), [0, 2, 3])
-    assert told[:6] == [4, 3, 6, 4, 3, 6]
-    assert told[6:] == pytest.approx([5 * 4 / 13, 5 * 3 / 13, 5 * 6 / 13])
+    assert expected_rows[:6] == [4, 3, 6, 4, 3, 6]
+    assert expected_rows[6:] == pytest.approx([5 * 4 / 13, 5 * 3 / 13, 5 * 6 / 13])
 
 
 def test_a_rule_cannot_change_the_labels_that_are_trained_on() -> None:

@@ -256,7 +256,7 @@ def test_variances_hold_at_every_epsilon(epsilon: float, threshold: int):
                 assert found == pytest.approx(float(variance), rel=1e-9)
 
 
-def test_a_saturated_run_is_told_which_setting_to_change():
+def test_a_saturated_run_names_which_setting_to_change():
     """FedSTaS's own setting: 600 samples per client, M = 100, K = 2048: p is 1 and every client is clipped."""
     found = estimate("randomised-response", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     by_kind = {one.kind: one.message for one in saturations(found, 2048, 100)}

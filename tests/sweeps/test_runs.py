@@ -92,7 +92,7 @@ def test_what_finished_runs_were_trained_on_is_not_prepared_again(
     assert [one.ending for one in run_sweep(planned, planned.runs)] == ["finished"] * 2
 
 
-def test_a_sweep_told_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_sweep_asked_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> None:
     planned = plan_sweep({**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 6}}, tmp_path)
     outcomes = run_sweep(planned, planned.runs, stop=lambda: True)
     assert [one.ending for one in outcomes] == ["stopped"] * 2 and exit_code(outcomes) == 75
@@ -205,9 +205,9 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
     listed = run_alone([*words, "--dry-run"])
     assert (listed.returncode, listed.stderr) == (0, "")
     assert listed.stdout.count("to be prepared") == 6
-    _, *told = (" ".join(one.split()) for one in listed.stdout.split("missing "))
+    _, *missing = (" ".join(one.split()) for one in listed.stdout.split("missing "))
     first, other = (f"[prepare] for here: --raw {here} is empty", f"[prepare] for there: --raw {there} does not exist")
-    for said, sentence in zip(told, (first, other), strict=True):  # once, though each seed has shards of its own
+    for said, sentence in zip(missing, (first, other), strict=True):  # once, though each seed has shards of its own
         assert said.startswith(f"{sentence}; it must name ")
     for further in ((), ("--prepare",)):
         refused = run_alone([*words, *further])
@@ -338,18 +338,20 @@ def test_what_failed_to_be_prepared_before_a_stop_is_said(
 
 def test_runs_follow_one_another_without_a_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, popen = plan_sweep(TWO_SEEDS, tmp_path), subprocess.Popen
-    told: list[str] = []
+    lines: list[str] = []
     slept: list[float] = []
     monkeypatch.setattr("subprocess.Popen", lambda words, stdout, **further: popen(["true"], stdout=stdout))
     monkeypatch.setattr(runner.time, "sleep", slept.append)
     outcomes = run_sweep(
-        planned, planned.runs, tell=told.append, working=lambda all: [one.process.wait() for one in all]
+        planned, planned.runs, show_line=lines.append, working=lambda all: [one.process.wait() for one in all]
     )
-    assert [one.ending for one in outcomes] == ["failed"] * 2 and told == []
+    assert [one.ending for one in outcomes] == ["failed"] * 2 and lines == []
     assert set(slept) == {runner.POLLED}
 
 
-def test_a_failure_is_not_told_in_the_words_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_not_reported_in_the_words_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned, popen = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path), subprocess.Popen
     said = iter(("echo 'error: the disk is full'; exit 1", "echo killed; exit 137"))
     monkeypatch.setattr(
@@ -458,7 +460,7 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
     """As by the child of a second sweep that was started when the run was not finished, and comes when it is."""
     planned = plan_sweep({**TWO_SEEDS, "sweep": {"seed": [0]}}, tmp_path)
     folder, holds = planned.runs[0].folder, []
-    told: list[str] = []
+    lines: list[str] = []
     slept: list[float] = []
     monkeypatch.setattr(runner.time, "sleep", slept.append)
 
@@ -469,10 +471,10 @@ def test_a_finished_run_that_another_process_takes_at_once_is_waited_for(
         if len(slept) == 2:  # it has been waited for once
             holds[0].release()
 
-    [outcome] = run_sweep(planned, planned.runs, tell=told.append, working=take_it_when_it_ends)
+    [outcome] = run_sweep(planned, planned.runs, show_line=lines.append, working=take_it_when_it_ends)
     assert (outcome.ending, len(holds), len(records(folder))) == ("finished", 1, 3), outcome.why
     assert slept == [runner.POLLED, runner.POLLED_OTHERS, runner.POLLED_OTHERS]
-    [line] = told
+    [line] = lines
     assert line.startswith(f"seed=0: waiting for process {os.getpid()} on ") and line.endswith(", which works on it")
 
 

@@ -41,8 +41,10 @@ def outcomes() -> dict[str, np.ndarray]:
             settings = {key: value for key, value in settings.items() if key != "model.units"}
         run = fedmpi.run(preset, {**settings, "cluster.threads": 1})
         values = [tensor.numpy().ravel() for tensor in run.model.state_dict().values()]
-        told = [record[key] for record in run.records for key in sorted(record) if key.startswith(("test_", "train_"))]
-        found[name] = np.concatenate([*values, told]).astype(np.float64)
+        scores = [
+            record[key] for record in run.records for key in sorted(record) if key.startswith(("test_", "train_"))
+        ]
+        found[name] = np.concatenate([*values, scores]).astype(np.float64)
     return found
 
 

@@ -42,8 +42,8 @@ def outcomes(names: Iterable[str] = RUNS) -> dict[str, np.ndarray]:
                 own.pop("participation.count")
             run = fedmpi.run(own)
             values = [tensor.numpy().ravel() for tensor in run.model.state_dict().values()]
-            told = [record[key] for record in run.records for key in ("train_loss", "test_loss")]
-            found[f"{name}/{loss}"] = np.concatenate([*values, told]).astype(np.float64)
+            losses = [record[key] for record in run.records for key in ("train_loss", "test_loss")]
+            found[f"{name}/{loss}"] = np.concatenate([*values, losses]).astype(np.float64)
     return found
 
 

@@ -17,7 +17,7 @@ def word(generator: np.random.Generator) -> str:
     return "".join(generator.choice(list("aeiou" if place % 2 else "bcdfglmnrst")) for place in range(length))
 
 
-def spoken() -> tuple[np.ndarray, np.ndarray]:
+def lines_of_speakers() -> tuple[np.ndarray, np.ndarray]:
     """Lines of LENGTH + 1 characters as codes, and who says each: everybody has 40 words of one lexicon of 150."""
     generator = np.random.default_rng(12)
     lexicon = [word(generator) for _ in range(150)]
@@ -41,8 +41,8 @@ def unigram_entropy(codes: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("model", "lr"), [({"name": "char-lstm", "units": 48, "layers": 1}, 3.0), ({"name": "causal-transformer"}, 0.2)]
 )
-def test_it_is_told_better_than_by_frequency(model: dict, lr: float):
-    lines, owner = spoken()
+def test_it_is_predicted_better_than_by_frequency(model: dict, lr: float):
+    lines, owner = lines_of_speakers()
     assert lines.size > 200_000
     held = np.arange(len(lines)) % 12 == 0
     x, y = lines[:, :-1], lines[:, 1:]

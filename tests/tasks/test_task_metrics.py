@@ -126,14 +126,14 @@ def test_of_tokens_each_position_that_counts_counts_once(rows: int):
     assert found == pytest.approx(expected, rel=TIGHT)
 
 
-def test_where_no_position_counts_nothing_is_told():
+def test_where_no_position_counts_nothing_is_reported():
     outputs, targets = ragged()
     names = ("accuracy", "perplexity", "macro-f1", "top-5", "calibration-error")
     found = tallied("tokens", names, outputs[:20], targets[:20])
     assert all(math.isnan(value) for value in found.values()) and len(found) == len(names)
 
 
-def test_labels_that_are_neither_there_nor_told_have_no_f1():
+def test_labels_that_are_neither_there_nor_predicted_have_no_f1():
     nothing = np.zeros((4, 2), np.float32)
     found = tallied("multilabel", ("accuracy", "macro-f1"), nothing, nothing)
     assert found["accuracy"] == 1.0 and math.isnan(found["macro_f1"])

@@ -171,7 +171,7 @@ def test_a_broken_contract_is_caught_by_the_check_meant_for_it(part: Any, name: 
         check()
 
 
-def test_what_weights_raise_themselves_is_told_as_it_is() -> None:
+def test_what_weights_raise_themselves_is_reported_as_it_is() -> None:
     first, second, third, _ = checks(bad_parts.undecided, runs=False)
     for check in (first, second, third):
         with pytest.raises(ValueError, match=r"^no opinion on this cohort$"):

@@ -104,7 +104,7 @@ def test_class_counts_go_up_and_the_copies_come_back() -> None:
 
 
 def test_size_answers_go_up_and_the_estimate_comes_back() -> None:
-    assert size_answers(asked=100, told=30) == RoundTraffic(client_up=400, client_down=240)
+    assert size_answers(asked=100, participants=30) == RoundTraffic(client_up=400, client_down=240)
 
 
 def test_a_compressed_probe_sends_centres_indices_and_a_norm() -> None:

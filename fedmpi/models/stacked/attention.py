@@ -49,15 +49,15 @@ def attention(
         scores = q @ k.transpose(3, 4) / math.sqrt(q.shape[4])
         chances = (scores if mask is None else scores + mask).softmax(4)
         chances = chances if drop is None else drop(chances)
-        told = chances @ v
+        attended = chances @ v
     else:
         flat_q, flat_k, flat_v = (one.flatten(0, 1) for one in (q, k, v))
         flat_mask = None if mask is None else mask.flatten(0, 1)
-        told = attend(flat_q, flat_k, flat_v, flat_mask)
-        told = torch.unflatten(told, 0, q.shape[:2])
-    told = told.transpose(2, 3).flatten(3)
-    told = told if layer.batch_first else told.transpose(1, 2)
-    out = product(told, weights["out_proj.weight"], weights.get("out_proj.bias"))
+        attended = attend(flat_q, flat_k, flat_v, flat_mask)
+        attended = torch.unflatten(attended, 0, q.shape[:2])
+    attended = attended.transpose(2, 3).flatten(3)
+    attended = attended if layer.batch_first else attended.transpose(1, 2)
+    out = product(attended, weights["out_proj.weight"], weights.get("out_proj.bias"))
     if chances is None or not need_weights:
         return out, None
     return out, chances.mean(2) if average_attn_weights else chances

@@ -63,5 +63,5 @@ def attend(
         )
     flat = [one.reshape(-1, *one.shape[-2:]) for one in (query, key, value)]
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    told: Tensor = SmallAttention.apply(*flat, scale)  # type: ignore[no-untyped-call]
-    return told.view(*query.shape[:-1], value.shape[-1])
+    attended: Tensor = SmallAttention.apply(*flat, scale)  # type: ignore[no-untyped-call]
+    return attended.view(*query.shape[:-1], value.shape[-1])

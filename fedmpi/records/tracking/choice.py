@@ -48,7 +48,7 @@ def _is_utf8(name: str) -> bool:
 
 
 class Trackers:
-    """All trackers of a run; one that cannot be reached is told of in the log once, and left out from then on.
+    """All trackers of a run; one that cannot be reached is reported in the log once, and left out from then on.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Trackers:
                 _warn(kind.title, error)
 
     def record(self, round: int, numbers: dict[str, float]) -> None:
-        """Tell all of a finished round."""
+        """Report a finished round to all."""
         self._each(lambda tracker: tracker.record(round, numbers))
 
     def show(self, picture: Callable[[], AnyArray]) -> None:
@@ -74,7 +74,7 @@ class Trackers:
             self._each(lambda tracker: tracker.show(drawn))
 
     def flush(self) -> None:
-        """Bring to the disk what all were told."""
+        """Write what all have received to the disk."""
         self._each(lambda tracker: tracker.flush())
 
     def close(self, finished: bool) -> None:
@@ -82,10 +82,10 @@ class Trackers:
         self._each(lambda tracker: tracker.close(finished))
         self._trackers = []
 
-    def _each(self, tell: Callable[[Tracker], None]) -> None:
+    def _each(self, action: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
-                tell(tracker)
+                action(tracker)
             except tracker.raises as error:
                 _warn(tracker.title, error)
                 self._trackers.remove(tracker)
@@ -100,13 +100,13 @@ def open_trackers(folder: Path, config: Config, first: int) -> Trackers:
         RUN.
     config : Config
     first : int
-        The first round that will be told.
+        The first round that will be reported.
     """
-    told, part = settings(config), config.logging
+    chosen, part = settings(config), config.logging
     wanted = {
-        "to_tensorboard:TensorBoard": (part.tensorboard, (folder, told, first)),
-        "to_mlflow:MLflow": (part.mlflow, (folder, told, part.project)),
-        "to_wandb:WeightsAndBiases": (part.wandb, (folder, told, part.project)),
+        "to_tensorboard:TensorBoard": (part.tensorboard, (folder, chosen, first)),
+        "to_mlflow:MLflow": (part.mlflow, (folder, chosen, part.project)),
+        "to_wandb:WeightsAndBiases": (part.wandb, (folder, chosen, part.project)),
     }
     return Trackers([(_class(name), arguments) for name, (wished, arguments) in wanted.items() if wished])
 

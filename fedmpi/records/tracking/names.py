@@ -1,4 +1,4 @@
-"""What trackers are told, and under which names: numbers in groups (test/…, train/…, clients/…, time/…), settings."""
+"""What trackers are sent, and under which names: numbers in groups (test/…, train/…, clients/…, time/…), settings."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def name(key: str) -> str:
 def settings(config: Config) -> dict[str, bool | int | float | str]:
     """Seed, preset, and every key that is not at its default, by name."""
     chosen = {key: value for key, value in flat_table(config).items() if not is_default(config, key)}
-    told = {"seed": config.seed, **({"preset": config.preset} if config.preset else {}), **chosen}
-    return {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in told.items()}
+    values = {"seed": config.seed, **({"preset": config.preset} if config.preset else {}), **chosen}
+    return {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in values.items()}
 
 
 def _number(value: Any) -> bool:

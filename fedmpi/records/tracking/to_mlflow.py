@@ -48,9 +48,9 @@ class MLflow(Tracker):
             experiment = found.experiment_id if found else self._client.create_experiment(project)
             self._run = self._client.create_run(experiment, run_name=folder.resolve().name).info.run_id
             write_whole(path, f"{self._run}\n".encode())
-            told = [Param(key, str(value)[:LONGEST]) for key, value in settings.items()]
-            for start in range(0, len(told), 100):
-                self._client.log_batch(self._run, params=told[start : start + 100])
+            parameters = [Param(key, str(value)[:LONGEST]) for key, value in settings.items()]
+            for start in range(0, len(parameters), 100):
+                self._client.log_batch(self._run, params=parameters[start : start + 100])
             self._client.log_batch(self._run, tags=[RunTag("fedmpi.folder", str(folder.resolve()))])
             self._had = -1
 

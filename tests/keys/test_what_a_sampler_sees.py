@@ -1,4 +1,4 @@
-"""A sampler hears of every client what happened when it last took part, and how many rounds ago that was."""
+"""A sampler sees of every client what happened when it last took part, and how many rounds ago that was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedmpi.data.opening import open_store
 
 DATA, VALUES, ROUNDS = "digits:clients=9,alpha=0.5", 460, 5
 NAMES = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
-heard: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
+views: list[dict[str, tuple[np.ndarray, np.ndarray]]] = []
 
 
 def drawn(t: int) -> list[int]:
@@ -22,13 +22,13 @@ def drawn(t: int) -> list[int]:
 
 @fedmpi.client_sampler(needs=NAMES)
 def listening(view: View) -> Cohort:
-    """Remembers what it is told."""
-    heard.append({name: (view.last(name), view.age(name)) for name in NAMES})
+    """Keeps what it is given."""
+    views.append({name: (view.last(name), view.age(name)) for name in NAMES})
     return Cohort(np.array(drawn(view.round)))
 
 
-def test_a_sampler_hears_of_the_last_time_that_a_client_took_part():
-    heard.clear()
+def test_a_sampler_sees_the_last_time_that_a_client_took_part():
+    views.clear()
     fedmpi.run(
         {"rounds": ROUNDS, "model.hidden": [6], "participation.clients": listening, "participation.count": 3},
         {"system.clock": True, "system.speed_median": 50.0, "local.epochs": 2},
@@ -36,11 +36,11 @@ def test_a_sampler_hears_of_the_last_time_that_a_client_took_part():
     )
     sizes = open_store(DATA).sizes
     seconds = 2 * sizes / 50 + 4 * VALUES * (1 / 1e6 + 1 / 4e6)
-    assert len(heard) == ROUNDS
-    for t, told in enumerate(heard):
+    assert len(views) == ROUNDS
+    for t, values in enumerate(views):
         past = {k: max((s for s in range(t) if k in drawn(s)), default=None) for k in range(9)}
-        for name, (last, age) in told.items():
+        for name, (last, age) in values.items():
             assert age.tolist() == [-1 if s is None else t - s for s in past.values()], name
             assert np.isnan(last).tolist() == [s is None for s in past.values()], name
         known = [k for k, s in past.items() if s is not None]
-        assert told["seconds"][0][known] == pytest.approx(seconds[known])
+        assert values["seconds"][0][known] == pytest.approx(seconds[known])
