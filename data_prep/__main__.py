@@ -26,7 +26,7 @@ from fedmpi.common.files import named_folder
 from fedmpi.data.schema import Modality
 from fedmpi.inspect.plot import check_picture
 from fedmpi.inspect.report import inspect_folder
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 DONE, INTERRUPTED = 0, 130
 # ClickException of whichever copy of click this typer carries.

@@ -28,7 +28,7 @@ from fedmpi.common.streams import Streams
 from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 from fedmpi.data.copies.warps import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 Reading = Literal["ratio", "ratio-minus-one"]
 

@@ -34,7 +34,7 @@ from data_prep.shard import (
 )
 from data_prep.team import alone
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints

@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.common.types import Ints

@@ -16,7 +16,7 @@ from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
@@ -31,7 +31,7 @@ from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
 from fedmpi.local.observer import UpdateObserver
-from fedmpi.local.probing import make_probe
+from fedmpi.local.probes import make_probe
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import BytesMoved
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import writing
 from fedmpi.common.registry import resolve

@@ -15,11 +15,11 @@ from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.data.shards import ShardStore
+from fedmpi.local.client_numbers import update_norms
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.observer import UpdateObserver
-from fedmpi.local.on_trial import update_norms
 from fedmpi.local.work import LocalRule, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.local.probing import make_probe
+from fedmpi.local.probes import make_probe
 from tests.end_to_end.in_process import run
 
 MODEL = Path(__file__).parent / "dropping.py"

@@ -16,7 +16,7 @@ import numpy as np
 from fedmpi.cluster import Cluster, board, choice, pages, waiting, world
 from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from tests.mpi.programs import check_sum

@@ -24,7 +24,7 @@ from fedmpi.cluster import Cluster, buffers, groups, relay, sums, waiting, windo
 from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 

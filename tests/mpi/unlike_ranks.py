@@ -28,7 +28,7 @@ from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds import agreement
 from fedmpi.rounds import workers as layout
 from fedmpi.rounds.assemble import Experiment
