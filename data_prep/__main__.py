@@ -20,7 +20,7 @@ from data_prep.given import parse_options
 from data_prep.listing import help_of_laws, show_lists
 from data_prep.prepare import Job, check_job, prepare
 from data_prep.room import FULL
-from data_prep.team import join_team
+from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
 from fedmpi.data.schema import Modality

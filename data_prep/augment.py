@@ -20,8 +20,7 @@ import typer
 
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
-from data_prep.team import join_team
-from data_prep.writer import write_shards
+from data_prep.writer import join_team, write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams

@@ -80,7 +80,7 @@ KINDS = {
             "participation.clients",
             ("fedmpi.clients.sampling_designs", "fedmpi.clients.by_loss"),
         ),
-        Kind("row rule", "samples.rule", ("fedmpi.samples.rules",)),
+        Kind("row rule", "samples.rule", ("fedmpi.samples.built_in_rules",)),
         Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights", "fedmpi.aggregation.fair_weights")),
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
@@ -93,9 +93,7 @@ KINDS = {
                 f"fedmpi.models.{family}"
                 for family in (
                     "mlp",
-                    "astraea_cnn",
-                    "cifar_cnn",
-                    "image_cnn",
+                    "image_cnns",
                     "resnet",
                     "text_cnn",
                     "transformer",

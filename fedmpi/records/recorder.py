@@ -24,9 +24,8 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
 from fedmpi.config.objects import not_repeatable
 from fedmpi.records import client_table
-from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
-from fedmpi.records.checkpoint import Checkpoint, copied, newest_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import Beside, Checkpoint, copied, newest_checkpoint, save_checkpoint
 from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held

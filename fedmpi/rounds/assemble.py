@@ -25,12 +25,13 @@ from fedmpi.config.base import written
 from fedmpi.config.choices import chosen, data_options, options
 from fedmpi.data.copies.client_samples import SampleSource, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
+from fedmpi.data.schema import check_targets
 from fedmpi.data.watch import DataWatch
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.probes import make_probe
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
@@ -48,7 +49,6 @@ from fedmpi.rounds.sum import Around, RoundTotals, own_updates
 from fedmpi.rounds.training import Trainer
 from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
-from fedmpi.tasks.kinds import check_targets
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
 from fedmpi.updates.compression import check_residuals

@@ -25,7 +25,7 @@ from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel

@@ -19,7 +19,7 @@ from fedmpi.local.client_numbers import update_norms
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.hooks import Hooks
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import LocalRule, WorkReport
 from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
@@ -30,8 +30,7 @@ from fedmpi.rounds.server import rate_of
 from fedmpi.rounds.traffic_count import keeps_moments
 from fedmpi.rounds.worker import Worker
 from fedmpi.rounds.workers import Layout
-from fedmpi.samples.row_rule import RowRule
-from fedmpi.samples.sampled_rows import SampledRows
+from fedmpi.samples.row_rule import RowRule, SampledRows
 
 FORWARDS_PER_GRADIENT = 3
 """Forward, and backward with a product for the inputs and one for the weights: a gradient costs as much as three."""

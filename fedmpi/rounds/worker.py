@@ -15,9 +15,8 @@ from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.rounds.balance import Balance
 from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost
 from fedmpi.rounds.workers import Layout
-from fedmpi.samples.row_rule import RowRule
-from fedmpi.samples.rules import holders
-from fedmpi.samples.sampled_rows import SampledRows
+from fedmpi.samples.built_in_rules import holders
+from fedmpi.samples.row_rule import RowRule, SampledRows
 
 
 class Worker:
