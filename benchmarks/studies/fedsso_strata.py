@@ -1,7 +1,7 @@
 """The clients' models after one step in the plane, and the clusters that FedSSO finds among them (paper: Figure 2):
 
     fedmpi sweep jobs/experiments/fedsso-fig2.toml --out runs/fedsso-fig2
-    python -m benchmarks.fedsso_strata runs/fedsso-fig2/*/ --plot fedsso-fig2.png
+    python -m benchmarks.studies.fedsso_strata runs/fedsso-fig2/*/ --plot fedsso-fig2.png
 
 Every folder is a run of the preset whose strata are made by OPTICS. Its clients are probed once more, as the run does
 before round 0, and clustered. Printed are the strata that the run recorded and the clusters found now (where they are
