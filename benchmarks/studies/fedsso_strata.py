@@ -67,7 +67,7 @@ def look(folder: Path) -> Found:
     """Probe and cluster the clients of a run as it did itself before its first round."""
     config = load_config(folder / "config.toml")
     experiment = Experiment.connect(config)
-    stratifier, part = experiment.stratifier, config.participation
+    stratifier, part = experiment.decisions.stratifier, config.participation
     everyone = np.arange(stratifier.clients, dtype=np.int64)
     probes = stratifier.probe(0, experiment.model.initial, everyone)
     matrix = gradient_features(stratifier.plan, probes).matrix

@@ -201,7 +201,7 @@ def test_a_mediators_clients_take_their_time_one_after_another():
     assert chained.records[0]["mediators"] == 1
     assert chained.records[0]["virtual_seconds"] == pytest.approx(2 * total / 100, rel=1e-6)
     several = run(*settings, "topology.clients_per_mediator=4", "rounds=1")
-    groups, sizes = several.experiment.planner.groups, several.experiment.data.sizes
+    groups, sizes = several.experiment.decisions.planner.groups, several.experiment.data.sizes
     assert groups is not None
     chains = np.bincount(groups.group(0, np.arange(12))[0], sizes)
     assert len(chains) == 3 and chains.max() > 1.05 * chains.mean()

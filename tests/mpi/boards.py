@@ -194,7 +194,7 @@ def rounds(*settings: str) -> None:
     broadcasts, told, ahead = counted(cluster, "broadcast"), [0], cluster.foretold
 
     own: list[Plan] = []
-    make = experiment.plan
+    make = experiment.decisions.plan
 
     def made(number: int) -> Plan:
         own.append(make(number))
@@ -208,7 +208,7 @@ def rounds(*settings: str) -> None:
             assert all(np.array_equal(*pair) for pair in zip(found, own[-1].arrays(), strict=True))
         return found
 
-    experiment.plan, cluster.foretold = made, noted  # type: ignore[method-assign]
+    experiment.decisions.plan, cluster.foretold = made, noted  # type: ignore[method-assign]
     assert simulation.run() == "finished"
     print(f"rank {cluster.rank}: {told[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
     experiment.close()

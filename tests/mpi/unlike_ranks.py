@@ -51,7 +51,7 @@ def run(settings: str) -> dict[str, Any]:
     code = simulation.run()
     assert code == "finished"
     facts = {
-        "layout": experiment.trainer.layout.description,
+        "layout": experiment.layout.description,
         "engine": experiment.trainer.engine.description.split("; so far")[0],
         "model": crc32(simulation.model.numpy().tobytes()),
     }
