@@ -102,10 +102,10 @@ class Simulation:
         first, self.unsettled = self.saved.resume(self.model, self.history)
         if self.recovery is not None:
             self.recovery.went_on(first)
-        self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
-        if self.recorder is not None and first == 0 and self.experiment.data.description.labelled:
-            facts = self.experiment.data_facts
-            self.recorder.show_clients(len(self.experiment.data.sizes), facts.class_counts)
+        data, facts, trial = self.experiment.data, self.experiment.data_facts, self.experiment.trainer.trial
+        trial.recall(self.recorder.folder if self.recorder else None)
+        if self.recorder is not None and first == 0 and data.description.labelled:
+            self.recorder.show_clients(len(data.sizes), facts.class_counts)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(
@@ -118,7 +118,7 @@ class Simulation:
             self.phases = {}
             activity.enter("plan", t)
             self.saved.remember(t, self.model, self.history, self.unsettled)
-            self.experiment.data_facts.watch.look()
+            facts.watch.look()
             plan = self._plan(t)
             work = self._work(plan)
             self._inquire(plan)

@@ -40,7 +40,7 @@ class SavedState:
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None, recovery: Recovery | None = None):
         self.experiment = experiment
-        self.local = experiment.local_state
+        self.local, self.facts = experiment.local_state, experiment.data_facts
         self.recorder = recorder
         self.recovery = recovery
         self._moved_before = BytesMoved()
@@ -51,7 +51,7 @@ class SavedState:
 
     def check(self, model: Tensor, round: int) -> None:
         """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
-        self.experiment.data_facts.watch.check()
+        self.facts.watch.check()
         parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.experiment.config)]
         check_models(self.experiment.cluster, model, round, self.local.server_vectors, parts)
 
@@ -118,7 +118,7 @@ class SavedState:
         """What the run goes on from (rank 0 only): a checkpoint of its folder, or the state that was remembered."""
         kept, before = (None, None) if self.recovery is None else (self.recovery.state, self.recovery.history)
         if self.recorder is not None:
-            found = self.recorder.resume(self.experiment.data_facts.digest, kept)
+            found = self.recorder.resume(self.facts.digest, kept)
             own = self.experiment.model.frozen_checksum
             if found is not None and found.header.get("frozen", own) != own:
                 raise UserError(
@@ -151,7 +151,7 @@ class SavedState:
         experiment, view = self.experiment, self.experiment.evaluation.clients
         moments = {f"server.{name}": value for name, value in experiment.server.optimizer.state().items()}
         decided, seen = experiment.decisions.state(), {} if view is None else view.state()
-        return {**moments, **decided, **seen, **self.local.gathered()}, {"data": experiment.data_facts.digest}
+        return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
 
     def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
