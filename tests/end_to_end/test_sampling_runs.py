@@ -90,9 +90,9 @@ def test_only_the_last_participants_are_measured_anew_if_so_asked():
     assert everybody.records[2]["bytes_client_up"] == everybody.records[0]["bytes_client_up"]
     stale = (*fresh, "participation.refresh_who=participants", "participation.count=10")
     first, second = (run(*stale, f"rounds={t}").experiment for t in (1, 2))
-    assert first.stratifier.strata and second.stratifier.strata
-    changed = np.flatnonzero(first.stratifier.strata.norms != second.stratifier.strata.norms)
-    assert np.array_equal(changed, first.stratifier.latest) and changed[0] == 0
+    assert first.decisions.stratifier.strata and second.decisions.stratifier.strata
+    changed = np.flatnonzero(first.decisions.stratifier.strata.norms != second.decisions.stratifier.strata.norms)
+    assert np.array_equal(changed, first.decisions.stratifier.latest) and changed[0] == 0
 
 
 STATEFUL = (
