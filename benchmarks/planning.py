@@ -18,7 +18,7 @@ from fedmpi.clients.turnout import CohortDraw
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.rounds.server import Planner
-from fedmpi.samples.rules import bernoulli_rows
+from fedmpi.samples.built_in_rules import bernoulli_rows
 
 SYSTEMS = {
     "uniform, 1 %": ["participation.clients=uniform", "participation.fraction=0.01"],

@@ -23,7 +23,7 @@ import fedmpi
 from fedmpi import Config
 from fedmpi.cluster import Cluster
 from fedmpi.config import load_config
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 SAMPLES = 20
 PARTS = 5

@@ -20,13 +20,13 @@ from data_prep.given import parse_options
 from data_prep.listing import help_of_laws, show_lists
 from data_prep.prepare import Job, check_job, prepare
 from data_prep.room import FULL
-from data_prep.team import join_team
+from data_prep.writer import join_team
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import named_folder
 from fedmpi.data.schema import Modality
 from fedmpi.inspect.plot import check_picture
 from fedmpi.inspect.report import inspect_folder
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 DONE, INTERRUPTED = 0, 130
 # ClickException of whichever copy of click this typer carries.

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.files import complete, growing_h5, nothing_partial, reserve, shard_starts, smallest_unsigned, store
-from data_prep.partitions.common import Partition
+from data_prep.partitions.common import Partition, class_count_blocks
 from data_prep.raw import RawDataset
 from data_prep.room import GrowingFile
-from data_prep.statistics import class_count_blocks
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.assignment import inverse_of

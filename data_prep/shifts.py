@@ -13,9 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from data_prep.datasets.normalisation import measured
 from data_prep.partitions.common import OptionValue, Partition
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from fedmpi.common.calling import calling, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part, register, resolve

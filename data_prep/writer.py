@@ -32,9 +32,8 @@ from data_prep.shard import (
     write_training,
     write_validation,
 )
-from data_prep.team import alone
-from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster import Cluster, read_launch
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
@@ -318,3 +317,20 @@ class _Ticks:
         self._done += amount
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+
+def join_team() -> Cluster:
+    """The processes that were launched together; for one process alone MPI is not even loaded.
+
+    Raises
+    ------
+    UserError
+        Several processes were launched, but MPI is missing or does not join them.
+    """
+    launch = read_launch()
+    return Cluster.connect() if launch is not None and launch.size > 1 else alone()
+
+
+def alone() -> Cluster:
+    """This process as a team of one."""
+    return Cluster(None, "none")

@@ -16,7 +16,7 @@ def main() -> None:
     open_descriptors()
     saves = sys.argv[1:2] in (["train"], ["sweep"])
     interrupt = Interrupt() if saves else None
-    from fedmpi.process.guard import run_guarded
+    from fedmpi.process.exit_codes import run_guarded
 
     run_guarded(partial(_run, interrupt), joins=sys.argv[1:2] != ["doctor"], outlives=saves)
 

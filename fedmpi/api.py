@@ -26,7 +26,8 @@ from torch import nn
 
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.living import is_loss
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
+from fedmpi.common.arithmetic import process_as_before
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
@@ -35,9 +36,8 @@ from fedmpi.config.loading import given_config
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
-from fedmpi.process.guard import ending_together
+from fedmpi.process.exit_codes import ending_together
 from fedmpi.process.malloc import freed_memory_kept
-from fedmpi.process.unchanged import process_as_before
 from fedmpi.process.watchdog import watched
 from fedmpi.records.client_table import Columns, joined, read_clients
 from fedmpi.records.history import Record

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import hold_out
 from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_missing
-from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import Modality

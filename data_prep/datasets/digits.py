@@ -8,8 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.normalisation import measured
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from fedmpi.common.types import Ints
 from fedmpi.data.embedded import load_digits_split
 

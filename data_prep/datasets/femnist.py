@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import Names, Scratch, folder_of
 from data_prep.datasets.leaf import leaf_users
-from data_prep.datasets.normalisation import measured
 from data_prep.datasets.tff import tff_clients
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints

@@ -8,8 +8,7 @@ from pathlib import Path
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import folder_of, hold_out
 from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
-from data_prep.datasets.normalisation import measured
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 
 HINT = "DIR/train/CLASS/*.png and DIR/test/CLASS/*.png, or DIR/CLASS/*.png (a fifth is then held out for testing)"

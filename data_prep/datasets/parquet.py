@@ -15,11 +15,10 @@ from data_prep.datasets.columns import ColumnFiles, blocks, column_files, listed
 from data_prep.datasets.files import Names, Scratch, hold_out
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
-from data_prep.datasets.normalisation import measured
 from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Texts, Tokens
 from data_prep.datasets.parquet_targets import Targets
 from data_prep.datasets.texts import natural_clients, text_data_set
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import Modality

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import Names, Scratch, compact, folder_of
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, require_leaf
-from data_prep.datasets.normalisation import measured
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ NEEDS = {
     "attributes": "is read, since it goes by what the samples are",
 }
 """What a law may need of a data set beside labels, in words."""
+CELLS = 1 << 22
+"""Class counts made at once."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ class Partition:
     def sizes(self) -> Ints:
         """Samples of every client, int64 (N,)."""
         return np.diff(self.offsets)
+
+
+def class_count_blocks(partition: Partition, labels: Ints, classes: int) -> Iterator[Ints]:
+    """Class counts of the clients in blocks, int64 (m, C), of bounded size."""
+    step = max(1, CELLS // classes)
+    for low in range(0, partition.clients, step):
+        bounds = partition.offsets[low : low + step + 1]
+        held = len(bounds) - 1
+        owner = np.repeat(np.arange(held), np.diff(bounds))
+        counts = np.bincount(owner * classes + labels[partition.rows[bounds[0] : bounds[-1]]], minlength=held * classes)
+        yield counts.reshape(held, classes)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedmpi.clients.attendance import OWN_DRAWS, Attendance
+from fedmpi.clients.availability import OWN_DRAWS, ClientAvailability
 from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone
 from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.numbers import ClientNumbers
@@ -115,7 +115,7 @@ class CohortDraw:
         down, up, numbers = further_vectors(config)
         self.bytes_down = BYTES_PER_VALUE * (1 + down) * values
         self.bytes_up = math.ceil(values * bits / 8) + BYTES_PER_VALUE * (up * values + numbers)
-        self.attendance = Attendance(config, streams)
+        self.availability = ClientAvailability(config, streams)
         if config.participation.clients != "all":
             self._wanted_of(len(sizes))  # refused here, on all ranks alike, and not once the server plans
         if system.clock:
@@ -161,7 +161,7 @@ class CohortDraw:
         return opens_with_a_step(self.config, t)
 
     def _present(self, t: int) -> Ints | int:
-        return self.attendance.present(self._all(t))
+        return self.availability.present(self._all(t))
 
     def _all(self, t: int) -> View:
         """Round t as the law of availability sees it."""
@@ -175,7 +175,7 @@ class CohortDraw:
         if isinstance(present, int):
             return None if groups is None else Presence(present, None, groups)
         known = self.config.aggregation.weights == "unbiased"
-        return Presence(present, self.attendance.chance(self._all(t)) if known else None, groups)
+        return Presence(present, self.availability.chance(self._all(t)) if known else None, groups)
 
     def _wanted(self) -> int:
         """m."""

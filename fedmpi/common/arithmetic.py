@@ -1,6 +1,7 @@
-"""How a device computes: the same bits every time where sums are to be exact, and in full float32 while trying things.
+"""How torch computes: the same bits every time where sums are to be exact, in full float32 while trying things, and as
+before when a run has ended.
 
-All of it is about GPUs, on which it was not run; a processor with one thread needs none of it.
+The first two are about GPUs, on which they were not run; a processor with one thread needs neither.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from fedmpi.common.calling import kept_settings
+from fedmpi.common.generators import kept_generators
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED_WORKSPACE = ":4096:8"
@@ -45,3 +49,24 @@ def full_precision() -> Iterator[None]:
 def _without_tf32() -> None:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+
+
+@contextmanager
+def process_as_before() -> Iterator[None]:
+    """Afterwards the process computes and draws as if nothing had run within, whether that ended well or not."""
+    threads, debug_mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn = torch.backends.cudnn
+    convolutions = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
+    products, workspace = torch.get_float32_matmul_precision(), os.environ.get(WORKSPACE)
+    try:
+        with kept_generators(), kept_settings():
+            yield
+    finally:
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
+        torch.set_float32_matmul_precision(products)
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = convolutions
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
+        torch.set_deterministic_debug_mode(debug_mode)
+        torch.set_num_threads(threads)

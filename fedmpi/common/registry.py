@@ -78,13 +78,13 @@ KINDS = {
         Kind(
             "client sampler",
             "participation.clients",
-            ("fedmpi.clients.samplers", "fedmpi.clients.by_loss", "fedmpi.clients.urns"),
+            ("fedmpi.clients.sampling_designs", "fedmpi.clients.by_loss"),
         ),
-        Kind("row rule", "samples.rule", ("fedmpi.samples.rules",)),
+        Kind("row rule", "samples.rule", ("fedmpi.samples.built_in_rules",)),
         Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights", "fedmpi.aggregation.fair_weights")),
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
-        Kind("local algorithm", "local.algorithm", ("fedmpi.local.algorithms",)),
+        Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),
         Kind("local optimizer", "local.optimizer", ("fedmpi.local.optimizers",), given=("lr",)),
         Kind(
             "model",
@@ -93,9 +93,7 @@ KINDS = {
                 f"fedmpi.models.{family}"
                 for family in (
                     "mlp",
-                    "astraea_cnn",
-                    "cifar_cnn",
-                    "image_cnn",
+                    "image_cnns",
                     "resnet",
                     "text_cnn",
                     "transformer",
@@ -110,7 +108,7 @@ KINDS = {
         Kind(SOURCE, "data.shards", ("fedmpi.data.digits_options",)),
         Kind("loss", "task.loss", ("fedmpi.tasks.losses",)),
         Kind("metric", "task.metrics", ("fedmpi.tasks.metrics", "fedmpi.tasks.value_metrics"), several=True),
-        Kind("availability", "system.availability", ("fedmpi.clients.presence",)),
+        Kind("availability", "system.availability", ("fedmpi.clients.availability_laws",)),
         Kind("scheduling", "topology.scheduling", ("fedmpi.mediators.scheduling",)),
         Kind("partition", "--partition", ("data_prep.parts",)),
         Kind("data set", "--dataset", ("data_prep.parts",)),

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config.checks import contradiction
 from fedmpi.config.choices import check_options, option_values, without_foreign_options
-from fedmpi.config.keys import tables_by_name
+from fedmpi.config.keys import tables_by_name, why_meaningless
 from fedmpi.config.layers import (
     assignment,
     drop_alternatives,
@@ -26,7 +26,6 @@ from fedmpi.config.layers import (
     refuse_values_of_digits,
 )
 from fedmpi.config.objects import taken_apart
-from fedmpi.config.relevance import why_meaningless
 from fedmpi.config.tables import ConfigTables
 from fedmpi.config.writing import chosen_table
 

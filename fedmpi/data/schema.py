@@ -225,6 +225,20 @@ class Manifest:
         return [*self.train, *(file for file in others if file is not None)]
 
 
+def check_targets(kind: str, description: DataDescription, where: str) -> None:
+    """Refuse data whose targets are not those of the task.
+
+    Raises
+    ------
+    UserError
+    """
+    if description.targets != kind:
+        raise UserError(
+            f'task.kind = "{kind}" does not go with the data {where}, whose targets are {description.targets}: set '
+            f'task.kind = "{description.targets}", or prepare them otherwise'
+        )
+
+
 def without_targets(description: dict[str, Any]) -> dict[str, Any]:
     """The entries of a description without those about targets, which one of a class a sample never had."""
     return {name: value for name, value in description.items() if name not in ("targets", "target_shape")}

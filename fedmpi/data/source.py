@@ -7,7 +7,8 @@ pages the ranks of a node share, or on the user's own arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,16 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
-from fedmpi.data.residence import Residence
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 
+log = logging.getLogger(__name__)
+
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
+RESIDENT_BYTES = 1 << 30
+DEVICE_SHARE = 0.5
+"""Of a GPU's free memory; the rest is for models, activations and sums. Not measured on a GPU."""
 LEAST_LENT = 1 << 14
 """Bytes of samples that are worth a tensor over the array they lie in, which takes 7 µs longer to make than a copy."""
 
@@ -108,7 +113,7 @@ class ClientData:
         Where the tensors shall lie.
     resident_bytes : int, optional
         Memory that normalised samples may occupy; whole clients read first stay. 0 keeps nothing. By default what the
-        device affords: `residence.RESIDENT_BYTES` in host memory, half of a GPU's free memory.
+        device affords: `RESIDENT_BYTES` in host memory, half of a GPU's free memory.
     standardise : bool
         Whether mean and deviation of the data set are used; without, bytes become [0, 1] and other numbers stay.
 
@@ -250,3 +255,46 @@ class ClientData:
     def _pick(self, kept: Tensors, rows: Ints) -> Tensors:
         index = torch.from_numpy(np.ascontiguousarray(rows, np.int64)).to(self.device)
         return kept[0].index_select(0, index), kept[1].index_select(0, index)
+
+
+def resident_budget(free_bytes: int | None) -> int:
+    """Bytes that normalised samples may take: a share of a device's free memory, or None there, `RESIDENT_BYTES`."""
+    return RESIDENT_BYTES if free_bytes is None else int(DEVICE_SHARE * free_bytes)
+
+
+class Residence:
+    """Says of one piece of data after another whether it stays in memory.
+
+    Parameters
+    ----------
+    budget : int
+        Bytes that may stay.
+    free_bytes : callable, optional
+        Free memory of the device now. What is free at the start beyond the budget is never taken: ranks may share a
+        device, each with a budget of its own, and others compute there.
+    """
+
+    def __init__(self, budget: int, free_bytes: Callable[[], int] | None = None):
+        self._left, self._free_bytes = budget, free_bytes
+        self._spared = 0 if free_bytes is None else free_bytes() - budget
+
+    @classmethod
+    def on(cls, device: torch.device) -> Residence:
+        """What this device affords, which is logged for a GPU."""
+        if device.type != "cuda":
+            return cls(resident_budget(None))
+
+        def free_bytes() -> int:
+            return int(torch.cuda.mem_get_info(device)[0])
+
+        free = free_bytes()
+        budget = resident_budget(free)
+        log.info("data: up to %.1f of %.1f GB free on %s keep normalised samples", budget / 1e9, free / 1e9, device)
+        return cls(budget, free_bytes)
+
+    def takes(self, nbytes: int) -> bool:
+        """Whether so many bytes, in memory already, may stay there; they are counted then."""
+        if nbytes > self._left or (self._free_bytes is not None and self._free_bytes() < self._spared):
+            return False
+        self._left -= nbytes
+        return True

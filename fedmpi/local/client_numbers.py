@@ -1,4 +1,5 @@
-"""Numbers about single clients at a given model: mean loss and accuracy on their own samples, norm of their gradient.
+"""Numbers about single clients at a given model, for samplers and records: mean loss and accuracy on their own samples,
+norm of their gradient, norm of the update that they would make.
 
 The module is a copy of its own, so that measuring never touches what an engine has bound. A client's numbers depend on
 nothing but the model and its own samples: not on the rank, nor on who is measured beside it.
@@ -14,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.common.errors import ClientFailure
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
-from fedmpi.local.failures import named_client
+from fedmpi.local.failures import check_update, named_client
 from fedmpi.local.probes import client_gradients
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits, kept_generator, rows_of_a_pass, seed_module
-from fedmpi.local.work import DataSource
+from fedmpi.local.work import ClientTask, DataSource, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
@@ -121,3 +124,29 @@ class ClientMeasures:
             if not np.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")
         return total / len(y), tally.numbers().get("accuracy", math.nan)
+
+
+def update_norms(engine: SequentialEngine, clients: Ints, start: Tensor, rule: LocalRule, round: int) -> Floats:
+    """‖w_k − w‖ of clients (k,) that work from w = `start` (d,) on all their rows, float64 (k,).
+
+    The batches and the dropout masks are those of the round: a client that takes part makes this very update, before it
+    is compressed, clipped or lied about. NaN for clients without samples, and for those who diverge where these are
+    left out of rounds.
+
+    Raises
+    ------
+    ClientFailure
+        As `SequentialEngine.train`.
+    """
+    norms, w, hooks = np.full(len(clients), np.nan), torch.empty_like(start), engine.hooks
+    with hooks.rehearsing() if hooks is not None else nullcontext():
+        for place in np.flatnonzero(engine.source.sizes[clients] > 0).tolist():
+            task = ClientTask(int(clients[place]), None, 1.0)
+            try:
+                engine.advance(w.copy_(start), task, rule, round, hooks=engine.hooks_of(task))
+                with named_client(task.client, engine.rank):
+                    check_update(w.sub_(start), rule.lr)
+                norms[place] = float(torch.linalg.vector_norm(w, dtype=torch.float64))
+            except ClientFailure as failure:
+                engine.on_divergence.leave_out(failure, round)
+    return norms

@@ -16,8 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.clients.stratifier import ClientProbe
+from fedmpi.clients.turnout import opens_with_a_step
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
+from fedmpi.config import Config
+from fedmpi.local.batched.engine import why_not_side_by_side
 from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.failures import named_client
 from fedmpi.local.traits import forward_traits, kept_generator, rows_of_a_pass, seed_module
@@ -31,6 +35,27 @@ PROBE_ROWS = 1024
 """Samples whose activations are held at once; a larger local set is passed in parts."""
 
 BLOCK_BYTES = 1 << 26
+
+
+def make_probe(config: Config, model: FlatModel, data: DataSource, streams: Streams, rank: int) -> ClientProbe:
+    """The probe of a run: (round, model, clients) -> blocks of (clients, gradients (k, d)).
+
+    Small clients are probed side by side where the model has a stacked form, unless sums are to be exact: the rounding
+    of a stack depends on who is in it.
+    """
+    rows = None if config.local.batch_size == "all" else config.local.batch_size
+    side_by_side = config.local.engine in ("auto", "batched") and not config.aggregation.exact
+    stackable = side_by_side and why_not_side_by_side(model, data.description) is None
+    batched = BatchedProbe(model, data, rank) if stackable else None
+
+    def probe(t: int, w: Tensor, clients: Ints) -> Iterator[tuple[Ints, Tensor]]:
+        part = config.participation
+        purpose = Purpose.BATCH_ORDER if opens_with_a_step(config, t) else Purpose.PROBE
+        return gradient_blocks(
+            data, model, clients, w, part.probe, streams, t, rows, rank, batched=batched, purpose=purpose
+        )
+
+    return probe
 
 
 def client_gradients(

@@ -18,10 +18,10 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import OnDivergence, check_loss, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
+from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, passes
 from fedmpi.local.traits import forward_traits, kept_generator, seed_module
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size

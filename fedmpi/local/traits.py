@@ -20,7 +20,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.kinds import rows_at_once
+from fedmpi.tasks.evaluation import rows_at_once
 from fedmpi.tasks.losses import LossTraits, loss_traits
 
 TRIAL_ROWS = 4

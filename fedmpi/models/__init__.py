@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.registry import object_name, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
-from fedmpi.models.room import BuiltWithin
+from fedmpi.models.memory import BuiltWithin
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
-from fedmpi.models.image_layers import image_shape
+from fedmpi.models.image_cnns import image_shape
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription

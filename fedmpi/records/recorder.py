@@ -17,16 +17,15 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import make_folder, plain_or_absent, remedy, sync_folder, write_whole, writing
 from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
 from fedmpi.config.objects import not_repeatable
 from fedmpi.records import client_table
-from fedmpi.records.beside import Beside
 from fedmpi.records.changes import Changes, compare
-from fedmpi.records.checkpoint import Checkpoint, copied, newest_checkpoint, save_checkpoint
+from fedmpi.records.checkpoint import Beside, Checkpoint, copied, newest_checkpoint, save_checkpoint
 from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
 from fedmpi.records.hold import Hold, refuse_held

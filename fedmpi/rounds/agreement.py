@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Ints

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
-from fedmpi.clients.stratifier import Stratifier
-from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.refusal import on_server
-from fedmpi.common.plan import Plan
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.config import Config
@@ -25,35 +20,74 @@ from fedmpi.config.base import written
 from fedmpi.config.choices import chosen, data_options, options
 from fedmpi.data.copies.client_samples import SampleSource, client_samples, rebalancing_facts
 from fedmpi.data.opening import open_store
+from fedmpi.data.schema import check_targets
 from fedmpi.data.watch import DataWatch
-from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.comparisons import LocalLosses, Reference
 from fedmpi.local.engines import choose_engine
 from fedmpi.local.hooks import make_hooks
-from fedmpi.local.observer import UpdateObserver
-from fedmpi.local.probing import make_probe
-from fedmpi.mediators.groups import mediator_groups
+from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
 from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
-from fedmpi.rounds.balance import BalanceLearner
 from fedmpi.rounds.clients_view import ClientsView, clients_view
+from fedmpi.rounds.decisions import Decisions
 from fedmpi.rounds.evaluated import EvaluatedParts
-from fedmpi.rounds.inquiry import Inquiry
+from fedmpi.rounds.local_state import LocalState
 from fedmpi.rounds.memory import build_model, refuse_large_run
 from fedmpi.rounds.run_facts import agree, data_digest
-from fedmpi.rounds.server import Planner
 from fedmpi.rounds.server_step import ServerStep
-from fedmpi.rounds.sum import Around, RoundTotals, own_updates
-from fedmpi.rounds.training import Trainer
-from fedmpi.rounds.workers import agree_on_work, lay_out, prepare_device, settle_threads
+from fedmpi.rounds.sum import Around, own_updates
+from fedmpi.rounds.training import Trainer, evaluation_cost
+from fedmpi.rounds.worker import Worker
+from fedmpi.rounds.workers import Layout, agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
-from fedmpi.tasks.kinds import check_targets
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
 from fedmpi.updates.compression import check_residuals
 
-log = logging.getLogger("fedmpi")
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a run knows of its data beside the samples.
+
+    Attributes
+    ----------
+    watch : DataWatch
+        Sees when the files of the data are changed.
+    digest : str
+        What checkpoints know the data by.
+    class_counts : callable
+        (clients) -> int64 (m, C), what clients hold of each class, copies included.
+    augmentation : dict
+        What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
+    attackers : int64 (a,)
+        The clients that attack.
+    """
+
+    watch: DataWatch
+    digest: str
+    class_counts: Callable[[Ints], Ints]
+    augmentation: dict[str, Any] = field(default_factory=dict)
+    attackers: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class ModelEvaluation:
+    """What the global model is evaluated on and compared with.
+
+    Attributes
+    ----------
+    parts : EvaluatedParts
+        The samples that it is evaluated on (by rank 0).
+    clients : ClientsView or None
+        Evaluates it on clients by themselves.
+    reference : Reference or None
+        What it is compared with, on every rank alike.
+    """
+
+    parts: EvaluatedParts
+    clients: ClientsView | None = None
+    reference: Reference | None = None
 
 
 @dataclass
@@ -64,62 +98,39 @@ class Experiment:
     ----------
     config : Config
     cluster : Cluster
+    layout : Layout
+        Which clients this rank owns.
     data : ClientData
         Every client's samples; a rank reads those it owns.
+    data_facts : DataFacts
     model : FlatModel
         The network, its parameters views of one flat vector.
-    planner : Planner
-        Used by rank 0.
-    stratifier : Stratifier
-        Measures and groups the clients, all ranks together.
-    inquiry : Inquiry
-        What all ranks find out about single clients for the client sampler.
+    decisions : Decisions
+        What is found out and decided before the work of a round.
     trainer : Trainer
         The local work of this rank's clients.
+    local_state : LocalState
+        What is kept for the local work from round to round.
     server : ServerStep
         From the round's sums to the next model, the same on every rank.
-    evaluated : EvaluatedParts
-        The samples that the global model is evaluated on (by rank 0).
-    watch : DataWatch
-        Sees when the files of the data are changed.
-    clients_view : ClientsView or None
-        Evaluates the global model on clients by themselves.
+    evaluation : ModelEvaluation
+        What the global model is evaluated on and compared with.
     around : callable or None
         Makes what takes every client's own update, where sums of them are not enough.
-    liars : int64 (a,)
-        The clients that attack.
-    reference : Reference or None
-        What the global model is compared with, on every rank alike.
-    data_digest : str
-        What checkpoints know the data by.
-    augmentation : dict
-        What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
-    balance : BalanceLearner
-        Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared.
-    class_counts : callable
-        (clients) -> int64 (m, C), what clients hold of each class, copies included.
     """
 
     config: Config
     cluster: Cluster
-    streams: Streams
+    layout: Layout
     data: SampleSource
+    data_facts: DataFacts
     model: FlatModel
-    planner: Planner
-    stratifier: Stratifier
+    decisions: Decisions
     trainer: Trainer
+    local_state: LocalState
     server: ServerStep
-    augmentation: dict[str, Any]
-    inquiry: Inquiry
-    balance: BalanceLearner
-    evaluated: EvaluatedParts
-    watch: DataWatch
-    class_counts: Callable[[Ints], Ints]
-    clients_view: ClientsView | None = None
+    evaluation: ModelEvaluation
     around: Around | None = None
-    liars: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    reference: Reference | None = None
-    data_digest: str = ""
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
@@ -171,116 +182,53 @@ class Experiment:
             cluster.memory_for_rank(),
         )
         engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
-        cohorts = CohortDraw(
-            config,
-            data.sizes,
-            None,
-            streams,
-            values=model.size,
-            counts=cache(samples.class_counts),
+        row_rule = RowRule(
+            chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted, data.labels
         )
-        wanted = Inquiry.measures(cohorts.sampler)
-        measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, loss) if wanted else None
-        probe = make_probe(config, model, trained_on, streams, cluster.rank)
-        groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
-        planner = Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes)
-        trainer = Trainer(
+        worker = Worker(
             config,
+            layout,
             engine,
             data.sizes,
-            cluster,
-            layout,
-            store,
-            RowRule(
-                chosen(config, "row rule"),
-                options(config, "row rule"),
-                streams,
-                config.samples.wanted,
-                data.labels,
-            ),
-            observer,
+            row_rule,
             samples.weight_sizes,
-            hooks,
+            evaluation_cost(config, store) if layout.server_trains else 0.0,
+            0.0 if hooks is None else hooks.proximal_mu,
         )
-        inquiry = Inquiry(
-            cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer, trainer.trial_norms
+        local_state = LocalState(cluster, layout, len(data.sizes), hooks, observer)
+        trainer = Trainer(config, cluster, engine, worker, store, observer, local_state)
+        decisions = Decisions.of(
+            config, cluster, streams, layout, store, samples, trained_on, model, observer, trainer.trial_norms
+        )
+        optimizer = ServerOptimizer(
+            chosen(config, "server optimizer"), options(config, "server optimizer"), model.trainable
         )
         return cls(
             config=config,
             cluster=cluster,
-            streams=streams,
+            layout=layout,
             data=data,
-            model=model,
-            planner=planner,
-            stratifier=Stratifier(
-                config, cluster, layout.owned, store.clients, model.trainable, samples.class_counts, probe, streams
+            data_facts=DataFacts(
+                watch,
+                data_digest(store.manifest),
+                samples.class_counts,
+                rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
+                liars,
             ),
+            model=model,
+            decisions=decisions,
             trainer=trainer,
-            server=ServerStep(
-                config,
-                streams,
-                len(data.sizes),
-                planner.weighing,
-                ServerOptimizer(
-                    chosen(config, "server optimizer"), options(config, "server optimizer"), model.trainable
-                ),
-                hooks,
+            local_state=local_state,
+            server=ServerStep(config, streams, len(data.sizes), decisions.weighing, optimizer, hooks),
+            evaluation=ModelEvaluation(
+                evaluated,
+                clients_view(config, cluster, streams, data, samples.rebalancing, layout, trainer),
+                reference,
             ),
             around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
-            evaluated=evaluated,
-            clients_view=clients_view(config, cluster, streams, data, samples.rebalancing, layout, trainer),
-            watch=watch,
-            class_counts=samples.class_counts,
-            liars=liars,
-            reference=reference,
-            data_digest=data_digest(store.manifest),
-            augmentation=rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
-            inquiry=inquiry,
-            balance=BalanceLearner(layout.workers if shared and config.topology.balance == "measured" else 0),
         )
-
-    def observe(self, t: int, model: Tensor) -> None:
-        """What all ranks measure before the server plans round t: strata that are due, a sampler's candidates."""
-        self.stratifier.observe(t, model)
-        if self.inquiry.sampler.measures:
-            cohorts = self.planner.cohorts
-            wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
-            measured = self.inquiry.candidates(t, model, wanted)
-            if wanted is not None:
-                cohorts.add_measured(t, wanted, measured)
-
-    def inquire(self, plan: Plan, model: Tensor) -> None:
-        """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
-        self.inquiry.participants(plan, model, self.planner.seconds)
-
-    def plan(self, t: int) -> Plan:
-        """The server's plan of round t (rank 0 only)."""
-        plan = self.planner.plan(t, self.stratifier.strata)
-        self.stratifier.latest = plan.clients
-        return replace(plan, balance=self.balance.as_array())
-
-    def plan_ahead(self, t: int) -> None:
-        """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it.
-
-        It is announced ahead as well, unless it is to hold what is learned from the seconds of this round.
-        """
-        idle = self.cluster.is_server and self.trainer.worker.index is None
-        if idle and not self.inquiry.sampler.depends_on_rounds:
-            self.planner.prepare(t)
-            if self.planner.sends_coming:
-                self.planner.prepare(t + 1)
-            plan = None if self.balance.learns else self.planner.foreseen(t)
-            if plan is not None:
-                self.cluster.announce(t, plan.arrays())
-
-    def learn(self, totals: RoundTotals) -> None:
-        """Learn from the round's seconds how the work is best spread (rank 0 only)."""
-        if self.trainer.steady:
-            workers = slice(-self.trainer.layout.workers, None)  # the last ranks, with or without rank 0
-            self.balance.observe(totals.rows[workers], totals.steps[workers], totals.busy[workers])
 
     def close(self) -> None:
         """Free what belongs to MPI, and the file of clients' state."""
-        if self.trainer.hooks is not None:
-            self.trainer.hooks.state.close()
+        self.local_state.close()
         self.cluster.close()

@@ -12,15 +12,14 @@ from fedmpi.config import Config
 from fedmpi.config.choices import all_chosen, options_of_part
 from fedmpi.config.server_tables import EvaluationTable
 from fedmpi.data.copies.client_samples import SampleSource
-from fedmpi.data.residence import RESIDENT_BYTES
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
+from fedmpi.data.source import RESIDENT_BYTES
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved
 from fedmpi.records.confusion import Confusion
-from fedmpi.tasks.evaluation import Evaluation, evaluate
-from fedmpi.tasks.kinds import rows_at_once
+from fedmpi.tasks.evaluation import Evaluation, evaluate, rows_at_once
 from fedmpi.tasks.metrics import Metric
 
 MOST_ROWS = 2000

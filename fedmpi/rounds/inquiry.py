@@ -13,7 +13,7 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.decorators import MEASURABLE
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Floats, Ints
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.pipeline import UpdateObserver
 
 Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
 Trial = Callable[[int, Tensor, Ints, Ints], Floats]

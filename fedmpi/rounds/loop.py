@@ -24,7 +24,7 @@ from fedmpi.rounds.listener import Listener, OnRound
 from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import round_record, summary_facts
 from fedmpi.rounds.saved_state import SavedState
-from fedmpi.rounds.sum import RoundSum, RoundTotals
+from fedmpi.rounds.sum import RankWork, RoundSum, RoundTotals
 
 VIEWING = ("clients", "fine_tune")
 """Phases of the evaluation on clients."""
@@ -77,7 +77,7 @@ class Simulation:
         self.recorder = recorder
         self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
         self.model = experiment.model.initial.clone()
-        hooks = experiment.trainer.hooks
+        hooks = experiment.local_state.hooks
         self.sums = RoundSum(
             self.cluster,
             self.model,
@@ -102,9 +102,10 @@ class Simulation:
         first, self.unsettled = self.saved.resume(self.model, self.history)
         if self.recovery is not None:
             self.recovery.went_on(first)
-        self.experiment.trainer.trial.recall(self.recorder.folder if self.recorder else None)
-        if self.recorder is not None and first == 0 and self.experiment.data.description.labelled:
-            self.recorder.show_clients(len(self.experiment.data.sizes), self.experiment.class_counts)
+        data, facts, trial = self.experiment.data, self.experiment.data_facts, self.experiment.trainer.trial
+        trial.recall(self.recorder.folder if self.recorder else None)
+        if self.recorder is not None and first == 0 and data.description.labelled:
+            self.recorder.show_clients(len(data.sizes), facts.class_counts)
         self.outlook = Outlook(self.config.rounds, first)
         if self.progress:
             self.display = open_display(
@@ -117,15 +118,17 @@ class Simulation:
             self.phases = {}
             activity.enter("plan", t)
             self.saved.remember(t, self.model, self.history, self.unsettled)
-            self.experiment.watch.look()
+            facts.watch.look()
             plan = self._plan(t)
-            self._work(plan)
+            work = self._work(plan)
             self._inquire(plan)
             totals = self._reduce()
             self.experiment.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
             seen = self._view_clients(plan)
             self._note(plan, totals, started, seen)
+            if work.steady:
+                self._learn(totals)
             enough = self._enough(plan)
             if t + 1 < self.config.rounds:
                 ending = "ended" if enough else "stopped" if totals.stop else "finished"
@@ -146,41 +149,35 @@ class Simulation:
 
         A plan that was announced lies where the workers see it: they go on while rank 0 still enters it in its books.
         """
+        decisions = self.experiment.decisions
         with self._phase("plan"):
-            self.experiment.observe(t, self.model)
-            plan = self.experiment.plan(t) if self.cluster.is_server else None
+            decisions.observe(t, self.model)
+            plan = decisions.plan(t) if self.cluster.is_server else None
             arrays = self.cluster.announced(t) or self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
-    def _work(self, plan: Plan) -> None:
+    def _work(self, plan: Plan) -> RankWork:
         """Workers add their clients' weighted updates to the round's sum; the server evaluates the last round."""
         activity.enter("work")
         self.sums.open(plan, self.model)
         self._settle()
         started = time.perf_counter()
         trainer = self.experiment.trainer
-        report = trainer.train(plan, self.model, self.sums.updates, self.sums.further)
-        self.phases["load"] = report.load_seconds
-        self.phases["train"] = time.perf_counter() - started - report.load_seconds
-        self.experiment.plan_ahead(plan.round + 1)
-        busy = trainer.relayed.busy_seconds if trainer.relayed else time.perf_counter() - started
-        self.sums.close(
-            report,
-            busy,
-            self.stop(),
-            trainer.observer,
-            trainer.relayed,
-            trainer.work,
-            trainer.taken,
-            trainer.hooks.totals if trainer.hooks else None,
-        )
+        work = trainer.train(plan, self.model, self.sums.updates, self.sums.further)
+        self.phases["load"] = work.report.load_seconds
+        self.phases["train"] = time.perf_counter() - started - work.report.load_seconds
+        self.experiment.decisions.plan_ahead(plan.round + 1)
+        busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
+        self.sums.close(work, busy, self.stop(), trainer.observer, self.experiment.local_state.numbers)
+        return work
 
     def _inquire(self, plan: Plan) -> None:
         """The server is told of single clients what its sampler draws by, while all still hold the model they got."""
-        if self.experiment.inquiry.sampler.numbers:
+        decisions = self.experiment.decisions
+        if decisions.inquires:
             activity.enter("inquiry")
             with self._phase("inquire"):
-                self.experiment.inquire(plan, self.model)
+                decisions.inquire(plan, self.model)
 
     def _reduce(self) -> RoundTotals:
         activity.enter("sum")
@@ -195,7 +192,7 @@ class Simulation:
 
     def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
         """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""
-        view = self.experiment.clients_view
+        view = self.experiment.evaluation.clients
         if view is None:
             return {}
         if not ended:
@@ -224,7 +221,11 @@ class Simulation:
             record["seconds"] = time.perf_counter() - started
             record["phase_seconds"] = {**self.phases, **totals.phase_seconds()}
             self.unsettled = record
-            self.experiment.learn(totals)
+
+    def _learn(self, totals: RoundTotals) -> None:
+        """Rank 0 learns from the round's seconds how work is best spread."""
+        if self.cluster.is_server:
+            self.experiment.decisions.learn(totals)
 
     def _enough(self, plan: Plan) -> bool:
         """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""
@@ -263,7 +264,8 @@ class Simulation:
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
             before = activity.enter("evaluation")
-            record.update(self.experiment.evaluated.scores(self.experiment.model, self.model))
+            parts = self.experiment.evaluation.parts
+            record.update(parts.scores(self.experiment.model, self.model))
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
             activity.enter(PHASES[before])
 
@@ -289,9 +291,8 @@ class Simulation:
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:
-            self.summary = self.recorder.finish(
-                self.experiment.model.module, facts, self.experiment.evaluated.confusion
-            )
+            parts = self.experiment.evaluation.parts
+            self.summary = self.recorder.finish(self.experiment.model.module, facts, parts.confusion)
 
     def close(self) -> None:
         """End the display, where the run was broken off."""

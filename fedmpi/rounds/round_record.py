@@ -30,7 +30,7 @@ log = logging.getLogger("fedmpi")
 
 def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model: Tensor) -> Record:
     """The round's record, without what evaluation adds."""
-    sums = totals.sums
+    sums, facts = totals.sums, experiment.data_facts
     record = {
         "round": plan.round,
         "lr": plan.lr,
@@ -41,14 +41,14 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
         **({"clients": clients_as_text(plan.clients)} if experiment.config.logging.participants else {}),
         **_links(experiment, plan, totals),
         **_observed(experiment, plan, totals),
-        **({"attackers": int(np.isin(plan.clients, experiment.liars).sum())} if experiment.liars.size else {}),
+        **({"attackers": int(np.isin(plan.clients, facts.attackers).sum())} if facts.attackers.size else {}),
         **Balance.from_array(plan.balance).facts(),
         "busy_seconds": totals.busy.tolist(),
     }
-    if plan.round == 0 and experiment.augmentation:
-        record["rebalancing"] = experiment.augmentation
-    if experiment.reference is not None:
-        record["weight_divergence"] = experiment.reference.distance(model)
+    if plan.round == 0 and facts.augmentation:
+        record["rebalancing"] = facts.augmentation
+    if (reference := experiment.evaluation.reference) is not None:
+        record["weight_divergence"] = reference.distance(model)
     return {key: value for key, value in record.items() if value is not None}
 
 
@@ -56,7 +56,7 @@ def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str,
     classes, clients = experiment.data.description.classes, len(experiment.data.sizes)
     visits = round(totals.sums["visits"])
     links = round_links(
-        experiment.config, experiment.model, clients, classes, plan, experiment.stratifier.measured, visits
+        experiment.config, experiment.model, clients, classes, plan, experiment.decisions.measured, visits
     )
     counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
     return counted | {"bytes_paper_formula": paper_formula(experiment.config, experiment.model.size, len(plan.clients))}
@@ -97,12 +97,12 @@ def announce(experiment: Experiment) -> None:
         experiment.data.sizes.sum(),
         experiment.model.size,
     )
-    log.info("placement: %s", experiment.trainer.layout.description)
+    log.info("placement: %s", experiment.layout.description)
     for remark in remarks(flat_table(experiment.config)):
         log.info("%s", remark)
     log.info("engine: %s", experiment.trainer.engine.description)
-    if experiment.trainer.hooks is not None:
-        log.info("algorithm: %s", experiment.trainer.hooks.description)
+    if (hooks := experiment.local_state.hooks) is not None:
+        log.info("algorithm: %s", hooks.description)
 
 
 def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
@@ -117,15 +117,16 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
 
 def summary_facts(experiment: Experiment) -> Record:
     """What the summary says about where and with what the run was made."""
+    facts, view = experiment.data_facts, experiment.evaluation.clients
     return {
         "ranks": experiment.cluster.size,
         "clients": len(experiment.data.sizes),
         "parameters": experiment.model.trainable,
         "data": asdict(experiment.data.description),
         "engine": experiment.trainer.engine.description,
-        **({"attackers": experiment.liars.tolist()} if experiment.liars.size else {}),
-        **({"rebalancing": experiment.augmentation} if experiment.augmentation else {}),
-        **({"clients_evaluated_on": view.rows.kind} if (view := experiment.clients_view) is not None else {}),
+        **({"attackers": facts.attackers.tolist()} if facts.attackers.size else {}),
+        **({"rebalancing": facts.augmentation} if facts.augmentation else {}),
+        **({"clients_evaluated_on": view.rows.kind} if view is not None else {}),
         "versions": versions(experiment.cluster.mpi),
         "git_commit": git_commit(),
     }

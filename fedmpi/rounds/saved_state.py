@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +12,17 @@ import torch
 from torch import Tensor
 
 from fedmpi.cluster import BytesMoved
-from fedmpi.cluster.refusal import on_server
+from fedmpi.cluster.on_server import on_server
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.files import writing
 from fedmpi.common.registry import resolve
 from fedmpi.records.checkpoint import Checkpoint, clients_file, copied
-from fedmpi.records.client_records import load_records, save_records
 from fedmpi.records.history import History, Record
 from fedmpi.records.plugin_files import foreign_choices
 from fedmpi.records.recorder import Recorder
 from fedmpi.rounds.agreement import check_models
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.recovery import Recovery
-from fedmpi.updates.compression import RESIDUALS
 
 
 class SavedState:
@@ -44,6 +40,7 @@ class SavedState:
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None, recovery: Recovery | None = None):
         self.experiment = experiment
+        self.local, self.facts = experiment.local_state, experiment.data_facts
         self.recorder = recorder
         self.recovery = recovery
         self._moved_before = BytesMoved()
@@ -54,11 +51,9 @@ class SavedState:
 
     def check(self, model: Tensor, round: int) -> None:
         """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
-        self.experiment.watch.check()
-        hooks = self.experiment.trainer.hooks
+        self.facts.watch.check()
         parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.experiment.config)]
-        further = [] if hooks is None else [*hooks.server.values()]
-        check_models(self.experiment.cluster, model, round, further, parts)
+        check_models(self.experiment.cluster, model, round, self.local.server_vectors, parts)
 
     def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
         """Write a checkpoint from which the run goes on at `next_round`; collective.
@@ -79,7 +74,7 @@ class SavedState:
             self.recorder.saved()  # the one before, which also tidies up the folder
         path = None if self.recorder is None else clients_file(self.recorder.checkpoints, next_round)
         with writing(self.recorder.folder) if self.recorder else nullcontext():
-            header |= self._save_client_state(path)
+            header |= self.local.save_clients(path)
         if self.recorder is None:
             return
         header.update(settled=settled, unsettled=unsettled, frozen=self.experiment.model.frozen_checksum)
@@ -87,7 +82,7 @@ class SavedState:
 
     def remember(self, next_round: int, model: Tensor, history: History, unsettled: Record | None) -> None:
         """Keep the state at the start of a round in rank 0's memory, if all of it lies there; collective."""
-        if self.recovery is None or self._lies_with_ranks():
+        if self.recovery is None or self.local.lies_with_ranks:
             return
         moved = self.moved()
         if not self.experiment.cluster.is_server:
@@ -99,13 +94,6 @@ class SavedState:
         facts = {"mpi_bytes": asdict(moved), "settled": history.rounds, "unsettled": unsettled}
         self.recovery.state = copied(next_round, {"model": model, **tensors}, header | counted | facts)
         self.recovery.history = history
-
-    def _lies_with_ranks(self) -> bool:
-        """Whether what is kept for clients lies with the ranks that train them."""
-        trainer = self.experiment.trainer
-        transport = trainer.observer.transport if trainer.observer is not None else None
-        kept = trainer.hooks is not None and bool(trainer.hooks.client_state)
-        return kept or (transport is not None and transport.residuals is not None)
 
     def resume(self, model: Tensor, history: History) -> tuple[int, Record | None]:
         """The first round to run, and the record that waits for its evaluation; collective.
@@ -121,7 +109,7 @@ class SavedState:
         kept = None
         if checkpoint is not None and self.recorder is not None and checkpoint.header.get("clients"):
             kept = clients_file(self.recorder.checkpoints, first)
-        self._load_client_state(kept, self.recorder.folder if self.recorder else None)
+        self.local.load_clients(kept, self.recorder.folder if self.recorder else None)
         if saved is not None:
             model.copy_(saved)
         return first, None if checkpoint is None else checkpoint.header.get("unsettled")
@@ -130,7 +118,7 @@ class SavedState:
         """What the run goes on from (rank 0 only): a checkpoint of its folder, or the state that was remembered."""
         kept, before = (None, None) if self.recovery is None else (self.recovery.state, self.recovery.history)
         if self.recorder is not None:
-            found = self.recorder.resume(self.experiment.data_digest, kept)
+            found = self.recorder.resume(self.facts.digest, kept)
             own = self.experiment.model.frozen_checksum
             if found is not None and found.header.get("frozen", own) != own:
                 raise UserError(
@@ -160,35 +148,15 @@ class SavedState:
 
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
-        moments = {f"server.{name}": value for name, value in self.experiment.server.optimizer.state().items()}
-        parts = (
-            self.experiment.stratifier.state()
-            | self.experiment.planner.accounts.state()
-            | self.experiment.balance.state()
-        )
-        hooks = self.experiment.trainer.hooks
-        known = self.experiment.inquiry.numbers.state() | self._sampler_state() | self._view_state()
-        server = {} if hooks is None else hooks.server_tensors()
-        return {**moments, **parts, **known, **server, **self._transport_state()}, {"data": self.experiment.data_digest}
-
-    def _sampler_state(self) -> dict[str, Tensor]:
-        """What the sampler remembers: on rank 0 alone, which draws."""
-        return self.experiment.inquiry.sampler.state() if self.experiment.cluster.is_server else {}
-
-    def _view_state(self) -> dict[str, Tensor]:
-        """How often clients took part, where that is told beside their scores."""
-        view = self.experiment.clients_view
-        return {} if view is None else view.state()
-
-    def _transport_state(self) -> dict[str, Tensor]:
-        observer = self.experiment.trainer.observer
-        return observer.transport.gather_state(self.experiment.cluster) if observer and observer.transport else {}
+        experiment, view = self.experiment, self.experiment.evaluation.clients
+        moments = {f"server.{name}": value for name, value in experiment.server.optimizer.state().items()}
+        decided, seen = experiment.decisions.state(), {} if view is None else view.state()
+        return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
 
     def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
-        hooks = self.experiment.trainer.hooks
-        own = [] if hooks is None else hooks.tensor_names
-        names = ["model", *(f"server.{name}" for name in self.experiment.server.optimizer.names), *RESIDUALS, *own]
+        optimizer, view = self.experiment.server.optimizer, self.experiment.evaluation.clients
+        names = ["model", *(f"server.{name}" for name in optimizer.names), *self.local.names]
         arrays = None
         if self.experiment.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
@@ -200,19 +168,11 @@ class SavedState:
         tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
         self._check_lengths(tensors)
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
-        self.experiment.server.optimizer.load(moments, int(received[0][0]))
-        if hooks is not None:
-            hooks.load_server(tensors)
-        if (observer := self.experiment.trainer.observer) is not None and observer.transport is not None:
-            observer.transport.load(tensors, range(*self.experiment.trainer.layout.owned))
-        if checkpoint is not None:
-            self.experiment.planner.accounts.load(checkpoint.tensors)
-            self.experiment.balance.load(checkpoint.tensors)
-            self.experiment.inquiry.numbers.load(checkpoint.tensors)
-            self.experiment.inquiry.sampler.load(checkpoint.tensors)
-            if self.experiment.clients_view is not None:
-                self.experiment.clients_view.load(checkpoint.tensors)
-        self.experiment.stratifier.load(checkpoint.tensors if checkpoint else {}, resumed=int(received[0][0]) > 0)
+        optimizer.load(moments, int(received[0][0]))
+        self.local.load(tensors)
+        if checkpoint is not None and view is not None:
+            view.load(checkpoint.tensors)
+        self.experiment.decisions.load(checkpoint.tensors if checkpoint else None, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 
     def _check_lengths(self, tensors: dict[str, Tensor]) -> None:
@@ -223,33 +183,3 @@ class SavedState:
                 raise ValueError(f"its model has the shape {tuple(tensor.shape)}, not {tuple(model.initial.shape)}")
             if name.startswith("server.") and tensor.dim() and tensor.numel() not in (model.trainable, model.size):
                 raise ValueError(f"{name} has {tensor.numel()} values, the model {model.size}")
-
-    def _save_client_state(self, path: Path | None) -> dict[str, str]:
-        """Write the vectors kept for clients to a file beside a checkpoint, whose header is to hold the result.
-
-        Collective; rank 0 gives the path, or None where nothing is to be written.
-        """
-        hooks = self.experiment.trainer.hooks
-        if hooks is None or not hooks.client_state:
-            return {}
-        digest = save_records(self.experiment.cluster, hooks.state, path)
-        return {"clients": digest} if digest else {}
-
-    def _load_client_state(self, path: Path | None, folder: Path | None) -> None:
-        """Take over the vectors kept for this rank's clients from rank 0's file, None where there is none.
-
-        Collective; rank 0 also sends the run's `folder`, where vectors go for which there is no memory.
-        """
-        hooks = self.experiment.trainer.hooks
-        if hooks is None or not hooks.client_state:
-            return
-        name = os.fsencode(folder.resolve()) if folder is not None else b""
-        received = self.experiment.cluster.broadcast(
-            [np.frombuffer(name, np.uint8)] if self.experiment.cluster.is_server else None
-        )
-        hooks.state.folder = Path(os.fsdecode(received[0].tobytes())) if received[0].size else None
-        layout = self.experiment.trainer.layout
-        clients = load_records(self.experiment.cluster, hooks.state, path, range(*layout.owned))
-        if self.experiment.trainer.homes is not None:
-            owners = np.searchsorted(layout.boundaries, clients, side="right") - 1
-            self.experiment.trainer.homes.settle(clients, layout.ranks(owners))

@@ -37,8 +37,8 @@ from fedmpi.privacy.size_estimates import (
 )
 from fedmpi.privacy.updates import planned_participants
 from fedmpi.rounds.accounts import Accounts
+from fedmpi.samples.built_in_rules import used_counts
 from fedmpi.samples.row_rule import RowRule
-from fedmpi.samples.rules import used_counts
 
 log = logging.getLogger("fedmpi")
 

@@ -25,7 +25,7 @@ from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import WorkReport
 from fedmpi.mediators.relay import RelayReport
 from fedmpi.models.flat import FlatModel
@@ -49,6 +49,32 @@ OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_
 Around = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 5
 """Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What a rank did in a round.
+
+    Attributes
+    ----------
+    report : WorkReport
+        Of its engine, or of its part of the relays.
+    taken : TakenClients
+        Which participants it took for its own.
+    rows, steps : float
+        Gradients of one sample, and steps not merged.
+    relayed : RelayReport or None
+        What it did for mediators; None in a star and where nobody took part.
+    steady : bool
+        Whether the round took as long as such rounds do: not the first one, and no trial of engines in it.
+    """
+
+    report: WorkReport = field(default_factory=WorkReport)
+    taken: TakenClients = field(default_factory=TakenClients)
+    rows: float = 0.0
+    steps: float = 0.0
+    relayed: RelayReport | None = None
+    steady: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,16 +181,26 @@ class RoundSum:
 
     def close(
         self,
-        report: WorkReport,
+        work: RankWork,
         busy_seconds: float,
         stop: bool,
-        observer: UpdateObserver | None,
-        relayed: RelayReport | None,
-        work: tuple[float, float],
-        taken: TakenClients,
+        observer: UpdateObserver | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Put this rank's metrics, and what it observed of single updates, beside its update."""
+        """Put this rank's metrics, and what it observed of single updates, beside its update.
+
+        Parameters
+        ----------
+        work : RankWork
+        busy_seconds : float
+            How long the rank was at it.
+        stop : bool
+            Whether the run is to stop after this round.
+        observer : UpdateObserver or None
+        numbers : mapping of str to float, optional
+            What else the local algorithm sums.
+        """
+        report, relayed, taken = work.report, work.relayed, work.taken
         self.updates.flush()
         for vectors in self.further.values():
             vectors.flush()
@@ -195,7 +231,7 @@ class RoundSum:
         ]
         ranks = np.zeros((PER_RANK, self.cluster.size))
         idle_seconds = relayed.idle_seconds if relayed else 0.0
-        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, *work
+        ranks[:, self.cluster.rank] = busy_seconds, report.load_seconds, idle_seconds, work.rows, work.steps
         further = [0.0 if numbers is None else numbers[name] for name in self.numbers]
         metrics = np.concatenate([sums, observed, ranks.ravel(), further])
         self.buffer[self.head :] = torch.from_numpy(encode_metrics(metrics, self.dtype))

@@ -11,13 +11,12 @@ from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import Config
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.optimizers import own_optimizer
-from fedmpi.local.work import ClientTask, LocalRule
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.rounds.balance import Balance
-from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost
+from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost, planned_work
 from fedmpi.rounds.workers import Layout
-from fedmpi.samples.row_rule import RowRule
-from fedmpi.samples.rules import holders
-from fedmpi.samples.sampled_rows import SampledRows
+from fedmpi.samples.built_in_rules import holders
+from fedmpi.samples.row_rule import RowRule, SampledRows
 
 
 class Worker:
@@ -211,6 +210,28 @@ class Worker:
             positions = positions[np.repeat(ours, counts)]
             having, counts = having[ours], counts[ours]
         return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))
+
+    def row_weights(self, plan: Plan, sampled: SampledRows) -> tuple[np.ndarray, np.ndarray]:
+        """The client of each sampled row, int64 (r,), and the weight of its gradient, float64 (r,)."""
+        clients = plan.clients[sampled.members]
+        weights, power = plan.coefficients[sampled.members], plan.per_sample
+        if power and self.weight_sizes is not None:
+            weights = weights * sampled.below(self.weight_sizes[clients])
+        if power and self.weight_sizes is None:
+            weights = weights * sampled.counts ** (power - 1)
+        else:
+            weights = weights / sampled.counts
+        return np.repeat(clients, sampled.counts), np.repeat(weights, sampled.counts)
+
+    def amount(self, plan: Plan, report: WorkReport) -> tuple[float, float]:
+        """Gradients of one sample, and steps not merged, of this rank in a round.
+
+        As done where rows are sampled, else as planned, where merged steps do not count.
+        """
+        if not self.layout.shared or not self.uses_all(plan):
+            return report.loss_count, report.steps
+        rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self.merging)
+        return float(rows.sum()), float(steps.sum())
 
     def _asked(self, plan: Plan, members: np.ndarray, sizes: np.ndarray) -> SampledRows:
         """The rows that the rule gives for each of the participants; it is asked once a round."""

@@ -73,6 +73,10 @@ class Layout:
         first = 0 if self.server_trains else 1
         return np.where(workers < 0, workers, workers + first)
 
+    def owners(self, clients: Ints) -> Ints:
+        """The worker that owns each of the clients (m,), int64 (m,)."""
+        return np.searchsorted(self.boundaries, clients, side="right") - 1
+
     @property
     def owned(self) -> tuple[int, int]:
         """First client of this rank and one past its last; empty for a rank that only serves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,15 @@ from fedmpi.common.activity import activity
 from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Ints
+from fedmpi.data.schema import DataDescription
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 from fedmpi.tasks.metrics import Metric, MetricTally
 
 BUILT_IN = tuple(Metric(resolve("metric", name)) for name in CLASSIFICATION.metrics)
 """Accuracy and macro-F1."""
+OUTPUT_BYTES = 1 << 26
+"""Of the outputs at all positions that are formed at once: of a large vocabulary, a few hundred samples take gigabytes.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,3 +91,10 @@ def evaluate(
     counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
     confusion = None if counted is None else np.asarray(counted, np.int64)
     return Evaluation(total / len(y), tally.numbers(), confusion)
+
+
+def rows_at_once(description: DataDescription, most: int) -> int:
+    """How many samples to pass through a model at once: `most`, and fewer where each has very many outputs."""
+    if description.targets != "tokens":
+        return most
+    return max(1, min(most, OUTPUT_BYTES // (4 * math.prod(description.output_shape))))

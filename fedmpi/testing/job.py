@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmpi.api import run
 from fedmpi.common.errors import UserError
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 
 def _loaded(chosen: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedmpi.clients.attendance import chances
+from fedmpi.clients.availability import chances
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.divergence import target_distribution

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.aggregation.exact import CHUNK, SHORT, Accumulator, FixedPointSum, FloatSum
-from fedmpi.aggregation.staging import Staging
+from fedmpi.aggregation.exact import CHUNK, SHORT, Accumulator, FixedPointSum, FloatSum, Staging
 
 
 def terms(count: int, size: int, seed: int = 0) -> list[tuple[torch.Tensor, float]]:

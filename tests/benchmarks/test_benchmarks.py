@@ -161,9 +161,13 @@ def test_ratios_are_taken_within_a_pass():
     assert "| 0.50 (0.50 to 0.50) |" in table(TEXTS, [row])
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in Path(str(benchmarks.__file__)).parent.glob("*.py")))
-def test_every_benchmark_finds_what_it_imports(name: str) -> None:
-    importlib.import_module("benchmarks" if name == "__init__" else f"benchmarks.{name}")
+FOLDER = Path(str(benchmarks.__file__)).parent
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")) + sorted(FOLDER.glob("studies/*.py")), ids=str)
+def test_every_benchmark_finds_what_it_imports(path: Path) -> None:
+    module = ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts)
+    importlib.import_module(module.removesuffix(".__init__"))
 
 
 def test_on_a_device_all_contestants_compute_there(tmp_path: Path):

@@ -52,14 +52,14 @@ def run(folder: Path, settings: tuple[str, ...], resume: bool = False, stop: int
     rounds = count(1)
     simulation = Simulation(experiment, recorder, stop=lambda: next(rounds) == stop)
     cohorts: list[Any] = []
-    plan = experiment.plan
+    plan = experiment.decisions.plan
 
     def planned(t: int) -> Any:
         found = plan(t)
         cohorts.append([found.clients.tolist(), found.coefficients.tolist()])
         return found
 
-    experiment.plan = planned  # type: ignore[method-assign]
+    experiment.decisions.plan = planned  # type: ignore[method-assign]
     simulation.run()
     if recorder is not None:
         recorder.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmpi import PartFailure, UserError
-from fedmpi.clients.availability import PHASES, Availability, available_clients, dominant_label, probabilities
+from fedmpi.clients.availability_laws import PHASES, Availability, available_clients, dominant_label, probabilities
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.clients.view import View

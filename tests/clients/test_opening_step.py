@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.local.probing import make_probe
+from fedmpi.common.streams import Streams
+from fedmpi.local.probes import make_probe
 from tests.end_to_end.in_process import run
 
 MODEL = Path(__file__).parent / "dropping.py"
@@ -34,7 +35,7 @@ def test_the_first_model_is_the_mean_of_the_models_that_were_clustered(
         *sampled,
     )
     experiment = made.experiment
-    seen = make_probe(experiment.config, experiment.model, experiment.data, experiment.streams, 0)
+    seen = make_probe(experiment.config, experiment.model, experiment.data, Streams(experiment.config.seed), 0)
     sizes = experiment.data.sizes
     mean = torch.zeros_like(made.start, dtype=torch.float64)
     for clients, gradients in seen(0, made.start, np.arange(len(sizes))):
@@ -50,7 +51,7 @@ def test_the_first_model_is_the_mean_of_the_models_that_were_clustered(
 def test_later_probes_see_rows_of_their_own():
     made = run("preset=fedsso", "data.shards=digits:clients=12", "participation.probe=sample", "rounds=1")
     experiment = made.experiment
-    probe = make_probe(experiment.config, experiment.model, experiment.data, experiment.streams, 0)
+    probe = make_probe(experiment.config, experiment.model, experiment.data, Streams(experiment.config.seed), 0)
     at = [torch.cat([g for _, g in probe(t, made.start, np.arange(12))]) for t in (0, 1, 1, 2)]
     assert not torch.equal(at[0], at[1])
     assert torch.equal(at[1], at[2])

@@ -171,13 +171,13 @@ def test_measures_are_those_of_a_model_that_is_not_in_training() -> None:
 def test_what_is_measured_of_an_attacker_is_on_the_labels_that_it_trains_on() -> None:
     settings = ["data.shards=digits:clients=6", "participation.clients=power-of-choice", "participation.count=2"]
     experiment = Experiment.connect(load_config(None, [*settings, "attack.kind=label-flip", "attack.fraction=0.5"]))
-    measure, w = experiment.inquiry.measure, experiment.model.initial
-    assert measure is not None and len(experiment.liars) == 3
+    measure, w = experiment.decisions.inquiry.measure, experiment.model.initial
+    assert measure is not None and len(experiment.data_facts.attackers) == 3
     found = measure(0, w, np.arange(6), ("accuracy",))[:, 0]
     experiment.model.bind(w)
     for k in range(6):
         x, y = experiment.data.load(k)
-        trained_on = 9 - y if k in experiment.liars else y
+        trained_on = 9 - y if k in experiment.data_facts.attackers else y
         with torch.no_grad():
             right = experiment.model.module.eval()(x).argmax(1) == trained_on
         assert found[k] == pytest.approx(float(right.double().mean()))
@@ -193,7 +193,7 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
     experiment = Experiment.connect(load_config(None, [*settings, *quiet]))
     simulation = Simulation(experiment, None)
     latest: dict[int, tuple[int, float]] = {}
-    inquire, measure = experiment.inquire, experiment.inquiry.measure
+    inquire, measure = experiment.decisions.inquire, experiment.decisions.inquiry.measure
     assert measure is not None
 
     def noting(plan: Any, model: torch.Tensor) -> None:
@@ -201,9 +201,9 @@ def test_the_losses_remembered_are_those_of_the_model_that_was_sent(
         latest.update({int(k): (plan.round, float(v)) for k, v in zip(plan.clients, values, strict=True)})
         inquire(plan, model)
 
-    experiment.inquire = noting  # type: ignore[method-assign]
+    experiment.decisions.inquire = noting  # type: ignore[method-assign]
     simulation.run()
-    numbers = experiment.inquiry.numbers
+    numbers = experiment.decisions.inquiry.numbers
     ages, last = numbers.age("loss", 3), numbers.last("loss")
     for k in range(8):
         expected = (3 - latest[k][0], latest[k][1]) if k in latest else (-1, np.nan)
@@ -222,7 +222,7 @@ def test_norms_and_seconds_remembered_are_those_of_the_only_participant(
     simulation = Simulation(experiment, on_round=records.append)
     before = simulation.model.clone()
     simulation.run()
-    numbers = experiment.inquiry.numbers
+    numbers = experiment.decisions.inquiry.numbers
     (k,) = np.flatnonzero(numbers.age("update_norm", 1) == 1)
     assert numbers.last("update_norm")[k] == pytest.approx(float((simulation.model - before).norm()), rel=1e-5)
     assert numbers.last("seconds")[k] == records[0]["virtual_seconds"] > 0
@@ -234,12 +234,12 @@ def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None
     quiet = ["rounds=3", "data.shards=digits:clients=9", "evaluation.every=9", "checkpoint.every=0", "local.lr=0.2"]
     experiment = Experiment.connect(load_config(None, [*settings, *quiet, "logging.tensorboard=false"]))
     simulation, seen = Simulation(experiment, None), []
-    measure, plan = experiment.inquiry.measure, experiment.plan
+    measure, plan = experiment.decisions.inquiry.measure, experiment.decisions.plan
     assert measure is not None
 
     def planned(t: int) -> Any:
         everybody = np.arange(9, dtype=np.int64)
-        candidates = experiment.planner.cohorts._views[t]
+        candidates = experiment.decisions.planner.cohorts._views[t]
         losses = measure(t, simulation.model, everybody, ("loss",))[:, 0]
         fresh = candidates.fresh("loss")
         measured = np.flatnonzero(~np.isnan(fresh))
@@ -249,7 +249,7 @@ def test_those_who_take_part_have_the_highest_losses_of_the_candidates() -> None
         seen.append((len(measured), found.clients.tolist() == sorted(best.tolist())))
         return found
 
-    experiment.plan = planned  # type: ignore[method-assign]
+    experiment.decisions.plan = planned  # type: ignore[method-assign]
     simulation.run()
     assert seen == [(6, True)] * 3
     experiment.close()
@@ -333,7 +333,7 @@ def test_weights_that_need_inclusion_probabilities_are_refused_where_nobody_know
     ]
     experiment = Experiment.connect(load_config(None, [*settings, "aggregation.weights=unbiased"]))
     with pytest.raises(UserError, match=r'aggregation.weights = "unbiased" divides by inclusion probabilities'):
-        experiment.plan(0)
+        experiment.decisions.plan(0)
     experiment.close()
 
 

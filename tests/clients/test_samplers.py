@@ -16,7 +16,7 @@ from fedmpi.clients.by_loss import Oort, PowerOfChoice, drawn_by_size
 from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
-from fedmpi.clients.urns import clustered_by_size
+from fedmpi.clients.sampling_designs import clustered_by_size
 from fedmpi.clients.view import View, asked
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
@@ -418,9 +418,9 @@ def test_the_built_in_samplers_are_parts_like_others() -> None:
         "weighted",
         "importance",
         "stratified",
+        "clustered-md",
         "power-of-choice",
         "oort",
-        "clustered-md",
     ]
     for part in parts("client sampler"):
         assert part.title and all(option.doc for option in part.options), part.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedmpi.data.residence import RESIDENT_BYTES, Residence, resident_budget
+from fedmpi.data.source import RESIDENT_BYTES, Residence, resident_budget
 
 GIB = 1 << 30
 

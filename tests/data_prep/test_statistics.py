@@ -6,19 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep import statistics
-from data_prep.partitions import partition
+from data_prep.partitions import common, partition
+from data_prep.partitions.common import class_count_blocks
 from data_prep.raw import RawDataset
-from data_prep.statistics import class_count_blocks, describe
 from data_prep.writer import write_shards
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.inspect.report import inspect_folder
+from fedmpi.inspect.report import inspect_folder, measure
 
 LABELS = np.random.default_rng(0).integers(0, 7, 900)
 
 
 def test_the_report_before_writing_equals_the_inspection_after(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(statistics, "_CELLS", 50)  # many blocks
+    monkeypatch.setattr(common, "CELLS", 50)  # many blocks
     made = partition("dirichlet", LABELS, 7, 40, Streams(0).generator(Purpose.PARTITION), alpha=0.2)
     x = np.zeros((900, 2), np.float32)
     raw = RawDataset(
@@ -26,7 +25,8 @@ def test_the_report_before_writing_equals_the_inspection_after(tmp_path: Path, m
         lambda rows: x[rows], x[:7], LABELS[:7], 0, "", "",
     )  # fmt: skip
     write_shards(raw, made, tmp_path / "out", 3, 0, "c")
-    before, after = describe(made, LABELS, 7), inspect_folder(tmp_path / "out").measures
+    before = measure(made.sizes, lambda: class_count_blocks(made, LABELS, 7))
+    after = inspect_folder(tmp_path / "out").measures
     for name in ("clients", "samples", "size_quartiles", "classes_per_client"):
         assert getattr(before, name) == getattr(after, name)
     for name in ("gini", "kl_to_global", "kl_to_uniform", "label_emd"):

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 import data_prep.shard as shard
 import data_prep.writer as writer
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.normalisation import measured
 from data_prep.datasets.registry import DATASETS
 from data_prep.holdout import balanced_rows, hold_out
 from data_prep.partitions import Partition, partition
-from data_prep.raw import RawDataset
+from data_prep.raw import RawDataset, measured
 from data_prep.writer import write_shards
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams

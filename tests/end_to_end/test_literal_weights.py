@@ -20,7 +20,7 @@ def by_hand(one: Run, rounds: int, lr: float) -> tuple[torch.Tensor, list[float]
     experiment, w, factors = one.experiment, one.start.clone(), []
     sizes = experiment.data.sizes
     for t in range(rounds):
-        clients, total = experiment.plan(t).clients.tolist(), torch.zeros(len(w), dtype=torch.float64)
+        clients, total = experiment.decisions.plan(t).clients.tolist(), torch.zeros(len(w), dtype=torch.float64)
         for client in clients:
             x, y = experiment.data.load(client)
             experiment.model.bind(w.clone())
@@ -52,7 +52,7 @@ def test_the_next_model_is_the_sum_that_the_paper_prints(exact: str) -> None:
 )
 def test_it_is_the_mean_by_samples_times_the_sum_of_the_factors(more: tuple[str, ...]) -> None:
     one, mean = (run(*UNEQUAL, *more, f"aggregation.weights={kind}", "rounds=1") for kind in ("literal", "samples"))
-    drawn, sizes = one.experiment.planner.cohorts.draw(0, None).cohort, one.experiment.data.sizes
+    drawn, sizes = one.experiment.decisions.planner.cohorts.draw(0, None).cohort, one.experiment.data.sizes
     factor = 12 / drawn.draws * float(drawn.multiplicity @ sizes[drawn.clients]) / sizes.sum()
     assert abs(factor - 1) > 0.05
     assert torch.allclose(one.model, factor * mean.model, atol=1e-5)
@@ -62,7 +62,7 @@ def test_participants_that_use_no_sample_send_the_model_they_were_sent() -> None
     """π = K/N for all: unbiased weights are the same c_k, and leave (Σ c_k − 1) w out, over all participants."""
     few = ("samples.rule=ratio", "samples.ratio=0.005", "seed=2", "rounds=1")
     one, other = (run(*UNEQUAL, *few, f"aggregation.weights={kind}") for kind in ("literal", "unbiased"))
-    drawn, sizes = one.experiment.plan(0).clients, one.experiment.data.sizes
+    drawn, sizes = one.experiment.decisions.plan(0).clients, one.experiment.data.sizes
     assert one.records[0]["samples"] < len(drawn)
     factor = 12 / 4 * sizes[drawn].sum() / sizes.sum()
     assert torch.allclose(one.model, other.model + (factor - 1) * one.start, atol=1e-6)

@@ -90,9 +90,9 @@ def test_only_the_last_participants_are_measured_anew_if_so_asked():
     assert everybody.records[2]["bytes_client_up"] == everybody.records[0]["bytes_client_up"]
     stale = (*fresh, "participation.refresh_who=participants", "participation.count=10")
     first, second = (run(*stale, f"rounds={t}").experiment for t in (1, 2))
-    assert first.stratifier.strata and second.stratifier.strata
-    changed = np.flatnonzero(first.stratifier.strata.norms != second.stratifier.strata.norms)
-    assert np.array_equal(changed, first.stratifier.latest) and changed[0] == 0
+    assert first.decisions.stratifier.strata and second.decisions.stratifier.strata
+    changed = np.flatnonzero(first.decisions.stratifier.strata.norms != second.decisions.stratifier.strata.norms)
+    assert np.array_equal(changed, first.decisions.stratifier.latest) and changed[0] == 0
 
 
 STATEFUL = (
@@ -201,7 +201,7 @@ def test_a_mediators_clients_take_their_time_one_after_another():
     assert chained.records[0]["mediators"] == 1
     assert chained.records[0]["virtual_seconds"] == pytest.approx(2 * total / 100, rel=1e-6)
     several = run(*settings, "topology.clients_per_mediator=4", "rounds=1")
-    groups, sizes = several.experiment.planner.groups, several.experiment.data.sizes
+    groups, sizes = several.experiment.decisions.planner.groups, several.experiment.data.sizes
     assert groups is not None
     chains = np.bincount(groups.group(0, np.arange(12))[0], sizes)
     assert len(chains) == 3 and chains.max() > 1.05 * chains.mean()

@@ -8,8 +8,8 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.config import load_config
+from fedmpi.config.keys import conditions
 from fedmpi.config.loading import given_config
-from fedmpi.config.relevance import conditions
 from tests.keys.entries import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
 HISTOGRAM = f"{DRAWN} participation.features=label-histogram participation.draw=uniform"

@@ -142,9 +142,9 @@ class Watcher:
         seen.start = simulation.model.cpu().numpy().copy()
         seen.sizes = experiment.data.sizes
         if experiment.data.description.labelled:
-            seen.class_counts = experiment.planner.cohorts.counts()
+            seen.class_counts = experiment.decisions.planner.cohorts.counts()
         seen.threads = torch.get_num_threads()
-        trainer, strata = experiment.trainer, experiment.stratifier
+        trainer, strata = experiment.trainer, experiment.decisions.stratifier
         train, apply = trainer.train, simulation._apply
 
         def watched(plan: Plan, *others: Any) -> Any:
@@ -161,7 +161,7 @@ class Watcher:
         def applied(*round: Any) -> None:
             apply(*round)
             seen.model.append(simulation.model.cpu().numpy().copy())
-            kept = None if trainer.hooks is None else trainer.hooks.state
+            kept = None if trainer.state.hooks is None else trainer.state.hooks.state
             seen.state.append(None if kept is None else kept.spilled)
 
         def counted(module: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:

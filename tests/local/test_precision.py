@@ -169,7 +169,7 @@ def test_digits_are_learned(engine: str, caplog: pytest.LogCaptureFixture):
     experiment = Experiment.connect(build_config([("drawn", table)]))
     simulation = Simulation(experiment, None)
     assert simulation.run() == "finished"
-    x, y = experiment.evaluated.samples("test")
+    x, y = experiment.evaluation.parts.samples("test")
     experiment.model.bind(simulation.model)
     experiment.model.module.eval()
     with torch.no_grad():

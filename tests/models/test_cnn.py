@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedmpi import UserError
-from fedmpi.models.astraea_cnn import astraea_cnn
+from fedmpi.models.image_cnns import astraea_cnn
 from tests.local.synthetic import IMAGES, SMALL_IMAGES, TEXTS
 
 

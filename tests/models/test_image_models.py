@@ -13,8 +13,7 @@ from data_prep.datasets.registry import DATASETS
 from fedmpi import UserError
 from fedmpi.data.schema import DataDescription
 from fedmpi.models import build
-from fedmpi.models.cifar_cnn import cifar_cnn
-from fedmpi.models.image_cnn import image_cnn
+from fedmpi.models.image_cnns import cifar_cnn, image_cnn
 from fedmpi.models.resnet import resnet18
 from tests.models.real_samples import describe_images, describe_texts, digits, loss_after_steps
 

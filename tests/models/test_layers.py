@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.stacked import trial
+from fedmpi.models.stacked import form_check
 from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.image import Geometry
 from fedmpi.models.stacked.net import stacked, why_not_stackable
@@ -189,21 +189,21 @@ def dropping() -> nn.Module:
 
 def test_rounding_is_no_reason_to_refuse_a_stacked_form(monkeypatch: pytest.MonkeyPatch):
     """A limit below every rounding stands for networks whose gradients jump."""
-    monkeypatch.setitem(trial.TOLERANCE, torch.float32, 0.0)
+    monkeypatch.setitem(form_check.TOLERANCE, torch.float32, 0.0)
     assert stacked(dropping(), IMAGES) is not None
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["outputs", "gradients"])
 def test_a_form_that_is_off_by_more_than_rounding_is_refused(part: int, monkeypatch: pytest.MonkeyPatch):
     """The masks of the tries are the client's own: with others, every difference would be explained."""
-    monkeypatch.setitem(trial.TOLERANCE, torch.float32, 0.0)
-    form = trial._stacked
+    monkeypatch.setitem(form_check.TOLERANCE, torch.float32, 0.0)
+    form = form_check._stacked
 
     def off(*given):
         found = form(*given)
         found[1][part].mul_(1.001)
         return found
 
-    monkeypatch.setattr(trial, "_stacked", off)
+    monkeypatch.setattr(form_check, "_stacked", off)
     assert stacked(dropping(), IMAGES) is None
     assert "gives other" in str(why_not_stackable(dropping(), IMAGES))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.config import load_config
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -35,10 +35,10 @@ def run(settings: list[str], folder: str, stop_after: int | None = None, resume:
     assert simulation.run() == ("stopped" if stop_after else "finished")
     if recorder is not None:
         recorder.close()
-    hooks = experiment.trainer.hooks
+    hooks = experiment.local_state.hooks
     own = np.array([0, 0] if hooks is None else [len(hooks.state), hooks.state.spilled], np.int64)
     kept = experiment.cluster.gather(own)
-    moved = experiment.trainer.homes.moved if experiment.trainer.homes is not None else 0
+    moved = experiment.local_state.homes.moved if experiment.local_state.homes is not None else 0
     experiment.close()
     return {"model": simulation.model.numpy().copy(), "kept": None if kept is None else np.array(kept), "moved": moved}
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedmpi.cluster import Cluster, board, choice, pages, waiting, world
 from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from tests.mpi.programs import check_sum
@@ -194,7 +194,7 @@ def rounds(*settings: str) -> None:
     broadcasts, announcements, ahead = counted(cluster, "broadcast"), [0], cluster.announced
 
     own: list[Plan] = []
-    make = experiment.plan
+    make = experiment.decisions.plan
 
     def made(number: int) -> Plan:
         own.append(make(number))
@@ -208,7 +208,7 @@ def rounds(*settings: str) -> None:
             assert all(np.array_equal(*pair) for pair in zip(found, own[-1].arrays(), strict=True))
         return found
 
-    experiment.plan, cluster.announced = made, noted  # type: ignore[method-assign]
+    experiment.decisions.plan, cluster.announced = made, noted  # type: ignore[method-assign]
     assert simulation.run() == "finished"
     print(f"rank {cluster.rank}: {announcements[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
     experiment.close()

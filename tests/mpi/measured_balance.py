@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.config import load_config
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from fedmpi.rounds.sum import RoundTotals
@@ -26,14 +26,14 @@ SLOW_RANK = 1
 
 def slow_down(experiment: Experiment) -> None:
     """Let rank 0 learn from the seconds of a machine on which rank 1 is slow, whatever this one's are."""
-    learn = experiment.learn
+    learn = experiment.decisions.learn
 
     def learn_from_made_up(totals: RoundTotals) -> None:
         seconds = 1e-4 * (totals.rows + STEP_ROWS * totals.steps)
         seconds[SLOW_RANK] *= SLOWNESS
         learn(replace(totals, busy=seconds))
 
-    experiment.learn = learn_from_made_up  # type: ignore[method-assign]
+    experiment.decisions.learn = learn_from_made_up  # type: ignore[method-assign]
 
 
 def main() -> int:

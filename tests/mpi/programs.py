@@ -24,7 +24,7 @@ from fedmpi.cluster import Cluster, buffers, groups, relay, sums, waiting, windo
 from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 
@@ -131,8 +131,7 @@ def round_sums() -> None:
 
     from fedmpi.common.plan import Plan
     from fedmpi.local.work import WorkReport
-    from fedmpi.rounds.agreement import TakenClients
-    from fedmpi.rounds.sum import RoundSum
+    from fedmpi.rounds.sum import RankWork, RoundSum
 
     def update(rank: int, t: int) -> torch.Tensor:
         return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))
@@ -145,7 +144,7 @@ def round_sums() -> None:
                 summed.open(Plan(t, 0.1, np.arange(0), np.zeros(0), False, False), torch.zeros(5_003))
                 summed.updates.add(update(cluster.rank, t), 0.5)
                 report = WorkReport(clients=cluster.rank + 1, samples=10**9 + t, loss_sum=0.25)
-                summed.close(report, cluster.rank + 0.5, False, None, None, (0.0, 0.0), TakenClients())
+                summed.close(RankWork(report), cluster.rank + 0.5, False)
                 totals = summed.reduce()
                 expected = sum(update(rank, t).double() for rank in range(cluster.size)) / 2
                 assert totals.update.dtype == torch.float32

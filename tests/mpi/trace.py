@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmpi.common.plan import Plan
 from fedmpi.config import load_config
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 

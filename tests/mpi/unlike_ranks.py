@@ -28,7 +28,7 @@ from fedmpi.local.engines import CompositeEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds import agreement
 from fedmpi.rounds import workers as layout
 from fedmpi.rounds.assemble import Experiment
@@ -51,7 +51,7 @@ def run(settings: str) -> dict[str, Any]:
     code = simulation.run()
     assert code == "finished"
     facts = {
-        "layout": experiment.trainer.layout.description,
+        "layout": experiment.layout.description,
         "engine": experiment.trainer.engine.description.split("; so far")[0],
         "model": crc32(simulation.model.numpy().tobytes()),
     }

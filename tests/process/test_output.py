@@ -75,7 +75,7 @@ def test_a_pipe_that_is_full_and_does_not_block_is_waited_for() -> None:
 
 GUARDED = """
 import sys
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 
 def main():
     for number in range(int(sys.argv[1])):

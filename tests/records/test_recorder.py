@@ -27,7 +27,7 @@ from fedmpi.common.errors import RunFailure
 from fedmpi.common.files import writing
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
-from fedmpi.process.guard import _ending_of
+from fedmpi.process.exit_codes import _ending_of
 from fedmpi.records import hold, recorder
 from fedmpi.records.checkpoint import newest_checkpoint
 from fedmpi.records.model_file import model_file

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmpi import Config
 from fedmpi.common.plan import Plan
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation

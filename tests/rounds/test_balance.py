@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,8 @@ from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import LIKELY, MEMORY, MOST_STEP_ROWS, NOISE, STATE, Balance, BalanceLearner
 from fedmpi.rounds.placement import STEP_ROWS, equal_parts, longest_first
 from fedmpi.rounds.saved_state import SavedState
+from fedmpi.rounds.sum import RankWork
+from fedmpi.rounds.training import Trainer
 from tests.end_to_end.in_process import run
 
 ROW_SECONDS = 2e-5
@@ -147,13 +151,13 @@ def test_a_resumed_run_goes_on_with_what_was_learned():
     config = load_config(None, ["data.shards=digits:clients=6", "model.hidden=[4]", "participation.clients=all"])
     first, second = (Experiment.connect(config) for _ in range(2))
     for experiment in (first, second):
-        experiment.balance = BalanceLearner(3)
-    Machine(40.0, [1.5, 1.0, 0.5]).run(first.balance, 20)
+        experiment.decisions.balance = BalanceLearner(3)
+    Machine(40.0, [1.5, 1.0, 0.5]).run(first.decisions.balance, 20)
     tensors, header = SavedState(first, None).gathered()
     SavedState(second, None).share(Checkpoint(7, {"model": first.model.initial, **tensors}, header))
     first.close()
     second.close()
-    assert second.balance.as_array() == pytest.approx(first.balance.as_array(), rel=1e-3)
+    assert second.decisions.balance.as_array() == pytest.approx(first.decisions.balance.as_array(), rel=1e-3)
 
 
 def test_what_is_sent_is_received():
@@ -168,8 +172,15 @@ def test_equal_parts_follow_the_learned_speeds_of_their_workers():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "auto"])
-def test_the_work_of_drawn_rows_is_counted_as_rows_and_steps(engine: str):
+def test_the_work_of_drawn_rows_is_counted_as_rows_and_steps(engine: str, monkeypatch: pytest.MonkeyPatch):
     drawn = ("samples.rule=ratio", "samples.ratio=0.5", "local.epochs=2", f"local.engine={engine}")
+    worked, train = list[RankWork](), Trainer.train
+
+    def noted(*given: Any) -> RankWork:
+        worked.append(train(*given))
+        return worked[-1]
+
+    monkeypatch.setattr(Trainer, "train", noted)
     done = run("preset=fedavg", "rounds=1", *drawn)
-    rows, steps = done.experiment.trainer.work
-    assert rows == 2 * done.records[0]["samples"] and steps == done.records[0]["steps"] < rows
+    (work,) = worked
+    assert work.rows == 2 * done.records[0]["samples"] and work.steps == done.records[0]["steps"] < work.rows

@@ -21,6 +21,7 @@ from fedmpi import ClientArrays, PartFailure, UserError
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import RunFailure
 from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Streams
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import load_config
 from fedmpi.records.client_table import ClientTable, Columns, last_evaluation, read_clients
@@ -203,14 +204,14 @@ def test_ranks_share_the_parts_among_them(workers: int, placement: str):
     settings = ["participation.count=4", "evaluation.clients=all", "evaluation.batch_size=100"]
     config = load_config(None, [*QUIET, "data.shards=digits:clients=30", *settings])
     experiment = Experiment.connect(config)
-    view = experiment.clients_view
+    view = experiment.evaluation.clients
     assert view is not None
     sizes, found = experiment.data.sizes, []
     boundaries = np.linspace(0, 30, workers + 1).astype(np.int64)
     for worker in [None, *range(workers)]:
-        layout = replace(experiment.trainer.layout, boundaries=boundaries, worker=worker, shared=placement == "shared")
-        one = ClientsView(config, Cluster(None, "none"), experiment.streams, view.rows, layout, experiment.trainer)
-        parts = one._share(experiment.plan(0)).parts
+        layout = replace(experiment.layout, boundaries=boundaries, worker=worker, shared=placement == "shared")
+        one = ClientsView(config, Cluster(None, "none"), Streams(config.seed), view.rows, layout, experiment.trainer)
+        parts = one._share(experiment.decisions.plan(0)).parts
         assert not parts or worker is not None
         found += parts
         if placement == "owner":
@@ -370,7 +371,7 @@ def test_copies_of_rebalancing_are_not_evaluated():
     config = ["data.shards=digits:clients=6,alpha=0.3", "participation.count=3", "participation.clients=uniform"]
     config += ["rebalance.enabled=true", "model.hidden=[6]", "rounds=1", "evaluation.clients=all"]
     done = run(*config)
-    view = done.experiment.clients_view
+    view = done.experiment.evaluation.clients
     assert view is not None
     store = done.experiment.data.store
     assert view.rows.counts.tolist() == store.sizes.tolist() != done.experiment.data.sizes.tolist()

@@ -20,7 +20,7 @@ from fedmpi.data.opening import open_store
 from fedmpi.local.hooks import make_hooks
 from fedmpi.local.traits import forward_traits, known_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.room import BuiltWithin, NoRoom, asked_bytes, shown_bytes
+from fedmpi.models.memory import BuiltWithin, NoRoom, asked_bytes, shown_bytes
 from fedmpi.rounds.memory import _evaluated, refuse_large_run
 
 GIB = 2**30
@@ -99,7 +99,7 @@ def test_the_bytes_of_a_tensor_are_known_before_it_is_made(
 
 def test_what_is_built_piece_by_piece_is_refused_when_the_pieces_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     layers: list[nn.Module] = []
-    monkeypatch.setattr("fedmpi.models.room.address_space", lambda: 4_000_000 * len(layers))
+    monkeypatch.setattr("fedmpi.models.memory.address_space", lambda: 4_000_000 * len(layers))
     words = "it: at least .* held 3 times in training, but there is room for 100 MB"
     with pytest.raises(NoRoom, match=words), BuiltWithin(10**8, "it", vectors=3):
         for _ in range(100):

@@ -159,7 +159,7 @@ def test_who_evaluates_trains_fewer_of_the_rows_that_are_drawn(rule: str):
     drawn = (rule, "samples.wanted=300") if rule.endswith("exact") else (rule, "samples.ratio=0.2088")
     shards = ("data.shards=digits:clients=60,partition=iid", "participation.clients=all", "evaluation.every=1")
     experiment = Experiment.connect(load_config(None, [*shards, *drawn, "model.hidden=[8]"]))
-    worker, plan, rows = experiment.trainer.worker, experiment.plan(1), []
+    worker, plan, rows = experiment.trainer.worker, experiment.decisions.plan(1), []
     sizes, worker.evaluation_cost = experiment.data.sizes, 60.0
     for index in range(3):
         worker.layout, worker.index = Layout(np.arange(4) * 20, index, True, True), index
@@ -175,6 +175,6 @@ def test_only_in_rounds_that_begin_with_an_evaluation_does_its_worker_train_less
     worker, fewer = experiment.trainer.worker, []
     worker.layout, worker.index, worker.evaluation_cost = Layout(np.arange(3) * 30, 0, True, True), 0, 500.0
     for t in range(8):
-        fewer.append(len(worker.members(experiment.plan(t))) < 28)
+        fewer.append(len(worker.members(experiment.decisions.plan(t))) < 28)
     experiment.close()
     assert np.flatnonzero(fewer).tolist() == [3, 6]

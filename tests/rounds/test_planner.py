@@ -13,7 +13,7 @@ from fedmpi.common.plan import Plan, learning_rate
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.rounds.server import Planner
-from fedmpi.samples.rules import bernoulli_rows
+from fedmpi.samples.built_in_rules import bernoulli_rows
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
 

@@ -5,9 +5,7 @@ import torch
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
-from fedmpi.local.work import WorkReport
-from fedmpi.rounds.agreement import TakenClients
-from fedmpi.rounds.sum import RoundSum, RoundTotals
+from fedmpi.rounds.sum import RankWork, RoundSum, RoundTotals
 
 
 def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():
@@ -23,7 +21,7 @@ def test_vectors_of_an_algorithm_are_its_own_and_outlast_the_next_sum():
         summed.open(Plan(0, 0.1, np.arange(0), np.zeros(0), 0, False), torch.zeros(4))
         summed.updates.add(torch.full((4,), t), 1.0)
         summed.further["c"].add(torch.full((4,), 10 * t), 1.0)
-        summed.close(WorkReport(), 0.0, False, None, None, (0.0, 0.0), TakenClients())
+        summed.close(RankWork(), 0.0, False)
         totals = summed.reduce()
         assert totals.update.tolist() == [t] * 4
         kept.append(totals.further["c"])

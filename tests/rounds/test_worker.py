@@ -64,7 +64,7 @@ def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> 
     experiment = experiment_of(*RULES[rule], *COHORTS[cohort], "evaluation.every=2")
     alone = experiment.trainer.worker
     for t in range(3):
-        plan = experiment.planner.plan(t)
+        plan = experiment.decisions.planner.plan(t)
         everybody = np.arange(len(plan.clients))
         expected = by_client(alone.tasks(plan, everybody))
         for ranks, server_trains, shared in ((2, True, True), (3, False, True), (4, True, True), (3, False, False)):
@@ -80,7 +80,7 @@ def test_any_number_of_workers_does_the_tasks_of_one(rule: str, cohort: str) -> 
 def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(rule: str) -> None:
     experiment = experiment_of(*RULES[rule], *COHORTS["all"], "data.shards=digits:clients=60,partition=iid")
     balance = Balance(8.0, np.array([0.5, 1.5])).as_array()
-    plan = replace(experiment.planner.plan(1), balance=balance)
+    plan = replace(experiment.decisions.planner.plan(1), balance=balance)
     workers = workers_of(experiment, 3, True, False)
     assert_shared_out(plan, workers, by_client(experiment.trainer.worker.tasks(plan, np.arange(60))))
     assert [len(worker.members(plan)) for worker in workers] == [0, 15, 45]
@@ -90,7 +90,7 @@ def test_a_worker_that_is_three_times_as_fast_gets_about_three_times_the_work(ru
 @pytest.mark.parametrize("rule", ["bernoulli", "exact"])
 def test_where_nobody_has_rows_nobody_trains(rule: str) -> None:
     experiment = experiment_of(*RULES[rule], *COHORTS["some"])
-    plan = replace(experiment.planner.plan(0), probability=0.0, clients=np.empty(0, np.int64))
+    plan = replace(experiment.decisions.planner.plan(0), probability=0.0, clients=np.empty(0, np.int64))
     for worker in workers_of(experiment, 3, True, True):
         assert not len(worker.members(plan)) and not len(worker.trainers(plan))
     experiment.close()

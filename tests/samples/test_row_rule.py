@@ -11,8 +11,8 @@ from fedmpi import PartFailure, UserError, row_rule
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config.loading import given_config
+from fedmpi.samples.built_in_rules import bernoulli_rows, exact_rows, ratio_rows
 from fedmpi.samples.row_rule import Pool, RowClient, RowRule
-from fedmpi.samples.rules import bernoulli_rows, exact_rows, ratio_rows
 
 LABELS = [np.array([0, 1, 1, 2]), np.array([], np.int64), np.array([3, 3, 3]), np.array([0, 0, 1, 2, 2, 2])]
 SIZES = np.array([len(labels) for labels in LABELS])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedmpi.clients.availability import Availability, available_clients, probabilities
+from fedmpi.clients.availability_laws import Availability, available_clients, probabilities
 from fedmpi.clients.cohort import everyone
 from fedmpi.clients.devices import survivors
 from fedmpi.common.streams import Streams

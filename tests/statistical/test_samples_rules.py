@@ -13,8 +13,8 @@ from scipy import stats
 
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.whole_numbers import offsets_of
-from fedmpi.samples import rules
-from fedmpi.samples.rules import (
+from fedmpi.samples import built_in_rules as rules
+from fedmpi.samples.built_in_rules import (
     BERNOULLI_BLOCK,
     RATIO_BLOCK,
     bernoulli_rows,

@@ -14,7 +14,7 @@ from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.privacy.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
 from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability, saturations
-from fedmpi.samples.rules import bernoulli_rows
+from fedmpi.samples.built_in_rules import bernoulli_rows
 
 PRIVATE = ("randomised-response", "duchi", "piecewise")
 STREAMS = Streams(21)

@@ -360,6 +360,6 @@ def test_weights_of_an_augmented_population_count_copies_or_do_not(weighting: st
     n = original if counted == "original" else experiment.data.sizes
     assert (experiment.data.sizes >= original).all() and experiment.data.sizes.sum() > 1.05 * original.sum()
     for t in range(5):
-        plan = experiment.plan(t)
+        plan = experiment.decisions.plan(t)
         assert plan.coefficients == pytest.approx(n[plan.clients] / n.sum() * 3, abs=1e-9)
     experiment.close()

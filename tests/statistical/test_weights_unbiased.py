@@ -11,7 +11,7 @@ from fedmpi import Cohort, UserError
 from fedmpi.clients.cohort import StrataSummary, everyone
 from fedmpi.common.streams import Streams
 from fedmpi.common.whole_numbers import offsets_of
-from fedmpi.samples.rules import bernoulli_rows, used_counts
+from fedmpi.samples.built_in_rules import bernoulli_rows, used_counts
 from tests.statistical.weighed import KINDS, coefficients, is_normalised
 
 SIZES = np.array([1, 4, 2, 9, 3, 5], np.int64)

@@ -16,7 +16,7 @@ from fedmpi import UserError
 from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Streams
 from fedmpi.config import load_config
-from fedmpi.local.observer import UpdateObserver
+from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.work import ClientTask
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation

@@ -18,10 +18,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.copies.class_copies import Rebalancing, source_rows
-from fedmpi.data.residence import Residence
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import ClientData, Tensors
+from fedmpi.data.source import ClientData, Residence, Tensors
 
 IMAGES_AT_ONCE = 4096  # bounds the sampling grid: 8 bytes a pixel
 _PARAMETERS = 6

@@ -23,9 +23,9 @@ from fedmpi.local.batched.apart import spares_passes
 from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
-from fedmpi.local.delivery import deliver
 from fedmpi.local.failures import OnDivergence, check_loss, check_update, named_client
 from fedmpi.local.hooks import ClientHooks, Hooks
+from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size

@@ -16,11 +16,11 @@ from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
 from fedmpi.models.stacked.chain import chain
+from fedmpi.models.stacked.form_check import check
 from fedmpi.models.stacked.forms import ARRANGED, LAYERS
 from fedmpi.models.stacked.sequence import StackedNet, parts_of, sequence
 from fedmpi.models.stacked.text import Embedding
 from fedmpi.models.stacked.trace import Traced, trace
-from fedmpi.models.stacked.trial import check
 from fedmpi.models.stacked.writer import Writer
 
 __all__ = ["NotStackable", "StackedNet", "stacked", "translate", "why_not_stackable"]

@@ -1,6 +1,6 @@
 """How balanced the mediators' pooled data are under each way of grouping clients, and what planning costs:
 
-    python -m benchmarks.mediators shards/mnist-ltrf1-0 --online 50 --most 10
+    python -m benchmarks.studies.mediators shards/mnist-ltrf1-0 --online 50 --most 10
 
 Every row is the mean over random cohorts of their mean, standard deviation and largest KL divergence from equal
 classes, in nats (Astraea, Fig 7). Times are processor times; the last lines are those of one plan of 1,000 online

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import fedmpi
-from benchmarks.fedsso_strata import draw, look, plane
+from benchmarks.studies.fedsso_strata import draw, look, plane
 from tests.data_prep.command import main
 
 

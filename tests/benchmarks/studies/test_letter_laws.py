@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
+from benchmarks.studies.letter_laws import BYMERGE, BYMERGE_STOCK, Population, row
 from data_prep.partitions.astraea_laws import class_shares
 from fedmpi.data.divergence import kl_divergence
 

@@ -1,6 +1,6 @@
 """How many classes a cohort of FedAvg and of FedSSO holds, and how far its class shares are from the whole's:
 
-    python -m benchmarks.cohort_classes runs/fedsso-fig3-small/shards/mnist-two,seed=*
+    python -m benchmarks.studies.cohort_classes runs/fedsso-fig3-small/shards/mnist-two,seed=*
 
 Clients of equally many samples; strata are the clients with the same set of classes, which is what FedSSO's clusters
 come to (docs/results.md); even cohorts are those of jobs/experiments/even_cohorts.py. The distance is half the sum of

@@ -1,10 +1,10 @@
 """Astraea's LTRF2 from labels alone: the clients' divergence and the storage of the copies, by law, as Markdown.
 
-    python -m benchmarks.letter_laws               # 47 unnamed classes, the ranked curve
-    python -m benchmarks.letter_laws --named       # the letters and digits of EMNIST's split bymerge
-    python -m benchmarks.letter_laws --named --concentration 0.5 1 2 4 --sizes pareto even
-    python -m benchmarks.letter_laws --named --concentration 2.3 --alpha 1      # divergences after that augmentation
-    python -m benchmarks.letter_laws --named --skew 0.5 --digit-weight 0.25 --clients-kl 0.55
+    python -m benchmarks.studies.letter_laws               # 47 unnamed classes, the ranked curve
+    python -m benchmarks.studies.letter_laws --named       # the letters and digits of EMNIST's split bymerge
+    python -m benchmarks.studies.letter_laws --named --concentration 0.5 1 2 4 --sizes pareto even
+    python -m benchmarks.studies.letter_laws --named --concentration 2.3 --alpha 1  # divergences after augmentation
+    python -m benchmarks.studies.letter_laws --named --skew 0.5 --digit-weight 0.25 --clients-kl 0.55
 
 Duan et al. 2019, Table I, Figures 7 and 9: 500 clients, 230,752 images. Classes have the stock of bymerge's training
 part, many times over, so that it limits no law. `--clients-kl` looks for the concentration at which the clients have
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.mediator_balance import divergences
+from benchmarks.studies.mediator_balance import divergences
 from data_prep.partitions.astraea_laws import draw_astraea
 from data_prep.partitions.common import Request
 from data_prep.sizes import SIZE_LAWS

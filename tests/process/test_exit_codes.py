@@ -12,7 +12,7 @@ from tests.mpi.launch import REPOSITORY
 
 LIMITS = """
 import resource
-from fedmpi.process.guard import run_guarded
+from fedmpi.process.exit_codes import run_guarded
 run_guarded(lambda: print(*resource.getrlimit(resource.RLIMIT_NOFILE)))
 """
 
@@ -26,7 +26,7 @@ def test_a_command_may_open_as_many_files_as_the_system_allows(asked: str, limit
 
 
 def test_a_package_that_cannot_be_loaded_is_a_sentence() -> None:
-    program = "from fedmpi.process.guard import run_guarded; run_guarded(lambda: __import__('no_such_package'))"
+    program = "from fedmpi.process.exit_codes import run_guarded; run_guarded(lambda: __import__('no_such_package'))"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == (

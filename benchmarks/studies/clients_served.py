@@ -1,7 +1,7 @@
 """Whom the systems of a sweep serve: the clients' mean accuracy against that of the worst tenth, a point a run.
 
     fedmpi sweep jobs/experiments/clients-served.toml --out runs/clients-served
-    python -m benchmarks.clients_served runs/clients-served --plot served.png
+    python -m benchmarks.studies.clients_served runs/clients-served --plot served.png
 
 Runs that differ in the seed alone are of one system. Printed are means and standard deviations over them after the last
 evaluation; hollow points are the clients' models after fine-tuning.

@@ -1,7 +1,7 @@
 """Bias and noise of FedSTS's update with stratified and with unbiased weights, in closed form, as Markdown:
 
     fedmpi sweep jobs/experiments/fedstas-parts.toml --out runs/fedstas-parts
-    python -m benchmarks.draw_noise runs/fedstas-parts/FedSTS,seed=0 runs/fedstas-parts/FedSTS,seed=1 …
+    python -m benchmarks.studies.draw_noise runs/fedstas-parts/FedSTS,seed=0 runs/fedstas-parts/FedSTS,seed=1 …
 
 Every folder is a run of the preset fedsts with as many strata as clients a round, so that each stratum h sends one
 client k, drawn with probability π_k = ‖Z_k‖ / Σ_{j ∈ h} ‖Z_j‖. From the run's last model every client takes its local

@@ -1,4 +1,4 @@
-"""Handles each client's own update before it is summed: sends it (lies, transport), clips and measures what arrived."""
+"""A client's update from its engine to the sum: checked, sent (lies, transport), clipped, measured and added."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation.exact import Accumulator
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.local.comparisons import LocalLosses
 from fedmpi.local.diagnostics import UpdateMoments, update_moments
-from fedmpi.local.work import ClientTask
+from fedmpi.local.failures import check_update
+from fedmpi.local.hooks import ClientHooks
+from fedmpi.local.work import ClientTask, LocalRule, Observer
 from fedmpi.privacy.gaussian import clip
 from fedmpi.updates.attacks import SentLies
 from fedmpi.updates.compression import Transport
@@ -105,3 +108,41 @@ class UpdateObserver:
         """The sums of the round so far over this rank's clients."""
         gains = np.array(self._gains) if self.losses is not None else None
         return update_moments(np.array(self._norms), np.array(self._factors), gains)
+
+
+def deliver(
+    task: ClientTask,
+    update: Tensor,
+    rule: LocalRule,
+    observe: Observer | None,
+    total: Accumulator,
+    hooks: ClientHooks | None = None,
+    steps: int = 0,
+) -> None:
+    """Add coefficient · Δ, or what the observer returns in Δ's place, to `total`; the client's hooks see Δ as it was.
+
+    Parameters
+    ----------
+    task : ClientTask
+    update : Tensor (d,)
+        Δ; may be overwritten.
+    rule : LocalRule
+    observe : callable or None
+    total : Accumulator
+    hooks : ClientHooks, optional
+        Of an algorithm with hooks.
+    steps : int
+        Local steps that made Δ.
+
+    Raises
+    ------
+    Divergence
+        Δ (d,) is not finite.
+    """
+    check_update(update, rule.lr)
+    if hooks is not None and observe is not None:  # which may change Δ in place
+        hooks.finish(update.clone(), steps, rule)
+    replaced = observe(task.client, update) if observe is not None else None
+    total.add(update if replaced is None else replaced, task.coefficient, task.client)
+    if hooks is not None and observe is None:  # which may use Δ as it likes, now that it is summed
+        hooks.finish(update, steps, rule)

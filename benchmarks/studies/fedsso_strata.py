@@ -1,7 +1,7 @@
 """The clients' models after one step in the plane, and the clusters that FedSSO finds among them (paper: Figure 2):
 
     fedmpi sweep jobs/experiments/fedsso-fig2.toml --out runs/fedsso-fig2
-    python -m benchmarks.fedsso_strata runs/fedsso-fig2/*/ --plot fedsso-fig2.png
+    python -m benchmarks.studies.fedsso_strata runs/fedsso-fig2/*/ --plot fedsso-fig2.png
 
 Every folder is a run of the preset whose strata are made by OPTICS. Its clients are probed once more, as the run does
 before round 0, and clustered. Printed are the strata that the run recorded and the clusters found now (where they are
@@ -68,7 +68,7 @@ def look(folder: Path) -> Found:
     """Probe and cluster the clients of a run as it did itself before its first round."""
     config = load_config(folder / "config.toml")
     experiment = Experiment.connect(config)
-    stratifier, part = experiment.stratifier, config.participation
+    stratifier, part = experiment.decisions.stratifier, config.participation
     everyone = np.arange(stratifier.clients, dtype=np.int64)
     probes = stratifier.probe(0, experiment.model.initial, everyone)
     matrix = gradient_features(stratifier.plan, probes).matrix

@@ -1,4 +1,4 @@
-"""`benchmarks.draw_noise`: its closed form against all draws of an example, its updates against softmax regression."""
+"""The study `draw_noise`: its closed form against all draws of an example, its updates against softmax regression."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from benchmarks.draw_noise import main, measured, moments
+from benchmarks.studies.draw_noise import main, measured, moments
 from fedmpi.data.opening import open_store
 from tests.data_prep.command import main as prepare
 

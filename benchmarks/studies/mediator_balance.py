@@ -1,6 +1,6 @@
 """How even mediators' pooled classes are under Astraea's Algorithm 3, with exchanges, and at random, as Markdown:
 
-    python -m benchmarks.mediator_balance shards/mnist-ltrf2-0 shards/mnist-ltrf2-1 --online 50 --most 10
+    python -m benchmarks.studies.mediator_balance shards/mnist-ltrf2-0 shards/mnist-ltrf2-1 --online 50 --most 10
 
 Every folder of shards is one seed, 0, 1, …: in each of 100 rounds the run's own uniform cohort of that seed is grouped
 three times, and Algorithm 3's mediators are told apart by the order in which they are made. Nothing is trained.

@@ -1,7 +1,7 @@
 """How much a curve wavers from round to round, and how two systems differ in that, as Markdown:
 
     fedmpi sweep jobs/experiments/fedsso-fig3-small.toml --out runs/fedsso-fig3-small
-    python -m benchmarks.wavering runs/fedsso-fig3-small --sets MNIST-non-IID MNIST-non-IID2 --metric test_loss
+    python -m benchmarks.studies.wavering runs/fedsso-fig3-small --sets MNIST-non-IID MNIST-non-IID2 --metric test_loss
 
 A run's wavering is the standard deviation of what its metric changes by from one evaluation to the next, over the last
 half of its evaluations; a steady fall adds nothing but its own curvature. Folders of runs are SET,SYSTEM,…,seed=S.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.clients_served import draw, served
+from benchmarks.studies.clients_served import draw, served
 
 
 def run(folder: Path, scores: list[float], finished: bool = True) -> None:

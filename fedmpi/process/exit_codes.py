@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the user's input is wrong, 75 stopped by a signal after sa
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 import time
@@ -36,13 +37,14 @@ from fedmpi.common.errors import (
     UserError,
     raised,
 )
-from fedmpi.process.limits import allow_many_files
 from fedmpi.process.output import OutputLost, prepare_streams
 
 DONE, OUR_FAULT, USER_ERROR, STOPPED, INTERRUPTED, UNREAD = 0, 1, 2, 75, 130, 141
 SECONDS_TO_AGREE = {DONE: None, STOPPED: 60.0}
 SECONDS_TO_AGREE_ON_ERROR = 2.0
 ENDS_ALONE = "ends alone with exit code {}"
+OPEN_FILES = 65_536
+"""Enough for any folder of shards; systems that allow more are not asked for it."""
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -191,3 +193,12 @@ def _write(text: str) -> None:
         sys.stdout.flush()
         sys.stderr.write(text + "\n")  # in one piece, so that the ranks' lines do not mix
         sys.stderr.flush()
+
+
+def allow_many_files() -> None:
+    """Raise this process's own limit, often 1,024, to what the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # less is allowed than was said
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

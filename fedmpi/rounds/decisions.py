@@ -1,0 +1,191 @@
+"""What is found out and decided before the work of a round: strata, the sampler's questions, the plan, the balance.
+
+All ranks measure; rank 0 decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from torch import Tensor
+
+from fedmpi.aggregation.weighing import Weighing
+from fedmpi.clients.stratifier import Stratifier
+from fedmpi.clients.turnout import CohortDraw
+from fedmpi.cluster import Cluster
+from fedmpi.common.plan import Plan
+from fedmpi.common.streams import Streams
+from fedmpi.config import Config
+from fedmpi.data.copies.client_samples import ClientSamples
+from fedmpi.data.shards import ShardStore
+from fedmpi.local.client_numbers import ClientMeasures
+from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.probes import make_probe
+from fedmpi.local.work import DataSource
+from fedmpi.mediators.groups import mediator_groups
+from fedmpi.models.flat import FlatModel
+from fedmpi.rounds.balance import BalanceLearner
+from fedmpi.rounds.inquiry import Inquiry, Trial
+from fedmpi.rounds.server import Planner
+from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.workers import Layout
+
+
+@dataclass
+class Decisions:
+    """What a round is planned by.
+
+    Attributes
+    ----------
+    cluster : Cluster
+    layout : Layout
+    planner : Planner
+        Used by rank 0.
+    stratifier : Stratifier
+        Measures and groups the clients, all ranks together.
+    inquiry : Inquiry
+        What all ranks find out about single clients for the client sampler.
+    balance : BalanceLearner
+        Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared.
+    """
+
+    cluster: Cluster
+    layout: Layout
+    planner: Planner
+    stratifier: Stratifier
+    inquiry: Inquiry
+    balance: BalanceLearner
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        cluster: Cluster,
+        streams: Streams,
+        layout: Layout,
+        store: ShardStore,
+        samples: ClientSamples,
+        trained_on: DataSource,
+        model: FlatModel,
+        observer: UpdateObserver | None,
+        trial: Trial,
+    ) -> Decisions:
+        """Those of a configuration.
+
+        Parameters
+        ----------
+        config, cluster, streams, layout, store
+            The run's.
+        samples : ClientSamples
+            Sizes and class counts of the clients.
+        trained_on : DataSource
+            What clients are measured on: their samples, labels of attackers flipped.
+        model : FlatModel
+        observer : UpdateObserver or None
+            Keeps the norms of this rank's updates.
+        trial : callable
+            The norms of the updates that candidates would make (`Inquiry`).
+
+        Raises
+        ------
+        UserError
+            When the sampler, the strata or the mediators do not fit the clients.
+        """
+        sizes = samples.data.sizes
+        cohorts = CohortDraw(config, sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
+        wanted = Inquiry.measures(cohorts.sampler)
+        device = model.initial.device
+        measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, model.loss) if wanted else None
+        probe = make_probe(config, model, trained_on, streams, cluster.rank)
+        groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
+        learning = layout.shared and config.topology.balance == "measured"
+        return cls(
+            cluster=cluster,
+            layout=layout,
+            planner=Planner(config, sizes, streams, cohorts, groups, samples.weight_sizes),
+            stratifier=Stratifier(
+                config, cluster, layout.owned, store.clients, model.trainable, samples.class_counts, probe, streams
+            ),
+            inquiry=Inquiry(cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer, trial),
+            balance=BalanceLearner(layout.workers if learning else 0),
+        )
+
+    @property
+    def measured(self) -> int:
+        """Clients that were measured for strata before this round (rank 0 only)."""
+        return self.stratifier.measured
+
+    @property
+    def weighing(self) -> Weighing:
+        """How much each participant's update counts."""
+        return self.planner.weighing
+
+    def observe(self, t: int, model: Tensor) -> None:
+        """What all ranks measure before the server plans round t: strata that are due, a sampler's candidates."""
+        self.stratifier.observe(t, model)
+        if self.inquiry.sampler.measures:
+            cohorts = self.planner.cohorts
+            wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
+            measured = self.inquiry.candidates(t, model, wanted)
+            if wanted is not None:
+                cohorts.add_measured(t, wanted, measured)
+
+    @property
+    def inquires(self) -> bool:
+        """Whether the sampler wants to know anything of a round's participants."""
+        return bool(self.inquiry.sampler.numbers)
+
+    def inquire(self, plan: Plan, model: Tensor) -> None:
+        """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
+        self.inquiry.participants(plan, model, self.planner.seconds)
+
+    def plan(self, t: int) -> Plan:
+        """The server's plan of round t (rank 0 only)."""
+        plan = self.planner.plan(t, self.stratifier.strata)
+        self.stratifier.latest = plan.clients
+        return replace(plan, balance=self.balance.as_array())
+
+    def plan_ahead(self, t: int) -> None:
+        """Work out the plan of round t while others train: on a rank 0 that does not, if nothing they do changes it.
+
+        It is announced ahead as well, unless it is to hold what is learned from the seconds of this round.
+        """
+        idle = self.cluster.is_server and self.layout.worker is None
+        if idle and not self.inquiry.sampler.depends_on_rounds:
+            self.planner.prepare(t)
+            if self.planner.sends_coming:
+                self.planner.prepare(t + 1)
+            plan = None if self.balance.learns else self.planner.foreseen(t)
+            if plan is not None:
+                self.cluster.announce(t, plan.arrays())
+
+    def learn(self, totals: RoundTotals) -> None:
+        """Learn from the seconds of a round like others how the work is best spread (rank 0 only)."""
+        workers = slice(-self.layout.workers, None)  # the last ranks, with or without rank 0
+        self.balance.observe(totals.rows[workers], totals.steps[workers], totals.busy[workers])
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of all this; whole on rank 0."""
+        parts = self.stratifier.state() | self.planner.accounts.state() | self.balance.state()
+        sampler = self.inquiry.sampler.state() if self.cluster.is_server else {}
+        return parts | self.inquiry.numbers.state() | sampler
+
+    def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
+        """Take over what a checkpoint keeps; collective.
+
+        Parameters
+        ----------
+        tensors : mapping or None
+            By name, on rank 0; None on the others, and where there is no checkpoint.
+        resumed : bool
+            Whether the run goes on after its first round.
+        """
+        saved = dict(tensors or {})
+        if tensors is not None:
+            self.planner.accounts.load(saved)
+            self.balance.load(saved)
+            self.inquiry.numbers.load(saved)
+            self.inquiry.sampler.load(saved)
+        self.stratifier.load(saved, resumed=resumed)
