@@ -58,7 +58,7 @@ class OwnAttention(nn.Module):
         attend = functional.scaled_dot_product_attention
         x = x + attend(self.q(x), x, x, dropout_p=p)
         x = x + attend(x, x, self.q(x), None, p, True, scale=0.3)
-        near = torch.ones(12, 12, dtype=torch.bool).tril(2).triu(-2)
+        near = torch.ones(12, 12, dtype=torch.bool, device=tokens.device).tril(2).triu(-2)
         x = x + attend(x, x, x, near, p)
         x = x + attend(x, x, x, near.to(x.dtype), p)
         heads = self.q(x).unflatten(2, (4, 2)).transpose(1, 2)
@@ -91,7 +91,8 @@ class SeveralHeads(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens).transpose(0, 1)
-        x, shares = self.first(x, x, x, attn_mask=torch.triu(torch.ones(12, 12, dtype=torch.bool), 1))
+        later = torch.ones(12, 12, dtype=torch.bool, device=tokens.device).triu(1)
+        x, shares = self.first(x, x, x, attn_mask=later)
         x = x.transpose(0, 1)
         found, each = self.second(x[:, :1], x, x, average_attn_weights=False)
         squares = shares.square().sum((1, 2)) + each.square().sum((1, 2, 3))

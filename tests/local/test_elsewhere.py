@@ -29,7 +29,7 @@ from fedmpi.models.stacked import ahead
 from fedmpi.rounds import assemble
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
-from tests.local import any_modules, stacks
+from tests.local import any_modules, dropping_modules, stacks
 from tests.local.elsewhere import Away, Mixed, elsewhere, transfers
 
 HERE = torch.device("cpu")
@@ -56,6 +56,13 @@ MORE_NETWORKS = {
     "Residual": stacks.COLOURED,
     "Inverted": stacks.COLOURED,
     "TextCNN": stacks.TEXTS,
+    "LeNetWithCalls": stacks.IMAGES,
+    "Calls": stacks.COLOURED,
+    "OwnAttention": stacks.TEXTS,
+    "SeveralHeads": stacks.TEXTS,
+    "DeepLSTM": stacks.TEXTS,
+    "DeepGRU": stacks.TEXTS,
+    "DeepRNN": stacks.TEXTS,
 }
 FEDAVG = ("preset=fedavg", "participation.count=4", "local.engine=sequential")
 SIDE_BY_SIDE = (*FEDAVG[:2], "local.engine=batched")
@@ -117,7 +124,8 @@ def made(name: str, device: torch.device) -> tuple[FlatModel, Moved]:
     """A network, built in or a user's own, and clients' samples, on a device."""
     torch.manual_seed(1)
     description = (NETWORKS | MORE_NETWORKS)[name]
-    module: nn.Module = getattr(any_modules, name)() if name[0].isupper() else build(name, {}, description, 1)
+    own = getattr(any_modules, name, None) or getattr(dropping_modules, name, None)
+    module: nn.Module = build(name, {}, description, 1) if own is None else own()
     return FlatModel(module.double(), device), Moved(stacks.Source(description, SIZES, torch.float64), device)
 
 
