@@ -1,7 +1,7 @@
-"""The board of a node, in memory that its ranks share: who has come how far, and bells that wake who waits for that.
+"""The board of a node, in memory that its ranks share: how far each has come, and semaphores that wake those waiting.
 
-A rank that waits asks the board and not MPI: it sleeps until the last one it waits for rings, however long that takes,
-and whoever comes last goes on at once, without anybody else having to run. Polling MPI instead wakes every waiting
+A rank that waits asks the board and not MPI: it sleeps until the last one it waits for wakes it, however long that
+takes, and whoever comes last goes on at once, without anybody else having to run. Polling MPI instead wakes every waiting
 rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on, and a barrier of MPI is over only when
 all have run in turns: with more ranks than cores both cost milliseconds a round.
 """
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fedmpi.cluster.bell import BYTES, Bell, bells_work
 from fedmpi.cluster.living import why_fatal
+from fedmpi.cluster.semaphore import BYTES, Semaphore, semaphores_work
 from fedmpi.cluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINE = 64 + BYTES
-"""Bytes of a rank: its numbers in a cache line of their own, then its bell."""
+"""Bytes of a rank: its numbers in a cache line of their own, then its semaphore."""
 COME, WANTED = 0, 1
 """Numbers of a rank: how far it has come, and how far all others must have come to wake it (0: it is awake)."""
 LONGEST_REST = 0.05
@@ -52,7 +52,7 @@ class Board:
         numbers = lines.view(np.int64)
         self._come, self._wanted, self._place = numbers[:, COME], numbers[:, WANTED], 0
         lines[node.rank] = 0
-        self._bells = [Bell(line[LINE - BYTES :], made=rank == node.rank) for rank, line in enumerate(lines)]
+        self._semaphores = [Semaphore(line[LINE - BYTES :], made=rank == node.rank) for rank, line in enumerate(lines)]
         self._window.Sync()
         node.Barrier()
 
@@ -64,7 +64,7 @@ class Board:
         self._window.Sync()
         everybody = int(self._come.min())
         for rank in np.flatnonzero((self._wanted > 0) & (self._wanted <= everybody)):
-            self._bells[rank].ring()
+            self._semaphores[rank].post()
 
     def wait(self, long: bool = False) -> None:
         """Wait until all ranks have come to where this one is; where it is known to take `long`, asleep at once."""
@@ -79,7 +79,7 @@ class Board:
 
     def close(self) -> None:
         """Give the memory back; collective."""
-        self._bells = []
+        self._semaphores = []
         self._window.Unlock_all()
         self._window.Free()
 
@@ -87,8 +87,8 @@ class Board:
         return bool(self._come.min() >= self._place)
 
     def _rest(self, waited: float) -> None:
-        own = self._bells[self._rank]
-        own.hush()
+        own = self._semaphores[self._rank]
+        own.reset()
         self._wanted[self._rank] = self._place
         self._window.Sync()
         if not self._all_here():
@@ -111,7 +111,7 @@ def board_of(node: MPI.Intracomm, world: MPI.Intracomm, lacking: bool) -> Board 
     from mpi4py import MPI
 
     outlives = why_fatal(MPI.Get_library_version(), os.environ) is None
-    if not _everywhere(world, bells_work() and not lacking and not outlives):
+    if not _everywhere(world, semaphores_work() and not lacking and not outlives):
         return None
     try:
         board: Board | None = Board(node)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from fedmpi.cluster.buffers import CHUNK
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.courier import LONGEST_SLEEP_IN_MESSAGE, SLEEP_BESIDE_WORK, calls_from_threads
 from fedmpi.cluster.living import opened, stopped, until_stopped
+from fedmpi.cluster.pending_sends import LONGEST_SLEEP_IN_MESSAGE, SLEEP_BESIDE_WORK, calls_from_threads
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.types import Floats, Ints
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from fedmpi.cluster.communicators import meet_members
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.courier import Courier, calls_from_threads
 from fedmpi.cluster.living import opened
+from fedmpi.cluster.pending_sends import PendingSends, calls_from_threads
 from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.waiting import meet
 
@@ -91,7 +91,7 @@ class Groups:
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
         self._world = world
         self._moved = moved
-        self._courier = Courier(beside_work=world is not None and calls_from_threads())
+        self._pending = PendingSends(beside_work=world is not None and calls_from_threads())
         self._recent = Recent(MOST_COMMUNICATORS)
         self._own: dict[Ranks, RankGroup] = {}
         self._guests: dict[Ranks, RankGroup] = {}
@@ -108,20 +108,20 @@ class Groups:
         self._close(self._own, freed)
         for ranks in made:
             if rank in ranks:
-                self._own[ranks] = RankGroup(self._create(ranks), ranks, self._moved, self._courier)
+                self._own[ranks] = RankGroup(self._create(ranks), ranks, self._moved, self._pending)
         if any(ranks not in self._recent for ranks in several):
             self._share()
         return [self._find(ranks) if rank in ranks else None for ranks in wanted]
 
     def end_round(self) -> None:
         """Let everything sent leave."""
-        self._courier.flush()
+        self._pending.flush()
 
     def close(self) -> None:
         """Free all groups."""
         self._close(self._guests, [*self._guests])
         self._close(self._own, [*self._own])
-        self._courier.flush()
+        self._pending.flush()
         if self._common is not None:
             self._common.Free()
             self._common = None
@@ -131,7 +131,7 @@ class Groups:
             return self._own[ranks]
         if ranks not in self._guests:
             common = self._common if len(ranks) > 1 else None
-            self._guests[ranks] = RankGroup(common, ranks, self._moved, self._courier, addresses=ranks)
+            self._guests[ranks] = RankGroup(common, ranks, self._moved, self._pending, addresses=ranks)
         return self._guests[ranks]
 
     @staticmethod

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmpi.cluster.buffers import CHUNK, as_bytes
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.courier import LONGEST_SLEEP_IN_MESSAGE, Courier
+from fedmpi.cluster.pending_sends import LONGEST_SLEEP_IN_MESSAGE, PendingSends
 from fedmpi.cluster.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class RankGroup:
         comm: MPI.Intracomm | None,
         ranks: Sequence[int],
         moved: BytesMoved,
-        courier: Courier,
+        pending: PendingSends,
         addresses: Sequence[int] | None = None,
     ):
         self.ranks = tuple(ranks)
@@ -46,7 +46,7 @@ class RankGroup:
         self.rank = 0 if comm is None else self._addresses.index(comm.Get_rank())
         self._comm = comm
         self._moved = moved
-        self._courier = courier
+        self._pending = pending
         self._closed = False
         self._to_myself: dict[int, list[np.ndarray]] = {}
 
@@ -70,7 +70,7 @@ class RankGroup:
             return
         pieces = [payload[start : start + CHUNK] for start in range(0, max(len(payload), 1), CHUNK)]
         address = self._addresses[to]
-        self._courier.take([(self._comm.Isend(piece, dest=address, tag=tag), piece) for piece in pieces])
+        self._pending.take([(self._comm.Isend(piece, dest=address, tag=tag), piece) for piece in pieces])
         self._moved.relay += len(payload)
 
     def recv(self, array: np.ndarray, source: int | None = None, tag: int = 0) -> np.ndarray:
@@ -110,7 +110,7 @@ class RankGroup:
     def close(self) -> None:
         """Free the communicator if it is their own; the group is of no more use. All members do it in one order."""
         if self._comm is not None and not self._closed:
-            self._courier.flush()
+            self._pending.flush()
             if not self._shared:
                 self._comm.Free()
         self._closed = True

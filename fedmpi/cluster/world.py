@@ -20,7 +20,6 @@ from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arra
 from fedmpi.cluster.choice import build_sum, shared_memory_lacks
 from fedmpi.cluster.communicators import Communicators, count_nodes, maximum, total
 from fedmpi.cluster.counters import BytesMoved
-from fedmpi.cluster.courier import calls_from_threads
 from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.groups import Groups
@@ -30,6 +29,7 @@ from fedmpi.cluster.leftovers import claim, release, sweep
 from fedmpi.cluster.living import everyone, stopped
 from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.pages import PAGE, PAGES, Pages
+from fedmpi.cluster.pending_sends import calls_from_threads
 from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum

@@ -159,9 +159,9 @@ def announced() -> None:
 
 
 def without(what: str) -> None:
-    """Where a node cannot have a board, ranks wait and sum as ever: no bells, no room, or no memory to share."""
-    if what == "bells":
-        board.bells_work = lambda: False
+    """Where a node cannot have a board, ranks wait and sum as ever: no semaphores, no room, or no memory to share."""
+    if what == "semaphores":
+        board.semaphores_work = lambda: False
     elif what == "room":
         world.shared_memory_lacks = lambda nbytes: True
     else:

@@ -10,12 +10,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedmpi.cluster import bell
-from fedmpi.cluster.bell import BYTES, Bell, bells_work
+from fedmpi.cluster import semaphore
 from fedmpi.cluster.board import board_of
+from fedmpi.cluster.semaphore import BYTES, Semaphore, semaphores_work
 from tests.mpi.launch import run_mpi
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(not bells_work(), reason="no bells on this system")]
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not semaphores_work(), reason="no semaphores here"),
+]
 
 PROGRAM = ("-m", "tests.mpi.boards")
 PLAIN = (
@@ -39,7 +42,7 @@ def passed(n: int, *words: str) -> str:
         "server_away",
         "large_broadcasts",
         "announced",
-        "without bells",
+        "without semaphores",
         pytest.param("without room", marks=pytest.mark.slow),
         pytest.param("without memory", marks=pytest.mark.slow),
     ],
@@ -91,11 +94,11 @@ def memory() -> np.ndarray:
 
 def test_a_bell_wakes_another_process():
     shared = memory()
-    own = Bell(shared, made=True)
+    own = Semaphore(shared, made=True)
     child = os.fork()
     if not child:
         time.sleep(0.2)
-        Bell(shared, made=False).ring()
+        Semaphore(shared, made=False).post()
         os._exit(0)
     started = time.monotonic()
     own.wait(30)
@@ -105,31 +108,31 @@ def test_a_bell_wakes_another_process():
 
 
 def test_a_bell_that_nobody_rings_lets_go_in_time_and_one_that_was_rung_before_at_once():
-    own = Bell(memory(), made=True)
+    own = Semaphore(memory(), made=True)
     started = time.monotonic()
     own.wait(0.1)
     assert 0.09 < time.monotonic() - started < 5
-    own.ring()
+    own.post()
     started = time.monotonic()
     own.wait(30)
     assert time.monotonic() - started < 10
 
 
 def test_a_hushed_bell_was_never_rung():
-    own = Bell(memory(), made=True)
-    own.ring()
-    own.ring()
-    own.hush()
+    own = Semaphore(memory(), made=True)
+    own.post()
+    own.post()
+    own.reset()
     started = time.monotonic()
     own.wait(0.1)
     assert time.monotonic() - started > 0.09
 
 
 def test_there_are_no_bells_without_the_calls_of_the_library(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bell, "_library", lambda: None)
-    assert not bells_work()
+    monkeypatch.setattr(semaphore, "_library", lambda: None)
+    assert not semaphores_work()
     with pytest.raises(RuntimeError, match="no semaphores"):
-        Bell(memory(), made=True)
+        Semaphore(memory(), made=True)
 
 
 def test_a_job_that_outlives_its_ranks_waits_in_mpi(monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.courier import Courier
 from fedmpi.cluster.groups import MOST_COMMUNICATORS, Recent
+from fedmpi.cluster.pending_sends import PendingSends
 from fedmpi.mediators.scheduling import random_groups
 
 A, B, C, D = (0, 1), (1, 2), (0, 2), (0, 1, 2)
@@ -90,23 +90,23 @@ class Send:
         return self.done.is_set()
 
 
-def test_the_courier_pushes_beside_the_senders_work_until_everything_has_left() -> None:
-    courier, kept = Courier(beside_work=True), np.empty(0, np.uint8)
+def test_pending_sends_get_on_beside_the_senders_work_until_everything_has_left() -> None:
+    pending, kept = PendingSends(beside_work=True), np.empty(0, np.uint8)
     for _ in range(3):  # a thread that has ended is followed by another one
         first, second = Send(5), Send(20)
-        courier.take([(first, kept)])  # type: ignore[list-item]
-        courier.take([(second, kept)])  # type: ignore[list-item]
+        pending.take([(first, kept)])  # type: ignore[list-item]
+        pending.take([(second, kept)])  # type: ignore[list-item]
         assert first.done.wait(60) and second.done.wait(60)
         for thread in threading.enumerate():
-            if thread.name == "fedmpi-courier":
+            if thread.name == "fedmpi-sends":
                 thread.join(60)
-        assert courier.push()
+        assert pending.push()
 
 
-def test_without_threads_a_courier_pushes_when_it_is_asked_to() -> None:
-    courier, send = Courier(beside_work=False), Send(3)
-    courier.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
-    assert not any(thread.name == "fedmpi-courier" for thread in threading.enumerate())
-    assert not courier.push()
-    courier.flush()
-    assert send.done.is_set() and courier.push()
+def test_without_threads_pending_sends_get_on_when_asked_to() -> None:
+    pending, send = PendingSends(beside_work=False), Send(3)
+    pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
+    assert not any(thread.name == "fedmpi-sends" for thread in threading.enumerate())
+    assert not pending.push()
+    pending.flush()
+    assert send.done.is_set() and pending.push()

@@ -1,6 +1,6 @@
-"""A bell in memory that processes share: who waits for it sleeps in the kernel until it is rung, and takes no core.
+"""POSIX semaphores in memory that processes share: a process that waits sleeps in the kernel and takes no core.
 
-A POSIX semaphore between processes (`sem_init` with `pshared`), of the C library: no file, nothing that is left behind.
+The C library's own (`sem_init` with `pshared`): no file, nothing that is left behind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 BYTES = 64
-"""That a bell takes: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
+"""That a semaphore takes: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
 CALLS = ("sem_init", "sem_post", "sem_trywait", "sem_clockwait")
 
 
@@ -32,8 +32,8 @@ def _library() -> ctypes.CDLL | None:
     return library if sized and all(hasattr(library, name) for name in CALLS) else None
 
 
-def bells_work() -> bool:
-    """Whether this system has bells."""
+def semaphores_work() -> bool:
+    """Whether this system has such semaphores."""
     library = _library()
     if library is None:
         return False
@@ -41,8 +41,8 @@ def bells_work() -> bool:
     return int(library.sem_init(tried, 1, 0)) == 0
 
 
-class Bell:
-    """One bell; its memory belongs to the caller and lives longer.
+class Semaphore:
+    """One semaphore; its memory belongs to the caller and lives longer.
 
     Parameters
     ----------
@@ -61,17 +61,17 @@ class Bell:
         if made and library.sem_init(self._address, 1, 0):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    def ring(self) -> None:
+    def post(self) -> None:
         """Wake who waits, or who will wait next."""
         self._library.sem_post(self._address)
 
-    def hush(self) -> None:
-        """Forget that it was rung."""
+    def reset(self) -> None:
+        """Forget what was posted."""
         while self._library.sem_trywait(self._address) == 0:
             pass
 
     def wait(self, seconds: float) -> None:
-        """Sleep until it is rung, at most so long; a signal ends the sleep, too."""
+        """Sleep until it is posted, at most so long; a signal ends the sleep, too."""
         until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + round(1e9 * seconds)
         limit = _Time(until // 10**9, until % 10**9)
         self._library.sem_clockwait(self._address, time.CLOCK_MONOTONIC, ctypes.byref(limit))

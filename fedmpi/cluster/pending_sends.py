@@ -1,4 +1,4 @@
-"""What was sent and has not left yet, pushed along while its sender computes.
+"""Messages of this rank that are under way, tested by a thread while the rank computes, so that they get on.
 
 MPI moves messages within its own calls: between hosts, one that needs a handshake (a large one, or the first between
 the two) would wait until its sender is done with the client it trains and calls MPI again. So a thread tests what is
@@ -30,7 +30,7 @@ wall time).
 """
 
 
-class Courier:
+class PendingSends:
     """The sends of this rank that are under way.
 
     Parameters
@@ -53,7 +53,7 @@ class Courier:
             start = self._beside_work and bool(self._sending) and not self._pushing
             self._pushing |= start
         if start:
-            threading.Thread(target=self._push_along, name="fedmpi-courier", daemon=True).start()
+            threading.Thread(target=self._push_along, name="fedmpi-sends", daemon=True).start()
 
     def push(self) -> bool:
         """Test what is under way; whether everything has left."""
