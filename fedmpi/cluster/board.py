@@ -1,9 +1,9 @@
 """The board of a node, in memory that its ranks share: how far each has come, and semaphores that wake those waiting.
 
 A rank that waits asks the board and not MPI: it sleeps until the last one it waits for wakes it, however long that
-takes, and whoever comes last goes on at once, without anybody else having to run. Polling MPI instead wakes every waiting
-rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on, and a barrier of MPI is over only when
-all have run in turns: with more ranks than cores both cost milliseconds a round.
+takes, and whoever comes last goes on at once, without anybody else having to run. Polling MPI instead wakes every
+waiting rank 50 times in 80 ms, at some 0.1 ms of a core that another rank computes on, and a barrier of MPI is over
+only when all have run in turns: with more ranks than cores both cost milliseconds a round.
 """
 
 from __future__ import annotations
