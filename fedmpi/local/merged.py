@@ -92,7 +92,7 @@ class MergedEngine:
         if traits.couples:
             return "a sample's logits depend on the other samples of its batch"
         if traits.drops_across:
-            return "dropout sees values whose first axis is not the samples"
+            return "dropout sees values whose first axis is not the samples in their order"
         return why_loss_alone(traits.loss)
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
@@ -23,7 +24,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import rows_at_once
 from fedmpi.tasks.losses import LossTraits, loss_traits
 
-TRIAL_ROWS = 4
+TRIAL_ROWS, MANY_ROWS = 4, 67
 PASS_BYTES = 8 << 20
 """Of a model's widest layer in one pass on a processor. Beyond, outputs leave the caches, and from 32 MiB on the C
 library takes them from the system anew, page by page: evaluating a CNN on 3 × 32 × 32 images (128 KiB a sample) took
@@ -50,8 +51,10 @@ class ForwardTraits:
     calls_dropout : bool
         The forward pass calls functions that drop values (`models.dropout_calls`).
     drops_across : bool
-        Some values that dropout sees do not have the samples as their first axis: which mask a sample gets depends on
-        the others of the batch.
+        Some values that dropout sees do not have the samples, in their order, as their first axis: which mask a sample
+        gets depends on the others of the batch.
+    torch_drops : bool
+        Masks are left to torch's generator; see `models.dropout.Masks`.
     """
 
     draws: bool
@@ -61,6 +64,7 @@ class ForwardTraits:
     bytes_widest: int = 0
     calls_dropout: bool = False
     drops_across: bool = False
+    torch_drops: bool = False
 
     @property
     def seeded(self) -> bool:
@@ -94,7 +98,7 @@ def known_traits(model: FlatModel) -> ForwardTraits:
 def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     """Take these for the model's traits from now on: what another rank found counts as well."""
     _known[model] = traits
-    model.calls_dropout = traits.calls_dropout
+    model.calls_dropout, model.masks.from_torch = traits.calls_dropout, traits.torch_drops
 
 
 def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
@@ -114,17 +118,82 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
             with calls:
                 masks.rows.clear()
                 whole = _logits(model, x, description)
-                across = not masks.rows <= {len(x)}
-                masks.rows.clear()
+                drops = bool(masks.rows)
                 halves = [_logits(model, half, description) for half in x.chunk(2)]
-                across |= not masks.rows <= {len(x) // 2}
                 kept = _bytes_kept(model, x)
+                couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
+                torch_drops = drops and (_compiled(model) or _computes_again(model, x))
+                across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
     finally:
         model.masks.source = previous
         model.module.train(was_training)
-    couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
-    return ForwardTraits(draws, couples, loss, *kept, calls.met, across)
+    return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops)
+
+
+def _compiled(model: FlatModel) -> bool:
+    return any(hasattr(part, "_orig_mod") for part in model.module.modules())
+
+
+def _computes_again(model: FlatModel, x: Tensor) -> bool:
+    """Whether the backward pass calls parts of the model, being a forward pass as well (`torch.utils.checkpoint`)."""
+    called: list[str] = []
+    with torch.enable_grad():
+        outputs = model.module(x)
+        if not outputs.requires_grad:
+            return False
+        hook = register_module_forward_pre_hook(lambda part, given: called.append(type(part).__name__))
+        try:
+            torch.autograd.grad(outputs.sum(), model.parameters, allow_unused=True)
+        except RuntimeError:  # training will say so
+            return False
+        finally:
+            hook.remove()
+    return bool(called)
+
+
+class _DropsOneRow:
+    """Masks that drop everything of one row of a batch."""
+
+    def __init__(self, rows: int, dropped: int | None = None):
+        self.rows, self.dropped, self.other = rows, dropped, False
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        mask = torch.ones(rows, units)
+        self.other |= rows != self.rows
+        if self.dropped is not None and rows == self.rows:
+            mask[self.dropped] = 0
+        return mask
+
+
+def _drops_across(model: FlatModel, description: DataDescription) -> bool:
+    """Whether dropout of a row of masks changes other samples than that of this row, or sees another number of rows.
+
+    Tried on a batch of many, and on a few samples, texts among them with much padding and no word at all, whose masks
+    are dropped row by row.
+    """
+    previous = model.masks.source
+    try:
+        for rows in (MANY_ROWS, 1):
+            model.masks.source = counting = _DropsOneRow(rows)
+            model.module(_made_up_samples(model, description, rows))
+            if counting.other:
+                return True
+        x = _made_up_samples(model, description)
+        if description.task == "text":
+            for row, words in enumerate((2, 9, 0, 1)):
+                x[row, words:] = 0
+        model.masks.source = counting = _DropsOneRow(len(x))
+        whole = model.module(x)
+        for row in range(len(x)):
+            model.masks.source = counting = _DropsOneRow(len(x), row)
+            others = torch.arange(len(x), device=x.device) != row
+            found = model.module(x)
+            if counting.other or not torch.allclose(found[others], whole[others], 1e-3, 1e-5, equal_nan=True):
+                return True
+    finally:
+        model.masks.source = previous
+    return False
 
 
 def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, training: bool = False) -> int:
@@ -291,9 +360,9 @@ def _fits(shape: tuple[int, ...], samples: int, description: DataDescription) ->
     return shape[:1] == (samples,) and (own or shape[1:] == description.output_shape)
 
 
-def _made_up_samples(model: FlatModel, description: DataDescription) -> Tensor:
+def _made_up_samples(model: FlatModel, description: DataDescription, rows: int = TRIAL_ROWS) -> Tensor:
     generator = np.random.Generator(np.random.Philox(0))
-    shape = (TRIAL_ROWS, *description.feature_shape)
+    shape = (rows, *description.feature_shape)
     if description.task == "text":
         tokens = generator.integers(0, max(description.vocabulary, 1), shape, dtype=np.int32)
         return torch.from_numpy(tokens).to(model.device)

@@ -133,10 +133,25 @@ class NoMasks:
 
 
 class Masks:
-    """Shared by all dropout layers of one model: holds the source of the client being trained."""
+    """Shared by all dropout of one model.
+
+    Attributes
+    ----------
+    source : MaskSource or None
+        Of the client being trained.
+    from_torch : bool
+        Whether torch draws the masks, from its global generator, which the engine seeds for every client: for forward
+        passes that are compiled, or made once more in the backward pass, where the next masks of a stream are others.
+    """
 
     def __init__(self) -> None:
         self.source: MaskSource | None = None
+        self.from_torch = False
+
+    @property
+    def left_to_torch(self) -> bool:
+        """Whether torch is to drop now; not where nothing is to be dropped."""
+        return self.from_torch and not isinstance(self.source, NoMasks)
 
 
 def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor:
@@ -147,6 +162,8 @@ def dropped(x: Tensor, p: float, masks: Masks, channels: bool = False) -> Tensor
     RuntimeError
         There is no source: nobody trains the model.
     """
+    if masks.left_to_torch:
+        return torch.feature_dropout(x, p, True) if channels else torch.dropout(x, p, True)
     if masks.source is None:
         raise RuntimeError("dropout in training mode outside an engine: nobody gave it a source of masks")
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if channels else x.shape

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class DropoutCalls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         asked = CALLS.get(func)
-        call = None if asked is None else asked(*args, **kwargs)
+        call = None if asked is None or self.masks.left_to_torch else asked(*args, **kwargs)
         if call is None:
             return func(*args, **kwargs)
         self.met = True
@@ -74,9 +74,14 @@ class DroppingCall:
 
 
 def _values(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> DroppingCall | None:
-    if not training or not 0 < p < 1:
+    if not training or not 0 < p < 1 or not _plain(input):
         return None
-    return DroppingCall(p, lambda drop: input.copy_(drop(input)) if inplace else drop(input))
+    return DroppingCall(float(p), lambda drop: input.copy_(drop(input)) if inplace else drop(input))
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether masks of the shape that a tensor shows fit it: not where it is nested, or one of many in `torch.vmap`."""
+    return x.layout == torch.strided and not x.is_nested and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _channels_of(*axes: int) -> Callable[..., DroppingCall | None]:
@@ -97,75 +102,102 @@ def _named_train(
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *more: Any,
-    **named: Any,
-) -> DroppingCall | None:  # fmt: skip
-    if not 0 < dropout_p < 1:
-        return None
-    return DroppingCall(dropout_p, lambda drop: attention(drop, query, key, value, attn_mask, *more, **named))
-
-
-def attention(
-    drop: Drop,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """functional.scaled_dot_product_attention, shares dropped: (…, L, E), (…, S, E), (…, S, D) to (…, L, D)."""
-    if enable_gqa:
-        key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is None:
-        return drop(scores.softmax(-1)) @ value
-    allowed = attn_mask.dtype == torch.bool
-    scores = scores.masked_fill(~attn_mask, -math.inf) if allowed else scores + attn_mask
-    nothing = scores.isneginf().all(-1, keepdim=True)  # to attend to: such a place gets zeros, as in torch's own
-    return drop(scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)) @ value
+) -> DroppingCall | None:
+    refused = attn_mask is not None and (is_causal or attn_mask.dtype not in (torch.bool, query.dtype))  # by torch
+    if not 0 < dropout_p < 1 or refused or not _plain(query):
+        return None
+
+    def made(drop: Drop) -> Tensor:
+        keys, values, mask = key, value, attn_mask
+        if enable_gqa:
+            keys, values = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+        scores = query @ keys.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        if is_causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
+        return drop(shares(scores, mask)) @ values
+
+    return DroppingCall(float(dropout_p), made)
+
+
+def shares(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The softmax of scores (…, L, S) plus a mask; zeros where a place has nothing to attend to, as torch has them."""
+    if mask is None:
+        return scores.softmax(-1)
+    scores = scores + mask
+    nothing = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 
 
 _several_heads = inspect.signature(functional.multi_head_attention_forward)
 
 
 def _heads(*args: Any, **kwargs: Any) -> DroppingCall | None:
-    """nn.MultiheadAttention: shares as torch forms them, then values and projection once more behind the dropout."""
+    """nn.MultiheadAttention, its shares dropped; with (L, b, E) inside, as torch calls it."""
     given = _several_heads.bind(*args, **kwargs)
     given.apply_defaults()
     of: dict[str, Any] = given.arguments
-    if not of["training"] or not 0 < of["dropout_p"] < 1 or of["static_v"] is not None or of["static_k"] is not None:
+    static = of["static_k"] is not None or of["static_v"] is not None
+    refused = of["is_causal"] and of["attn_mask"] is None  # by torch
+    if not of["training"] or not 0 < of["dropout_p"] < 1 or static or refused or not _plain(of["query"]):
         return None
 
     def made(drop: Drop) -> tuple[Tensor, Tensor | None]:
-        whole = {**of, "dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
-        shares = cast(Tensor, functional.multi_head_attention_forward(**whole)[1])
         alone = of["query"].dim() == 2
-        shares = drop(shares.unsqueeze(0) if alone else shares)
-        values = _value_heads(of, alone)
-        joined = (shares @ values).permute(2, 0, 1, 3).flatten(2)
+        q, k, v, mask = _query_key_value(of, alone)
+        chances = drop(shares(q @ k.transpose(2, 3) / math.sqrt(q.shape[3]), mask))
+        joined = (chances @ v).permute(2, 0, 1, 3).flatten(2)
         out = functional.linear(joined, of["out_proj_weight"], of["out_proj_bias"])
-        shares = shares.mean(1) if of["average_attn_weights"] else shares
+        chances = chances.mean(1) if of["average_attn_weights"] else chances
         if alone:
-            out, shares = out.squeeze(1), shares.squeeze(0)
-        return out, shares if of["need_weights"] else None
+            out, chances = out.squeeze(1), chances.squeeze(0)
+        return out, chances if of["need_weights"] else None
 
-    return DroppingCall(of["dropout_p"], made)
+    return DroppingCall(float(of["dropout_p"]), made)
 
 
-def _value_heads(of: dict[str, Any], alone: bool) -> Tensor:
-    """The values (b, heads, S, D) of attention; a bias of values and zeros are further places, as torch adds them."""
-    size, heads, bias = of["embed_dim_to_check"], of["num_heads"], of["in_proj_bias"]
-    value = of["value"].unsqueeze(1) if alone else of["value"]
-    weight = of["v_proj_weight"] if of["use_separate_proj_weight"] else of["in_proj_weight"][2 * size :]
-    v = functional.linear(value, weight, None if bias is None else bias[2 * size :])
-    if of["bias_v"] is not None:
-        v = torch.cat([v, of["bias_v"].repeat(1, v.shape[1], 1)])
-    v = torch.unflatten(v, 2, (heads, -1)).permute(1, 2, 0, 3)
-    return functional.pad(v, (0, 0, 0, 1)) if of["add_zero_attn"] else v
+def _query_key_value(of: dict[str, Any], alone: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries (b, heads, L, D), keys and values (b, heads, S, D), and what masks add to the scores.
+
+    Biases of keys and values, and zeros, are further places behind the others, which no mask hides.
+    """
+    apart = of["use_separate_proj_weight"]
+    names = "q_proj_weight", "k_proj_weight", "v_proj_weight"
+    weights = [of[name] for name in names] if apart else of["in_proj_weight"].chunk(3)
+    biases = [None] * 3 if of["in_proj_bias"] is None else of["in_proj_bias"].chunk(3)
+    inputs = [of[name].unsqueeze(1) if alone else of[name] for name in ("query", "key", "value")]
+    q, k, v = (functional.linear(x, w, c) for x, w, c in zip(inputs, weights, biases, strict=True))
+    further = 0
+    if of["bias_k"] is not None:
+        k, v = (
+            torch.cat([one, bias.repeat(1, one.shape[1], 1)]) for one, bias in ((k, of["bias_k"]), (v, of["bias_v"]))
+        )
+        further = 1
+    q, k, v = (torch.unflatten(one, 2, (of["num_heads"], -1)).permute(1, 2, 0, 3) for one in (q, k, v))
+    if of["add_zero_attn"]:
+        k, v, further = functional.pad(k, (0, 0, 0, 1)), functional.pad(v, (0, 0, 0, 1)), further + 1
+    masks = []
+    if of["attn_mask"] is not None:
+        places = of["attn_mask"]
+        masks.append(places if places.dim() == 2 else places.view(len(q), -1, *places.shape[1:]))
+    if of["key_padding_mask"] is not None:
+        padding = of["key_padding_mask"]
+        masks.append((padding.unsqueeze(0) if alone else padding)[:, None, None])
+    added = [
+        torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
+        for mask in masks
+    ]
+    whole = sum(added[1:], added[0]) if added else None
+    return q, k, v, whole if whole is None else functional.pad(whole, (0, further))
 
 
 def _between_layers(function: Callable[..., Any]) -> Callable[..., DroppingCall | None]:
@@ -180,8 +212,9 @@ def _between_layers(function: Callable[..., Any]) -> Callable[..., DroppingCall 
         bidirectional: bool,
         batch_first: bool = False,
     ) -> DroppingCall | None:
-        if not isinstance(has_biases, bool) or num_layers == 1 or not train or not 0 < dropout < 1:
-            return None  # packed sequences have another argument there
+        packed = not isinstance(has_biases, bool)  # which have another argument there
+        if packed or num_layers == 1 or not train or not 0 < dropout < 1 or not _plain(input):
+            return None
         places, count = 2 if bidirectional else 1, len(params) // num_layers
         firsts = [hx] if isinstance(hx, Tensor) else list(hx)
 
@@ -197,7 +230,7 @@ def _between_layers(function: Callable[..., Any]) -> Callable[..., DroppingCall 
                 lasts.append(last)
             return x, *(torch.cat(states) for states in zip(*lasts, strict=True))
 
-        return DroppingCall(dropout, made)
+        return DroppingCall(float(dropout), made)
 
     return recurrent
 

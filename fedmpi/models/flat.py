@@ -204,8 +204,21 @@ class FlatModel:
         return logits.to(self.dtype)
 
     def _dropping(self) -> AbstractContextManager[object]:
-        """Within: dropout that the forward pass calls for is served from `masks`, in training mode."""
-        return self.dropout_calls if self.calls_dropout and self.module.training else nullcontext()
+        """Within: dropout that the forward pass calls for is served from `masks`, in training mode.
+
+        Raises
+        ------
+        UserError
+            It is to be left out, which a forward pass that is compiled or made once more does not see.
+        """
+        if not self.calls_dropout or not self.module.training:
+            return nullcontext()
+        if self.masks.from_torch and not self.masks.left_to_torch:
+            raise UserError(
+                "the model's gradients are wanted without dropout, which it calls for in functions while its forward "
+                "pass is compiled or checkpointed: use nn.Dropout layers, or neither torch.compile nor checkpoints"
+            )
+        return self.dropout_calls
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""

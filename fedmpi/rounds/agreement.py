@@ -95,11 +95,13 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
     own = forward_traits(model, description)
-    found = (own.draws, own.couples, own.loss.draws, own.loss.couples, own.calls_dropout, own.drops_across)
-    draws, couples, loss_draws, loss_couples, calls, across = (bool(cluster.maximum(int(trait))) for trait in found)
+    found = own.draws, own.couples, own.loss.draws, own.loss.couples
+    draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
     kept, widest = cluster.maximum(own.bytes_kept), cluster.maximum(own.bytes_widest)
+    of_dropout = own.calls_dropout, own.drops_across, own.torch_drops
+    calls, across, by_torch = (bool(cluster.maximum(int(trait))) for trait in of_dropout)
     loss = LossTraits(loss_draws, loss_couples)
-    adopt_traits(model, ForwardTraits(draws, couples, loss, kept, widest, calls, across))
+    adopt_traits(model, ForwardTraits(draws, couples, loss, kept, widest, calls, across, by_torch))
 
 
 @dataclass(frozen=True)

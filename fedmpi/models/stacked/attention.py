@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedmpi.models.dropout_calls import shares
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.forms import built_in, dense, mapped_layer, product
 from fedmpi.models.stacked.small_attention import attend
@@ -47,8 +48,7 @@ def attention(
     chances = None
     if need_weights or drop is not None:
         scores = q @ k.transpose(3, 4) / math.sqrt(q.shape[4])
-        chances = (scores if mask is None else scores + mask).softmax(4)
-        chances = chances if drop is None else drop(chances)
+        chances = (scores if mask is None else scores + mask).softmax(4) if drop is None else drop(shares(scores, mask))
         attended = chances @ v
     else:
         flat_q, flat_k, flat_v = (one.flatten(0, 1) for one in (q, k, v))

@@ -86,8 +86,10 @@ def _with_options(kind: type[nn.Module], *names: str) -> Callable[[Traced, fx.No
 
 def _dropout(traced: Traced, node: fx.Node) -> nn.Module | None:
     """Of single values; nothing where nothing is dropped."""
-    masks = traced.masks.get(node)
-    return nn.Identity() if masks is None else nn.Dropout(masks[0][1])
+    masks, (given,) = traced.masks.get(node), node.all_input_nodes
+    if masks is not None:
+        return nn.Dropout(masks[0][1])
+    return nn.Identity() if traced.tensor(node) is traced.tensor(given) else None
 
 
 _WINDOW = "kernel_size", "stride", "padding"
