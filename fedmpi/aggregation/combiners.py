@@ -105,7 +105,7 @@ class Krum:
         return torch.sort(torch.argsort(scores, stable=True)[: self.keep]).values
 
     def check(self, participants: int) -> None:
-        """Refuse a round in which the liars could outvote the others.
+        """Refuse a round in which the attackers could outvote the others.
 
         Raises
         ------

@@ -57,7 +57,7 @@ class Board:
         node.Barrier()
 
     def come(self, places: int = 1) -> None:
-        """Tell that this rank has come to the next place, or has nothing to do there and in those up to `places`."""
+        """Mark this rank as arrived at its next `places` meeting points; in all but the last it has nothing to do."""
         self._place += places
         self._window.Sync()  # what this rank has written is seen by whoever sees that it has come
         self._come[self._rank] = self._place

@@ -232,15 +232,15 @@ def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
     rule, weights = f'aggregation.rule = "{agg.rule}"', chosen(c, "weights")
     judged = hasattr(weights.object, "after")
     judging = f'aggregation.weights = "{weights.name}"'
-    lies = f'attack.kind = "{c.attack.kind}"'
-    needing = rule if combines else judging if judged else lies if c.attack.kind in ("sign-flip", "noise") else ""
+    attack = f'attack.kind = "{c.attack.kind}"'
+    needing = rule if combines else judging if judged else attack if c.attack.kind in ("sign-flip", "noise") else ""
     own, optimizer = "each client's own update", chosen(c, "local optimizer").name
     return [
         (combines and _mediators(c), f'{rule} needs {own}, which topology.kind = "mediators" never forms'),
         (judged and _mediators(c), f'{judging} needs {own}, which topology.kind = "mediators" never forms'),
         (
             c.attack.kind in ("sign-flip", "noise") and _mediators(c),
-            f'{lies} changes {own}, which topology.kind = "mediators" never forms: "label-flip" does go with it',
+            f'{attack} changes {own}, which topology.kind = "mediators" never forms: "label-flip" does go with it',
         ),
         (
             c.local.engine == "merged" and bool(needing),

@@ -78,7 +78,7 @@ def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
         (
             bool(algorithm.sums or algorithm.numbers) and config.attack.kind in ("sign-flip", "noise"),
             f'{name} sends more than the update, of which attack.kind = "{config.attack.kind}" would change the update '
-            'alone: set attack.kind = "label-flip", whose liars train on wrong labels',
+            'alone: set attack.kind = "label-flip", whose attackers train on wrong labels',
         ),
         (own is not None, f"{name} is not possible here: {own}"),
     ]

@@ -26,7 +26,7 @@ CALLED_THEMSELVES = ("model", "local optimizer", SOURCE)
 
 
 def taken_apart(given: Values, tables: Mapping[str, type[BaseModel]]) -> Values:
-    """The values, with a class and its options in the place of what is made anew for every run.
+    """The values, with objects that are made anew for every run replaced by their class and its options.
 
     That are objects with methods, such as samplers and local algorithms, and classes whose options a partial binds.
     Options that are set by their keys stay as they are set.

@@ -28,7 +28,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 RESIDENT_BYTES = 1 << 30
 DEVICE_SHARE = 0.5
 """Of a GPU's free memory; the rest is for models, activations and sums. Not measured on a GPU."""
-LEAST_LENT = 1 << 14
+LEAST_SHARED = 1 << 14
 """Bytes of samples that are worth a tensor over the array they lie in, which takes 7 µs longer to make than a copy."""
 
 _OBJECT_BYTES = 1024  # a pair of tensors in the dictionary, whatever they hold
@@ -74,8 +74,8 @@ class Normaliser:
         if self.device.type != "cpu":
             stored = torch.from_numpy(np.require(x, requirements=["C", "A", "W"]))
             out = stored.to(self.device, non_blocking=True).to(self.output)  # widened there, not before the transfer
-        elif self.scale is None and x.nbytes >= LEAST_LENT and self._as_it_lies(x):
-            return torch.from_numpy(np.asarray(_Lent(x)))
+        elif self.scale is None and x.nbytes >= LEAST_SHARED and self._as_it_lies(x):
+            return torch.from_numpy(np.asarray(_DeclaredWritable(x)))
         else:
             out = torch.empty(x.shape, dtype=self.output)
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
@@ -86,8 +86,8 @@ class Normaliser:
         return x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned
 
 
-class _Lent:
-    """An array that says of itself that it can be written to: torch has no others, and warns of them."""
+class _DeclaredWritable:
+    """An array declared writable: torch takes no others without a warning."""
 
     __slots__ = ("x",)
 

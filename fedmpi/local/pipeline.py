@@ -1,4 +1,4 @@
-"""A client's update from its engine to the sum: checked, sent (lies, transport), clipped, measured and added."""
+"""A client's update from its engine to the sum: checked, sent (attacks, transport), clipped, measured and added."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedmpi.local.failures import check_update
 from fedmpi.local.hooks import ClientHooks
 from fedmpi.local.work import ClientTask, LocalRule, Observer
 from fedmpi.privacy.gaussian import clip
-from fedmpi.updates.attacks import SentLies
+from fedmpi.updates.attacks import AttackedUpdates
 from fedmpi.updates.compression import Transport
 
 
@@ -33,7 +33,7 @@ class UpdateObserver:
         Whether the norms of the updates are collected.
     transport : Transport or None
         Changes an update on its way; None = it arrives as it is.
-    lies : SentLies or None
+    attacks : AttackedUpdates or None
         What attackers send instead of their updates.
     keeps_norms : bool
         Whether the norm of every client's update is kept for the server.
@@ -51,7 +51,7 @@ class UpdateObserver:
         clip_norm: float | None,
         measures: bool,
         transport: Transport | None = None,
-        lies: SentLies | None = None,
+        attacks: AttackedUpdates | None = None,
         keeps_norms: bool = False,
     ):
         self.keeps_norms = keeps_norms
@@ -60,18 +60,22 @@ class UpdateObserver:
         self.clip_norm = clip_norm
         self.measures = measures
         self.transport = transport
-        self.lies = lies
+        self.attacks = attacks
         self.begin([], 0)
 
     @classmethod
-    def wanted_by(cls, config: Config, streams: Streams, lies: SentLies | None = None) -> UpdateObserver | None:
+    def wanted_by(
+        cls, config: Config, streams: Streams, attacks: AttackedUpdates | None = None
+    ) -> UpdateObserver | None:
         """The observer of a configuration, or None when nobody needs single updates (they may then be merged)."""
         clip_norm, measures, part = config.privacy.clip_norm, config.logging.diagnostics, config.transport
         norms = "update_norm" in chosen(config, "client sampler").marks.get("needs", ())
         if part.kind == "float32":
-            wanted = measures or norms or clip_norm is not None or lies is not None
-            return cls(clip_norm, measures, lies=lies, keeps_norms=norms) if wanted else None
-        return cls(clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), lies, norms)
+            wanted = measures or norms or clip_norm is not None or attacks is not None
+            return cls(clip_norm, measures, attacks=attacks, keeps_norms=norms) if wanted else None
+        return cls(
+            clip_norm, measures, Transport(part.kind, part.fraction, part.error_feedback, streams), attacks, norms
+        )
 
     def begin(self, tasks: Sequence[ClientTask], round: int, start: Tensor | None = None) -> None:
         """Start a round with these tasks, all from the model `start` (d,)."""
@@ -89,8 +93,8 @@ class UpdateObserver:
         """See one client's Δ (d,); returns what the server receives of it, clipped where needed, in place."""
         if self.losses is not None:
             self._gains.append(self.losses.gain(client, update))
-        if self.lies is not None:
-            update = self.lies.send(self._round, client, update)
+        if self.attacks is not None:
+            update = self.attacks.send(self._round, client, update)
         if self.transport is not None:
             update = self.transport.send(self._round, client, update)
         if self.clip_norm is not None:

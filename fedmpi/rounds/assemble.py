@@ -36,13 +36,13 @@ from fedmpi.rounds.local_state import LocalState
 from fedmpi.rounds.memory import build_model, refuse_large_run
 from fedmpi.rounds.run_facts import agree, data_digest
 from fedmpi.rounds.server_step import ServerStep
-from fedmpi.rounds.sum import Around, own_updates
+from fedmpi.rounds.sum import SingleUpdates, one_by_one
 from fedmpi.rounds.training import Trainer, evaluation_cost
 from fedmpi.rounds.worker import Worker
 from fedmpi.rounds.workers import Layout, agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
-from fedmpi.updates.attacks import FlippedLabels, attackers, sent_lies
+from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
 from fedmpi.updates.compression import check_residuals
 
 
@@ -115,7 +115,7 @@ class Experiment:
         From the round's sums to the next model, the same on every rank.
     evaluation : ModelEvaluation
         What the global model is evaluated on and compared with.
-    around : callable or None
+    single_updates : callable or None
         Makes what takes every client's own update, where sums of them are not enough.
     """
 
@@ -130,7 +130,7 @@ class Experiment:
     local_state: LocalState
     server: ServerStep
     evaluation: ModelEvaluation
-    around: Around | None = None
+    single_updates: SingleUpdates | None = None
 
     @classmethod
     def connect(cls, config: Config, cluster: Cluster | None = None) -> Experiment:
@@ -159,9 +159,9 @@ class Experiment:
         settle_threads(config, cluster, model.size, data.sizes)
         shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
         layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
-        liars = attackers(config, streams, len(data.sizes))
-        trained_on = FlippedLabels(data, liars) if config.attack.kind == "label-flip" else data
-        observer = UpdateObserver.wanted_by(config, streams, sent_lies(config, streams, liars))
+        attacking = attackers(config, streams, len(data.sizes))
+        trained_on = FlippedLabels(data, attacking) if config.attack.kind == "label-flip" else data
+        observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, attacking))
         if observer is not None and config.logging.diagnostics:
             observer.losses = LocalLosses(config, trained_on, device, loss)
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
@@ -213,7 +213,7 @@ class Experiment:
                 data_digest(store.manifest),
                 samples.class_counts,
                 rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
-                liars,
+                attacking,
             ),
             model=model,
             decisions=decisions,
@@ -225,7 +225,7 @@ class Experiment:
                 clients_view(config, cluster, streams, data, samples.rebalancing, layout, trainer),
                 reference,
             ),
-            around=own_updates(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
+            single_updates=one_by_one(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
         )
 
     def close(self) -> None:

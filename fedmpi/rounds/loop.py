@@ -82,7 +82,7 @@ class Simulation:
             self.cluster,
             self.model,
             self.config.aggregation.exact,
-            experiment.around,
+            experiment.single_updates,
             vectors=hooks.sums if hooks else (),
             numbers=hooks.numbers if hooks else (),
         )
@@ -172,7 +172,7 @@ class Simulation:
         return work
 
     def _inquire(self, plan: Plan) -> None:
-        """The server is told of single clients what its sampler draws by, while all still hold the model they got."""
+        """Send rank 0 the numbers that its sampler uses, measured before the server step."""
         decisions = self.experiment.decisions
         if decisions.inquires:
             activity.enter("inquiry")

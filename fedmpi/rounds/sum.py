@@ -46,7 +46,7 @@ SUMS = (
 )
 ATTENDED = ("places", "fingerprint", "due")
 OBSERVED = ("clipped", "moment_weight", "moment_weighted_squares", "moment_term_squares", "moment_weighted_gain")
-Around = Callable[[Accumulator], CombinedSum | JudgedSum]
+SingleUpdates = Callable[[Accumulator], CombinedSum | JudgedSum]
 PER_RANK = 5
 """Metrics that every rank has of its own: busy, load and idle seconds, rows and steps."""
 
@@ -131,8 +131,8 @@ class RoundSum:
         Gives length and device of the update.
     exact : bool
         Order-independent 64-bit fixed-point sums instead of float32.
-    around : callable, optional
-        around(accumulator): what takes the updates and adds to the accumulator what it makes of them.
+    single_updates : callable, optional
+        single_updates(accumulator): what takes the updates and adds to the accumulator what it makes of them.
     vectors, numbers : sequence of str
         What else is summed: vectors (d,), and numbers.
 
@@ -149,7 +149,7 @@ class RoundSum:
         cluster: Cluster,
         model: Tensor,
         exact: bool,
-        around: Around | None = None,
+        single_updates: SingleUpdates | None = None,
         vectors: Sequence[str] = (),
         numbers: Sequence[str] = (),
     ):
@@ -168,14 +168,14 @@ class RoundSum:
         ]
         self.updates: Accumulator = sums[0]
         self.further = dict(zip(vectors, sums[1:], strict=True))
-        self.around = around(self.updates) if around is not None else None
-        self.updates = self.around or self.updates
+        self.own = single_updates(self.updates) if single_updates is not None else None
+        self.updates = self.own or self.updates
 
     def open(self, plan: Plan, model: Tensor) -> None:
         """Start a round with empty sums; `model` (d,) is where it starts."""
         self.updates.reset()
-        if self.around is not None:
-            self.around.begin(plan, model)
+        if self.own is not None:
+            self.own.begin(plan, model)
         for vectors in self.further.values():
             vectors.reset()
 
@@ -204,7 +204,7 @@ class RoundSum:
         self.updates.flush()
         for vectors in self.further.values():
             vectors.flush()
-        judged = self.around if isinstance(self.around, JudgedSum) else None
+        judged = self.own if isinstance(self.own, JudgedSum) else None
         sums = [
             report.weight if judged is None else judged.weight,
             report.clients,
@@ -252,11 +252,13 @@ class RoundSum:
 
     def release(self) -> None:
         """Let go of the buffer's memory before the cluster closes."""
-        self.updates, self.around = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
+        self.updates, self.own = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
         self.further = {}
 
 
-def own_updates(config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]) -> Around | None:
+def one_by_one(
+    config: Config, cluster: Cluster, model: FlatModel, losses: Callable[[], LocalLosses]
+) -> SingleUpdates | None:
     """What takes every client's own update, where the configuration needs them one by one; None for sums.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Clients that lie, to try aggregation rules with: a fixed share of them, the same on any number of ranks.
+"""Clients that attack, to try aggregation rules with: a fixed share of them, the same on any number of ranks.
 
 sign-flip: sends −scale · Δ. noise: sends scale · N(0, I) instead of Δ (Blanchard et al. 2017, §6, Gaussian Byzantines).
 label-flip: trains honestly on labels C − 1 − y (data poisoning: Tolpegin et al. 2020; Fang et al. 2020, §3).
@@ -37,7 +37,7 @@ class FlippableSource(Protocol):
 
 
 def attackers(config: Config, streams: Streams, clients: int) -> Ints:
-    """The clients that lie in every round they take part in, sorted, int64 (a,).
+    """The clients that attack in every round they take part in, sorted, int64 (a,).
 
     `attack.fraction` of them all, rounded half up, drawn uniformly from the stream (ATTACK, 0).
     """
@@ -48,7 +48,7 @@ def attackers(config: Config, streams: Streams, clients: int) -> Ints:
     return np.sort(streams.generator(Purpose.ATTACK).choice(clients, count, replace=False, shuffle=False))
 
 
-class SentLies:
+class AttackedUpdates:
     """What attackers send instead of their updates.
 
     Parameters
@@ -56,19 +56,19 @@ class SentLies:
     kind : {"sign-flip", "noise"}
     scale : float
         Length of the flipped update in that of the honest one, or the noise's standard deviation.
-    liars : int64 (a,)
+    attackers : int64 (a,)
         From `attackers`.
     streams : Streams
         Noise is drawn from (ATTACK, 1 + round, client).
     """
 
-    def __init__(self, kind: Literal["sign-flip", "noise"], scale: float, liars: Ints, streams: Streams):
+    def __init__(self, kind: Literal["sign-flip", "noise"], scale: float, attackers: Ints, streams: Streams):
         self.kind, self.scale, self.streams = kind, scale, streams
-        self._liars = frozenset(liars.tolist())
+        self._attackers = frozenset(attackers.tolist())
 
     def send(self, round: int, client: int, update: Tensor) -> Tensor:
-        """What the client sends of its Δ (d,): changed in place where it lies."""
-        if client not in self._liars:
+        """What the client sends of its Δ (d,): changed in place."""
+        if client not in self._attackers:
             return update
         if self.kind == "sign-flip":
             return update.mul_(-self.scale)
@@ -82,22 +82,22 @@ class FlippedLabels:
     Parameters
     ----------
     data : ClientData or AugmentedData
-    liars : int64 (a,)
+    attackers : int64 (a,)
         From `attackers`.
     """
 
-    def __init__(self, data: FlippableSource, liars: Ints):
+    def __init__(self, data: FlippableSource, attackers: Ints):
         self._data = data
         self.sizes: Ints = data.sizes
         self.description: DataDescription = data.description
-        self._lies = np.zeros(len(data.sizes), bool)
-        self._lies[liars] = True
+        self._attacks = np.zeros(len(data.sizes), bool)
+        self._attacks[attackers] = True
         self._ends = np.cumsum(data.sizes)
 
     def load(self, client: int, rows: Ints | None = None) -> Tensors:
         """See `ClientData.load`."""
         x, y = self._data.load(client, rows)
-        return (x, self.description.classes - 1 - y) if self._lies[client] else (x, y)
+        return (x, self.description.classes - 1 - y) if self._attacks[client] else (x, y)
 
     def load_many(self, clients: Sequence[int] | Ints, rows_of: Sequence[Ints | None]) -> Tensors:
         """See `ClientData.load_many`."""
@@ -114,11 +114,11 @@ class FlippedLabels:
         return x, self._flipped(y, np.searchsorted(self._ends, positions, side="right"))
 
     def _flipped(self, y: Tensor, owners: Ints) -> Tensor:
-        lies = torch.from_numpy(self._lies[owners]).to(y.device)
-        return torch.where(lies, self.description.classes - 1 - y, y)
+        attacked = torch.from_numpy(self._attacks[owners]).to(y.device)
+        return torch.where(attacked, self.description.classes - 1 - y, y)
 
 
-def sent_lies(config: Config, streams: Streams, liars: Ints) -> SentLies | None:
+def attacked_updates(config: Config, streams: Streams, attackers: Ints) -> AttackedUpdates | None:
     """What the attackers of a configuration send; None where they send what they have trained."""
     kind = config.attack.kind
-    return SentLies(kind, config.attack.scale, liars, streams) if kind in ("sign-flip", "noise") else None
+    return AttackedUpdates(kind, config.attack.scale, attackers, streams) if kind in ("sign-flip", "noise") else None

@@ -112,8 +112,8 @@ def test_no_lie_moves_a_robust_combiner_out_of_the_range_of_the_honest(name: str
 
 
 @pytest.mark.parametrize("size", [1.0, 1e5, 1e8])
-def test_krum_tells_the_honest_apart_however_large_the_lies(size: float) -> None:
-    """Updates a thousandth long beside lies of 10^8: the distances among the honest keep their digits."""
+def test_krum_tells_the_honest_apart_however_large_the_attacks(size: float) -> None:
+    """Updates a thousandth long beside attacks of 10^8: the distances among the honest keep their digits."""
     draws = np.random.default_rng(7)
     for _ in range(5):
         updates = draws.normal(size=(12, 300)) * 1e-3 * draws.uniform(0.8, 1.2, (12, 1))
@@ -154,7 +154,7 @@ def test_krum_scores_by_so_many_neighbours_as_its_paper_says() -> None:
         (7, {"byzantine": 2, "keep": 4}, "keep at most 3"),
     ],
 )
-def test_krum_refuses_rounds_that_liars_could_outvote(participants: int, options: Any, reason: str) -> None:
+def test_krum_refuses_rounds_that_attackers_could_outvote(participants: int, options: Any, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         built_in("krum", **options).measure(torch.zeros(participants, 3), 0)
     built_in("krum", byzantine=2, keep=3).measure(torch.zeros(7, 3), 0)

@@ -15,7 +15,7 @@ from fedmpi import ClientArrays
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
-from fedmpi.data.source import LEAST_LENT, ClientData, Normaliser
+from fedmpi.data.source import LEAST_SHARED, ClientData, Normaliser
 
 SIZES = [3, 1, 7, 4, 5]
 
@@ -81,7 +81,7 @@ def test_the_test_part_is_normalised_as_the_training_part(store: ShardStore) -> 
 
 
 def floats(**more: object) -> ClientArrays:
-    x = np.random.default_rng(3).standard_normal((10, LEAST_LENT // 8)).astype(np.float32)  # 3 are enough
+    x = np.random.default_rng(3).standard_normal((10, LEAST_SHARED // 8)).astype(np.float32)  # 3 are enough
     return ClientArrays(x, np.arange(10) % 2, np.repeat([0, 1], 5), test=(x[:3], [0, 1, 0]), **more)  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def test_samples_that_stay_as_they_are_are_not_copied() -> None:
 
 def test_a_few_values_are_copied_sooner() -> None:
     plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
-    for values, lent in ((LEAST_LENT // 4 - 2, False), (LEAST_LENT // 4, True)):
+    for values, lent in ((LEAST_SHARED // 4 - 2, False), (LEAST_SHARED // 4, True)):
         x = np.ones((values // 2, 2), np.float32)
         assert (plain(x).data_ptr() == x.ctypes.data) is lent and plain(x).tolist() == x.tolist()
 
@@ -121,7 +121,7 @@ def test_a_tensor_outlives_the_store_whose_file_it_lies_on(tmp_path: Path) -> No
 
 def test_arrays_that_torch_cannot_lie_on_are_copied() -> None:
     plain = Normaliser(DataDescription((2,), "float32", 2, "vector", 0, (), ()), torch.device("cpu"))
-    x = np.arange(LEAST_LENT, dtype=np.float32).reshape(-1, 2)
+    x = np.arange(LEAST_SHARED, dtype=np.float32).reshape(-1, 2)
     turned, swapped = np.asfortranarray(x), x.astype(">f4")
     odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(-1, 2)
     assert not odd.flags.aligned

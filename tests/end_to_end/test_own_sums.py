@@ -140,22 +140,22 @@ def test_the_same_clients_lie_in_every_round_and_are_recorded(tmp_path: Path) ->
     done = fedmpi.run(
         {**settings, "attack.fraction": 0.3, "model.hidden": [8]}, data="digits:clients=10", out=tmp_path / "run"
     )
-    liars = done.summary["attackers"]
-    assert liars == sorted(set(liars)) and len(liars) == 3
+    attackers = done.summary["attackers"]
+    assert attackers == sorted(set(attackers)) and len(attackers) == 3
     drawn = Streams(0).generator(Purpose.ATTACK).choice(10, 3, replace=False, shuffle=False)
-    assert liars == sorted(drawn.tolist())
+    assert attackers == sorted(drawn.tolist())
     assert [0 <= record["attackers"] <= 3 for record in done.records] == [True] * 6
     assert len({record["attackers"] for record in done.records}) > 1  # those who took part
 
 
 def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
     data = ClientData(open_store("digits:clients=5"), torch.device("cpu"), standardise=True)
-    flipped, liars = FlippedLabels(data, np.array([0, 3])), (0, 3)
+    flipped, attackers = FlippedLabels(data, np.array([0, 3])), (0, 3)
     rows = [np.arange(k, data.sizes[k], 2) for k in range(5)]
     alone = [flipped.load(k)[1] for k in range(5)]
     for k in range(5):
         own = data.load(k)[1]
-        assert alone[k].tolist() == (9 - own if k in liars else own).tolist()
+        assert alone[k].tolist() == (9 - own if k in attackers else own).tolist()
     together = flipped.load_many(range(5), [None, *rows[1:]])[1].tolist()
     assert together == [label for k in range(5) for label in alone[k][rows[k] if k else slice(None)].tolist()]
     assert flipped.load_positions(np.arange(data.sizes.sum()))[1].tolist() == torch.cat(alone).tolist()
@@ -165,14 +165,14 @@ def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
 def test_robust_rules_learn_where_the_mean_is_led_astray() -> None:
     """Three of ten clients send what is eight times longer and the wrong way."""
     common = ["data.shards=digits:clients=10,partition=iid", "model.hidden=[16]", "rounds=8", "local.lr=0.1"]
-    lies = ["participation.clients=all", "attack.kind=sign-flip", "attack.fraction=0.3", "attack.scale=8"]
+    attacks = ["participation.clients=all", "attack.kind=sign-flip", "attack.fraction=0.3", "attack.scale=8"]
     rules = {
         "mean": [],
         "median": ["aggregation.rule=median"],
         "trimmed-mean": ["aggregation.rule=trimmed-mean", "aggregation.trim=0.3"],
         "krum": ["aggregation.rule=krum", "aggregation.byzantine=3"],
     }
-    losses = {name: run(*common, *lies, *rule, evaluate=True).test_losses[-1] for name, rule in rules.items()}
+    losses = {name: run(*common, *attacks, *rule, evaluate=True).test_losses[-1] for name, rule in rules.items()}
     assert losses["mean"] > 2.3
     assert all(losses[name] < 1.0 for name in ("median", "trimmed-mean", "krum")), losses
 
@@ -190,7 +190,10 @@ MEDIATORS = ["topology.kind=mediators"]
 REFUSED: dict[str, tuple[list[str], str]] = {
     "combiners with mediators": ([*MEDIATORS, "aggregation.rule=median"], 'rule = "median" needs each.*never forms'),
     "q-FFL with mediators": ([*MEDIATORS, "aggregation.weights=q-ffl"], 'weights = "q-ffl" needs each.*never forms'),
-    "sent lies with mediators": ([*MEDIATORS, "attack.kind=noise"], 'attack.kind = "noise" changes.*"label-flip" does'),
+    "noise with mediators": (
+        [*MEDIATORS, "attack.kind=noise"],
+        'attack.kind = "noise" changes.*"label-flip" does',
+    ),
     "combiners of merged gradients": (
         ["local.engine=merged", "local.steps=1", "aggregation.rule=median"],
         'never forms each client\'s own update, which aggregation.rule = "median" needs',
@@ -199,7 +202,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["local.engine=merged", "local.steps=1", "aggregation.weights=q-ffl"],
         'never forms each client\'s own update, which aggregation.weights = "q-ffl" needs',
     ),
-    "lies in merged gradients": (
+    "attacks in merged gradients": (
         ["local.engine=merged", "local.steps=1", "attack.kind=sign-flip"],
         'never forms each client\'s own update, which attack.kind = "sign-flip" needs',
     ),

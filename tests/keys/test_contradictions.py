@@ -23,7 +23,7 @@ CLIPPED = f"{SAME} privacy.clip_norm=1"
 MERGED = "local.engine=merged local.steps=1"
 MEDIAN = "aggregation.rule=median"
 LEARNS = "aggregation.weights=q-ffl"
-LIARS = "attack.fraction=0.2 attack.kind"
+ATTACKERS = "attack.fraction=0.2 attack.kind"
 INT8 = "transport.kind=int8"
 RESIDUALS = f"{INT8} transport.error_feedback=true"
 WEIGHTED = "participation.clients=weighted"
@@ -141,15 +141,15 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
                 "logging.diagnostics=true",
                 MEDIAN,
                 LEARNS,
-                f"{LIARS}=sign-flip",
-                f"{LIARS}=noise",
+                f"{ATTACKERS}=sign-flip",
+                f"{ATTACKERS}=noise",
                 f"participation.clients={OWN}:by_norms",
                 f"participation.clients={OWN}:NormsOnTrial",
             )
         ],
         [
             RELAYS,
-            f"{RELAYS} {LIARS}=label-flip",
+            f"{RELAYS} {ATTACKERS}=label-flip",
             f"{RELAYS} local.on_divergence=stop",
             f"{RELAYS} transport.kind=float32",
             "local.on_divergence=drop",
@@ -220,8 +220,8 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("never forms each client's own update, which aggregation.weights", [f"{MERGED} {LEARNS}"], [LEARNS]),
     (
         "never forms each client's own update, which attack.kind",
-        [f"{MERGED} {LIARS}=sign-flip", f"{MERGED} {LIARS}=noise"],
-        [f"{LIARS}=sign-flip", f"{LIARS}=noise", f"{MERGED} {LIARS}=label-flip"],
+        [f"{MERGED} {ATTACKERS}=sign-flip", f"{MERGED} {ATTACKERS}=noise"],
+        [f"{ATTACKERS}=sign-flip", f"{ATTACKERS}=noise", f"{MERGED} {ATTACKERS}=label-flip"],
     ),
     ("what one client adds to a sum", [f"{CLIPPED} {MEDIAN}"], [CLIPPED, MEDIAN]),
     ("averages models, and", [f"{MEDIAN} aggregation.weights=literal"], ["aggregation.weights=literal", MEDIAN]),

@@ -18,7 +18,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
 from fedmpi.models.stacked.image import Convolution, MaxPool
 from fedmpi.models.stacked.net import stacked
-from fedmpi.models.stacked.pooled import BLOCK, LeftThenRight, PooledConvolution, to_the_larger
+from fedmpi.models.stacked.pooled import BLOCK, EvenColumnsFirst, PooledConvolution, to_the_larger
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
 
 IMAGES = DataDescription((2, 13, 12), "float32", CLASSES, "image", 0, (), ())
@@ -103,7 +103,7 @@ def test_only_rows_that_are_pooled_are_made_and_patches_fill_whole_blocks():
 
 def test_many_filters_lie_as_they_are_left_columns_before_right_ones():
     image = torch.arange(5.0).view(1, 1, 1, 5)
-    split = LeftThenRight((1, 1, 5), (1, 1), (1, 1), (0, 0))
+    split = EvenColumnsFirst((1, 1, 5), (1, 1), (1, 1), (0, 0))
     assert split.output == (1, 4)
     assert image.flatten()[split.unfold_index()].tolist() == [0, 2, 1, 3]
     for filters, patch in ((63, 2 * 3 * 4), (64, 2 * 3 * 3)):

@@ -201,7 +201,7 @@ def combined_updates(folder: str) -> None:
     except UserError as error:  # on every rank, also where there is no coordinate to combine
         assert "needs more than 12 participants that send an update, but a round has 11" in str(error)
     else:
-        raise AssertionError("krum took a round that its liars could outvote")
+        raise AssertionError("krum took a round that its attackers could outvote")
     moved = cluster.share_bytes()
     assert (moved.exchange > 0) == (cluster.size > 1)
     if cluster.is_server:

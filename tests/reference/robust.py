@@ -23,7 +23,7 @@ def stream(seed: int, round: int = 0, client: int = 0) -> np.random.Generator:
 
 
 def attackers(config: Config, clients: int) -> list[int]:
-    """Who lies, in every round."""
+    """The clients that attack, in every round."""
     if config.attack.kind == "none":
         return []
     count = math.floor(config.attack.fraction * clients + 0.5)

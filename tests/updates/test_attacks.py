@@ -1,4 +1,4 @@
-"""What liars send: alike whoever trains them and in which order, and nothing but theirs is touched."""
+"""What attackers send: alike whoever trains them and in which order, and nothing but theirs is touched."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import pytest
 import torch
 
 from fedmpi.common.streams import Streams
-from fedmpi.updates.attacks import SentLies
+from fedmpi.updates.attacks import AttackedUpdates
 
-LIARS, STREAMS = np.array([1, 4]), Streams(3)
+ATTACKERS, STREAMS = np.array([1, 4]), Streams(3)
 UPDATE = torch.linspace(-1, 1, 20_000)
 
 
 @pytest.mark.parametrize("kind", ["sign-flip", "noise"])
 def test_the_honest_send_what_they_have(kind: str) -> None:
     for client in (0, 2, 3, 5):
-        assert torch.equal(SentLies(kind, 3.0, LIARS, STREAMS).send(2, client, UPDATE.clone()), UPDATE)
+        assert torch.equal(AttackedUpdates(kind, 3.0, ATTACKERS, STREAMS).send(2, client, UPDATE.clone()), UPDATE)
 
 
 def test_a_flipped_update_is_as_many_times_as_long_in_the_other_direction() -> None:
     mine = UPDATE.clone()
-    sent = SentLies("sign-flip", 3.0, LIARS, STREAMS).send(2, 4, mine)
+    sent = AttackedUpdates("sign-flip", 3.0, ATTACKERS, STREAMS).send(2, 4, mine)
     assert sent is mine and torch.allclose(sent, -3 * UPDATE)
 
 
 def test_noise_has_the_stated_deviation_and_nothing_of_the_update() -> None:
     """Mean, deviation and correlation of 20,000 values within six standard errors: false alarm 6e-9 in all."""
-    sent = SentLies("noise", 0.5, LIARS, STREAMS).send(2, 4, UPDATE.clone())
+    sent = AttackedUpdates("noise", 0.5, ATTACKERS, STREAMS).send(2, 4, UPDATE.clone())
     error = 6 / len(UPDATE) ** 0.5
     assert abs(float(sent.mean())) < 0.5 * error and float(sent.std()) == pytest.approx(0.5, rel=error)
     assert abs(np.corrcoef(sent.numpy(), UPDATE.numpy())[0, 1]) < error
 
 
 def test_noise_is_of_its_round_and_client() -> None:
-    lies = SentLies("noise", 0.5, LIARS, STREAMS)
-    sent = {(t, k): lies.send(t, k, UPDATE.clone()) for t in (2, 3) for k in (4, 1)}
-    again = {key: SentLies("noise", 0.5, LIARS, STREAMS).send(*key, 2 * UPDATE) for key in reversed(sent)}
+    attacks = AttackedUpdates("noise", 0.5, ATTACKERS, STREAMS)
+    sent = {(t, k): attacks.send(t, k, UPDATE.clone()) for t in (2, 3) for k in (4, 1)}
+    again = {key: AttackedUpdates("noise", 0.5, ATTACKERS, STREAMS).send(*key, 2 * UPDATE) for key in reversed(sent)}
     assert all(torch.equal(sent[key], again[key]) for key in sent)
     for one, other in (((2, 1), (2, 4)), ((2, 1), (3, 1)), ((3, 1), (2, 4))):
         assert abs(np.corrcoef(sent[one].numpy(), sent[other].numpy())[0, 1]) < 0.05

@@ -33,7 +33,7 @@ MANY_FILTERS = 64
 
 
 @dataclass(frozen=True)
-class LeftThenRight(Geometry):
+class EvenColumnsFirst(Geometry):
     """The outputs of a convolution in columns of even number, then those in columns of odd number."""
 
     @cached_property
@@ -82,7 +82,7 @@ class PooledConvolution:
         """What two neighbouring outputs see, in the rows that are pooled; or each of them."""
         one = self.geometry
         if not self.beside:
-            return LeftThenRight(one.image, one.kernel, one.stride, one.padding, one.output[0] // 2 * 2)
+            return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, one.output[0] // 2 * 2)
         kernel, stride = (one.kernel[0], one.kernel[1] + one.stride[1]), (one.stride[0], 2 * one.stride[1])
         return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2)
 
@@ -125,14 +125,14 @@ class _PooledOp:
             self.patch_gradient = place.scratch(clients, pairs.patch, run)
             self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
 
-        self.filters: _Beside | _AsTheyAre
+        self.filters: _ColumnPairFilters | _PlainFilters
         if layer.beside:
-            self.filters = _Beside(layer, place, filled.transpose(1, 2))
+            self.filters = _ColumnPairFilters(layer, place, filled.transpose(1, 2))
             self.product = place.take("product", clients, 2 * filters, run)
             self.by_filter = self.product.view(clients, 2, filters, run)
             width *= 2
         else:
-            self.filters = _AsTheyAre(layer, place, self.patches.transpose(1, 2))
+            self.filters = _PlainFilters(layer, place, self.patches.transpose(1, 2))
             self.product = place.take("product", clients, filters, run)
             self.by_filter = self.product.view(clients, filters, 2, run // 2).transpose(1, 2)
         sides = torch.unflatten(self.by_filter, 3, (height // 2, 2, width // 2 * rows))
@@ -188,7 +188,7 @@ class _PooledOp:
         return self.by_filter.sum((1, 3)).unsqueeze(2)
 
 
-class _Beside:
+class _ColumnPairFilters:
     """Filters of the left and of the right column of a window, on patches that both see."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
@@ -219,7 +219,7 @@ class _Beside:
         self.step.plain(self.target, self.of_parts[0])
 
 
-class _AsTheyAre:
+class _PlainFilters:
     """Filters that lie as in the stack."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
