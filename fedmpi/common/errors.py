@@ -70,10 +70,12 @@ class ClientFailure(Exception):
         The MPI rank that trained it.
     cause : BaseException
         What went wrong.
+    where : str
+        The user's own line in which it did, "file:line"; "" where there is none.
     """
 
-    def __init__(self, client: int, rank: int, cause: BaseException):
-        super().__init__(f"client {client} on rank {rank}: {raised(cause)}")
+    def __init__(self, client: int, rank: int, cause: BaseException, where: str = ""):
+        super().__init__(f"client {client} on rank {rank}: {raised(cause)}{f' ({where})' if where else ''}")
         self.client = client
         self.rank = rank
 

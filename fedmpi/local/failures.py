@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
+from fedmpi.common.frames import innermost
 
 log = logging.getLogger("fedmpi")
 
@@ -32,7 +34,7 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as cause:  # sys.exit() in a model must not end the run as if it were done
-        raise ClientFailure(client, rank, cause) from cause
+        raise ClientFailure(client, rank, cause, innermost(traceback.extract_tb(cause.__traceback__))) from cause
 
 
 class OnDivergence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from fedmpi.cluster.memory import free_memory
 from fedmpi.common.errors import UserError, raised, shown
+from fedmpi.common.frames import innermost
 from fedmpi.common.registry import object_name, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
@@ -78,7 +80,9 @@ def build(
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
-            raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}") from error
+            where = innermost(traceback.extract_tb(error.__traceback__))
+            place = f" ({where})" if where else ""
+            raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}{place}") from error
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model.name = {part.name!r} returned {type(model).__name__}: the function must return a nn.Module"

@@ -151,3 +151,17 @@ def test_the_same_clients_are_left_out_by_any_number_of_ranks() -> None:
     assert alone.returncode == several.returncode == 0, several.stderr
     assert alone.stdout == several.stdout and alone.stdout.startswith("[(1, ")
     assert several.stderr.count("goes on without") == 0  # warnings are shown where progress is
+
+
+class Failing(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 3:
+            raise KeyError("seven")
+        return super().forward(x.flatten(1))
+
+
+def test_a_model_that_fails_on_a_client_is_named_with_its_line() -> None:
+    source, model = InMemorySource(SMALL_IMAGES, [5, 3]), FlatModel(Failing(36, 5))
+    total, tasks = FloatSum(np.zeros(model.size, np.float32)), [ClientTask(k, None, 0.5) for k in (0, 1)]
+    with pytest.raises(ClientFailure, match=r"^client 1 on rank 0: KeyError: 'seven' \(\S+test_divergence.py:\d+\)$"):
+        SequentialEngine(model, source, STREAMS).train(tasks, model.initial, LocalRule(batch_size=None), 0, total)

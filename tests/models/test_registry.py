@@ -81,7 +81,7 @@ def test_a_users_model_is_found_in_the_working_directory(users_module: str):
         ("my_missing_models:net", "importing the module 'my_missing_models' failed"),
         ("my_broken_models:net", "No module named 'a_package_nobody_has'"),
         ("my_fl_models:wrong", "returned int: the function must return a nn.Module"),
-        ("my_fl_models:failing", "building it failed with RuntimeError: no such layer"),
+        ("my_fl_models:failing", "building it failed with RuntimeError: no such layer .*my_fl_models.py:[0-9]+"),
     ],
 )
 def test_what_is_wrong_with_a_users_model_is_said(users_module: str, name: str, words: str):
