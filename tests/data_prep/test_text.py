@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import text as encoding
 from data_prep.datasets.base import Tally
 from data_prep.text import SPECIAL, TextRows, read_vectors, tokens
 from fedmpi import UserError
@@ -56,6 +57,13 @@ def test_many_rows_are_encoded_as_few_are() -> None:
     assert words[2] == "common"
     for row in (0, 8191, 8192, 19_999):
         assert [words[code] for code in ids[row]] == [f"w{row % 97}", "common", f"w{row % 5}", "<pad>"]
+
+
+def test_the_words_of_all_blocks_of_training_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "BUFFER_ROWS", 2)
+    rows = _rows(["a b", "a", "out out", "b c", "b", "c c d"], length=3)
+    _, words = rows.encode(np.array([0, 1, 3, 4, 5]), vocabulary=10)
+    assert words == (*SPECIAL, "b", "c", "a", "d")
 
 
 def test_vectors_are_those_of_the_vocabulary_and_missing_words_are_zero(tmp_path: Path) -> None:

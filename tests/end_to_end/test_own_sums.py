@@ -161,6 +161,20 @@ def test_labels_are_flipped_in_whichever_way_samples_are_loaded() -> None:
     assert flipped.load_positions(np.arange(data.sizes.sum()))[1].tolist() == torch.cat(alone).tolist()
 
 
+def test_what_an_attacker_gains_is_measured_on_the_labels_that_it_trains_on() -> None:
+    alone = ["data.shards=digits:clients=1", "model.hidden=[8]", "rounds=1", "participation.clients=all"]
+    flipped = run(*alone, "logging.diagnostics=true", "attack.kind=label-flip", "attack.fraction=1")
+    x, y = flipped.experiment.data.load(0)
+    model = flipped.experiment.model
+    losses = {}
+    for name, values in (("before", flipped.start), ("after", flipped.model)):
+        model.bind(values)
+        with torch.no_grad():
+            losses[name] = float(torch.nn.functional.cross_entropy(model.module.eval()(x), 9 - y))
+    gain = losses["before"] - losses["after"]
+    assert flipped.records[0]["gamma"] == pytest.approx(gain, rel=1e-4) and gain > 0
+
+
 @pytest.mark.slow
 def test_robust_rules_learn_where_the_mean_is_led_astray() -> None:
     """Three of ten clients send what is eight times longer and the wrong way."""

@@ -96,7 +96,12 @@ def test_work_that_is_not_the_plans_ends_the_run_on_all_ranks(scenario: str, wor
 
 
 @pytest.mark.parametrize(
-    "scenario, round, ranks", [("another_model", 0, "[2]"), ("another_model_at_the_end", 1, "[1]")]
+    "scenario, round, ranks",
+    [
+        ("another_model", 0, "[2]"),
+        ("another_model_at_the_end", 1, "[1]"),
+        ("another_vector_of_the_server", 0, "[2]"),
+    ],
 )
 def test_a_rank_whose_model_is_another_is_named_and_ends_the_run(scenario: str, round: int, ranks: str, found: dict):
     ended = the_same(found[scenario])

@@ -188,6 +188,22 @@ def another_model_at_the_end(rank: int, patch: Patch) -> dict[str, Any]:
     return run(f"{FEDAVG} checkpoint.every=0")
 
 
+def another_vector_of_the_server(rank: int, patch: Patch) -> dict[str, Any]:
+    """The models are alike; what SCAFFOLD keeps of the server is another one on rank 2 after the first round."""
+    own = Simulation._apply
+
+    def apply(simulation: Simulation, plan: Plan, totals: Any) -> None:
+        own(simulation, plan, totals)
+        if rank == 2 and plan.round == 0:
+            hooks = simulation.experiment.local_state.hooks
+            assert hooks is not None
+            for vector in hooks.server.values():
+                vector[3] += 1
+
+    patch.setattr(Simulation, "_apply", apply)
+    return run(f"{FEDAVG} checkpoint.every=1 local.algorithm=scaffold aggregation.weights=uniform")
+
+
 def a_part_of_ones_own_by_rank(rank: int, patch: Patch) -> dict[str, Any]:
     return run(f"{FEDAVG} checkpoint.every=0 aggregation.optimizer=tests.mpi.own_step:ByRank")
 
@@ -213,6 +229,7 @@ SCENARIOS: list[Callable[[int, Patch], dict[str, Any]]] = [
     visited_once_too_often,
     another_model,
     another_model_at_the_end,
+    another_vector_of_the_server,
     a_part_of_ones_own_by_rank,
     too_many,
 ]
