@@ -188,10 +188,10 @@ def test_labels_of_attackers_are_flipped_for_the_gradients_that_clients_are_draw
     settings = ["data.shards=digits:clients=6", "participation.clients=importance", "participation.count=2"]
     settings += ["participation.probe=full", "participation.features=full-gradient"]
     experiment = Experiment.connect(load_config(None, [*settings, "attack.kind=label-flip", "attack.fraction=0.5"]))
-    liars, model = experiment.data_facts.attackers, experiment.model
+    attackers, model = experiment.data_facts.attackers, experiment.model
     experiment.decisions.observe(0, model.initial)
     strata = experiment.decisions.stratifier.strata
-    assert len(liars) == 3 and strata is not None and strata.norms is not None
+    assert len(attackers) == 3 and strata is not None and strata.norms is not None
     for k in range(6):
         x, y = experiment.data.load(k)
         expected = {}
@@ -199,7 +199,7 @@ def test_labels_of_attackers_are_flipped_for_the_gradients_that_clients_are_draw
             model.bind(model.initial)
             _, gradients = model.loss_gradient(x, labels)
             expected[flipped] = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
-        assert strata.norms[k] == pytest.approx(expected[k in liars], rel=1e-4)
+        assert strata.norms[k] == pytest.approx(expected[k in attackers], rel=1e-4)
         assert expected[True] != pytest.approx(expected[False], rel=1e-3)
     experiment.close()
 
