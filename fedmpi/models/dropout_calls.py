@@ -111,7 +111,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> DroppingCall | None:
-    refused = attn_mask is not None and (is_causal or attn_mask.dtype not in (torch.bool, query.dtype))  # by torch
+    floats = attn_mask is not None and attn_mask.is_floating_point()
+    refused = attn_mask is not None and (is_causal or not (floats or attn_mask.dtype == torch.bool))  # by torch
     if not 0 < dropout_p < 1 or refused or not _plain(query):
         return None
 
@@ -133,7 +134,7 @@ def shares(scores: Tensor, mask: Tensor | None) -> Tensor:
     """The softmax of scores (…, L, S) plus a mask; zeros where a place has nothing to attend to, as torch has them."""
     if mask is None:
         return scores.softmax(-1)
-    scores = scores + mask
+    scores = scores + mask.to(scores.dtype)
     nothing = scores.isneginf().all(-1, keepdim=True)
     return scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fedmpi.common.streams import Streams
-from fedmpi.local.batched.engine import why_not_side_by_side
+from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import adopt_traits, forward_traits
@@ -21,6 +22,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.dropout import ClientMasks, Masks, NoMasks
 from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.flat import FlatModel
+from fedmpi.rounds.agreement import agree_on_traits
 from tests.local.stacks import CLASSES, IMAGES, TEXTS, Source, ragged_sizes, relative_difference, tasks_for, train
 
 STREAMS = Streams(7)
@@ -235,3 +237,75 @@ def test_what_torchs_attention_refuses_is_refused(named):
         functional.scaled_dot_product_attention(q, q, q, **named)
     with DropoutCalls(masks), pytest.raises(RuntimeError):
         functional.scaled_dot_product_attention(q, q, q, dropout_p=0.3, **named)
+
+
+def test_numbers_of_single_precision_may_mask_queries_of_half_precision():
+    """torch adds them; the query keeps its type."""
+    q, masks = torch.randn(2, 5, 6).bfloat16(), Masks()
+    masks.source = NoMasks()
+    named = {"attn_mask": torch.zeros(5, 5)}
+    expected = functional.scaled_dot_product_attention(q, q, q, **named)
+    with DropoutCalls(masks):
+        found = functional.scaled_dot_product_attention(q, q, q, dropout_p=0.3, **named)
+    assert found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_values_with_a_first_axis_as_long_as_a_trials_batches_are_known_to_lie_across(rows: int):
+    class Heads(Net):
+        def drop(self, x: Tensor) -> Tensor:
+            heads = self.a(x).unflatten(2, (rows, -1)).permute(2, 0, 1, 3)
+            return functional.dropout(heads, 0.3, self.training).permute(1, 2, 0, 3).flatten(2)
+
+    model, source, _ = set_up(Heads)
+    assert "first axis is not the samples" in str(MergedEngine(model, source, STREAMS).model_refusal())
+
+
+class Frozen(Net):
+    """Frozen layers that drop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 4, 2, dropout=0.4, bidirectional=True, batch_first=True).requires_grad_(False)
+        self.heads = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True).requires_grad_(False)
+
+    def within(self, x: Tensor, tokens: Tensor) -> Tensor:
+        x = self.lstm(self.a(x))[0]
+        return self.heads(x, x, x, need_weights=False)[0]
+
+
+def test_frozen_layers_drop_side_by_side():
+    model, source, tasks = set_up(Frozen)
+    assert why_not_side_by_side(model, TEXTS) is None
+    expected, found = (
+        train(engine(model, source, STREAMS), tasks, model.initial, EPOCHS)[0] - model.initial
+        for engine in (SequentialEngine, BatchedEngine)
+    )
+    assert relative_difference(found, expected) < 1e-12
+
+
+def test_a_loss_of_an_algorithms_own_drops_the_clients_values_too():
+    model, source, _ = set_up(Plain)
+    assert forward_traits(model, TEXTS).calls_dropout
+    x, y = source.load(0)
+    model.bind(model.initial.clone())
+    model.module.train()
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model.masks.source = ClientMasks(np.random.Generator(np.random.Philox(5)))
+        losses.append(model.own_gradient(lambda module, x, y: functional.cross_entropy(module(x), y), x, y)[0])
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("trait", ["draws", "couples", "calls_dropout", "drops_across", "torch_drops"])
+def test_what_another_rank_found_out_counts(trait: str):
+    model, _, _ = set_up(lambda: nn.Sequential(nn.Embedding(60, 8), nn.Flatten(), nn.Linear(96, CLASSES)))
+    own = forward_traits(model, TEXTS)
+    traits = ["draws", "couples", "loss.draws", "loss.couples", "bytes_kept", "bytes_widest"]
+    traits += ["calls_dropout", "drops_across", "torch_drops"]
+    maxima = iter(traits)
+    cluster = SimpleNamespace(maximum=lambda value: 1 if next(maxima) == trait else value)
+    agree_on_traits(cluster, model, TEXTS)  # type: ignore[arg-type]
+    assert forward_traits(model, TEXTS) == replace(own, **{trait: True})
+    assert (model.calls_dropout, model.masks.from_torch) == (trait == "calls_dropout", trait == "torch_drops")

@@ -228,3 +228,32 @@ def test_packed_sequences_draw_from_torchs_generator():
     with serving(None):
         layer(packed)
     assert not torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: functional.dropout1d(X[0, 0, 0], 0.5),
+        lambda: functional.dropout3d(X[0], 0.5),
+        lambda: functional.multi_head_attention_forward(
+            *[torch.ones(4, 2, 6)] * 3, 6, 2, torch.ones(18, 6), None, None, None, False, 0.5, torch.ones(6, 6), None,
+            static_k=torch.ones(4, 5, 3), static_v=torch.ones(4, 5, 3),
+        ),
+    ],
+    ids=["one sample of lines", "one sample of volumes", "keys and values given"],
+)  # fmt: skip
+def test_what_has_no_axis_for_the_samples_is_left_to_torch(call: Callable[[], Any]):
+    state = torch.get_rng_state()
+    with serving(None):
+        call()
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(6, 6, 2, dropout=0.5), nn.MultiheadAttention(6, 2, dropout=0.5)])
+def test_layers_in_evaluation_mode_drop_nothing_within_a_model_that_trains(layer: nn.Module):
+    x = torch.randn(4, 2, 6)
+    given = (x,) if isinstance(layer, nn.LSTM) else (x, x, x)
+    expected = layer.eval()(*given)[0]
+    with serving(None) as calls:
+        assert torch.equal(layer(*given)[0], expected)
+    assert not calls.met
