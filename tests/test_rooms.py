@@ -280,6 +280,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((getattr(node, "lineno", 1), name) for name in names if isinstance(name, str))
 
 
+@cache
 def is_metaphor(name: str) -> bool:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return any(re.search(rf"(?<![a-z]){metaphor}(?![a-z])", words) for metaphor in METAPHORS)
+    return any(metaphor in words and re.search(rf"(?<![a-z]){metaphor}(?![a-z])", words) for metaphor in METAPHORS)

@@ -164,7 +164,8 @@ def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
     job = train(*choices(*FEDAVG, *model, ENDLESS), "--out", tmp_path / "RUN", ranks=3)
     assert job.returncode == 1
     said = re.findall(
-        r"^rank (\d) on \S+: error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7$",
+        r"^rank (\d) on \S+: error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7 "
+        r"\(\S+user_models.py:\d+\)$",
         job.stderr,
         re.M,
     )

@@ -136,6 +136,10 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a bias of keys and values": ({"add_bias_kv": True}, {}),
     "zeros added": ({"add_zero_attn": True, "add_bias_kv": True}, {}),
     "masks": ({}, {"attn_mask": torch.ones(4, 4, dtype=torch.bool).triu(1), "key_padding_mask": torch.eye(3, 4) > 2}),
+    "further places beside masks": (
+        {"add_zero_attn": True, "add_bias_kv": True},
+        {"attn_mask": torch.ones(4, 4, dtype=torch.bool).triu(1), "key_padding_mask": torch.eye(3, 4) > 0},
+    ),
     "causal": ({}, {"attn_mask": torch.ones(4, 4, dtype=torch.bool).triu(1), "is_causal": True}),
 }
 
