@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.dropout import ClientMasks, Masks, NoMasks, draw_mask
+from fedmpi.models.dropout import ClientMasks, Dropout, Masks, NoMasks, draw_mask
 from fedmpi.models.dropout_calls import DropoutCalls
 
 X = torch.randn(3, 4, 5, 6, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -261,3 +261,20 @@ def test_layers_in_evaluation_mode_drop_nothing_within_a_model_that_trains(layer
     with serving(None) as calls:
         assert torch.equal(layer(*given)[0], expected)
     assert not calls.met
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_what_is_left_to_torch_is_dropped_by_it(channels: bool):
+    """Whole channels, or value by value, as its generator says; served by the source again where nothing is dropped."""
+    masks, x = Masks(), torch.ones(4, 8, 50)
+    masks.from_torch = True
+    layer = Dropout(0.5, masks, channels)
+    torch.manual_seed(1)
+    found = layer(x)
+    torch.manual_seed(1)
+    assert torch.equal(found, functional.dropout1d(x, 0.5) if channels else functional.dropout(x, 0.5))
+    with DropoutCalls(masks):
+        torch.manual_seed(1)
+        assert torch.equal(functional.dropout1d(x, 0.5) if channels else functional.dropout(x, 0.5), found)
+    masks.source = NoMasks()
+    assert torch.equal(layer(x), x)
