@@ -194,6 +194,7 @@ def test_a_probability_may_be_a_tensor():
 
 def test_a_compiled_module_still_trains():
     model, source, tasks = set_up(lambda: torch.compile(Net(), backend="eager"))
+    assert forward_traits(model, TEXTS).torch_drops
     train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
 
 
@@ -309,3 +310,16 @@ def test_what_another_rank_found_out_counts(trait: str):
     agree_on_traits(cluster, model, TEXTS)  # type: ignore[arg-type]
     assert forward_traits(model, TEXTS) == replace(own, **{trait: True})
     assert (model.calls_dropout, model.masks.from_torch) == (trait == "calls_dropout", trait == "torch_drops")
+
+
+def test_a_model_that_drops_nothing_may_be_compiled_or_computed_again():
+    class Undropped(Checkpointed):
+        def drop(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.a(x))
+
+    for net in (
+        Undropped,
+        lambda: torch.compile(nn.Sequential(nn.Embedding(60, 8), nn.Flatten(), nn.Linear(96, 5)), backend="eager"),
+    ):
+        traits = forward_traits(set_up(net)[0], TEXTS)
+        assert not traits.torch_drops and not traits.draws

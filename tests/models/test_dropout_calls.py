@@ -132,7 +132,6 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "samples first": ({"batch_first": True}, {"average_attn_weights": False}),
     "no weights wanted": ({}, {"need_weights": False}),
     "no bias": ({"bias": False}, {}),
-    "other keys and values": ({"kdim": 6, "vdim": 6}, {}),
     "a bias of keys and values": ({"add_bias_kv": True}, {}),
     "zeros added": ({"add_zero_attn": True, "add_bias_kv": True}, {}),
     "masks": ({}, {"attn_mask": torch.ones(4, 4, dtype=torch.bool).triu(1), "key_padding_mask": torch.eye(3, 4) > 2}),
@@ -278,3 +277,13 @@ def test_what_is_left_to_torch_is_dropped_by_it(channels: bool):
         assert torch.equal(functional.dropout1d(x, 0.5) if channels else functional.dropout(x, 0.5), found)
     masks.source = NoMasks()
     assert torch.equal(layer(x), x)
+
+
+def test_keys_and_values_of_other_sizes_have_weights_of_their_own():
+    torch.manual_seed(2)
+    layer = nn.MultiheadAttention(6, 2, dropout=0.4, kdim=5, vdim=4).double()
+    plain = copy.deepcopy(layer)
+    plain.dropout = 0.0
+    given = [torch.randn(length, 3, size, dtype=torch.float64) for length, size in ((2, 6), (7, 5), (7, 4))]
+    with serving(NoMasks()):
+        torch.testing.assert_close(layer(*given), plain(*given), rtol=1e-12, atol=1e-13)
