@@ -287,3 +287,16 @@ def test_keys_and_values_of_other_sizes_have_weights_of_their_own():
     given = [torch.randn(length, 3, size, dtype=torch.float64) for length, size in ((2, 6), (7, 5), (7, 4))]
     with serving(NoMasks()):
         torch.testing.assert_close(layer(*given), plain(*given), rtol=1e-12, atol=1e-13)
+
+
+def test_a_mask_a_head_is_torchs():
+    torch.manual_seed(2)
+    layer = nn.MultiheadAttention(6, 2, dropout=0.4, batch_first=True).double()
+    plain = copy.deepcopy(layer)
+    plain.dropout = 0.0
+    x, mask = torch.randn(3, 4, 6, dtype=torch.float64), torch.randn(6, 4, 4, dtype=torch.float64)
+    with serving(NoMasks()) as calls:
+        torch.testing.assert_close(
+            layer(x, x, x, attn_mask=mask), plain(x, x, x, attn_mask=mask), rtol=1e-12, atol=1e-13
+        )
+    assert calls.met
