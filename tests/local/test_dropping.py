@@ -323,3 +323,11 @@ def test_a_model_that_drops_nothing_may_be_compiled_or_computed_again():
     ):
         traits = forward_traits(set_up(net)[0], TEXTS)
         assert not traits.torch_drops and not traits.draws
+
+
+def test_ranks_that_have_found_the_same_keep_it():
+    for net in (Plain, Checkpointed):
+        model, _, _ = set_up(net)
+        own = forward_traits(model, TEXTS)
+        agree_on_traits(SimpleNamespace(maximum=lambda value: value), model, TEXTS)  # type: ignore[arg-type]
+        assert forward_traits(model, TEXTS) == own
