@@ -174,8 +174,9 @@ def _drops_across(model: FlatModel, description: DataDescription) -> bool:
     """
     previous = model.masks.source
     try:
-        model.masks.source = counting = _DropsOneRow(MANY_ROWS)
-        model.module(_made_up_samples(model, description, MANY_ROWS))
+        many = rows_at_once(description, MANY_ROWS)
+        model.masks.source = counting = _DropsOneRow(many)
+        model.module(_made_up_samples(model, description, many))
         if counting.other:
             return True
         x = _made_up_samples(model, description)
