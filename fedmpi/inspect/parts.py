@@ -27,7 +27,7 @@ def list_parts(kind: str | None) -> None:
             print(paragraph(part.title, f"  {part.name:<20} "))
             for option in part.options:
                 print(paragraph(_line(option), "      ", " " * 10))
-            print(paragraph(_source(part), "      source: "))
+            print(paragraph(_source(part), "    source: "))
         if found:
             print()
 
