@@ -120,15 +120,15 @@ class NoMasks:
 
     Attributes
     ----------
-    rows : set of int
-        First axes of the masks that were asked for.
+    asked : bool
+        Whether a mask was asked for since this was last set to False.
     """
 
     def __init__(self) -> None:
-        self.rows: set[int] = set()
+        self.asked = False
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
-        self.rows.add(rows)
+        self.asked = True
         return torch.ones(rows, units)
 
 

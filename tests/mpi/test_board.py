@@ -128,7 +128,7 @@ def test_a_hushed_bell_was_never_rung():
     assert time.monotonic() - started > 0.09
 
 
-def test_there_are_no_bells_without_the_calls_of_the_library(monkeypatch: pytest.MonkeyPatch):
+def test_there_are_no_semaphores_without_the_calls_of_the_library(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(semaphore, "_library", lambda: None)
     assert not semaphores_work()
     with pytest.raises(RuntimeError, match="no semaphores"):
