@@ -2,6 +2,7 @@
 
 import tomllib
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def test_every_preset_is_valid_and_names_its_paper(preset: str):
     assert config.preset == preset
     described = next(p for p in presets() if p.name == preset)
     assert described.paper and described.title and described.example.startswith("fedmpi train")
+
+
+def test_presets_go_into_sets_and_are_keys_of_dicts():
+    listed, again = presets(), presets()
+    assert set(listed) == set(again) and len(set(listed)) == len(listed)
+    assert all(one == other and hash(one) == hash(other) for one, other in zip(listed, again, strict=True))
+    assert {preset: preset.name for preset in listed}[again[0]] == again[0].name
+    other = replace(again[0], table={**again[0].table, "rounds": 7})
+    assert other != listed[0] and other not in set(listed)
 
 
 @pytest.mark.parametrize("preset", [preset.name for preset in presets()])

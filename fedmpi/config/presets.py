@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A published system.
+    """A published system; equal ones are equal in all they hold, and have one hash, for sets and keys of dicts.
 
     Attributes
     ----------
@@ -30,8 +30,8 @@ class Preset:
     title: str
     paper: str
     example: str
-    table: dict[str, Any]
-    digits: dict[str, Any]
+    table: dict[str, Any] = field(hash=False)
+    digits: dict[str, Any] = field(hash=False)
 
 
 def presets() -> list[Preset]:
