@@ -64,6 +64,8 @@ class Hooks:
         The server's vectors, the same on every rank.
     client_state, server_state, sums, numbers : tuple of str
         What the algorithm declares.
+    on_trial : bool
+        Whether clients are trained on trial (see `timing`), of which nothing is kept or summed.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Hooks:
         self.totals: dict[str, float] = {}
         self._accumulators: Mapping[str, Accumulator] = {}
         self._round, self._start = 0, model.initial
-        self._rehearsal = False
+        self.on_trial = False
 
     @property
     def alone(self) -> str | None:
@@ -155,20 +157,6 @@ class Hooks:
         """A client's state and correction, before its local steps."""
         facts = {"index": task.client, "round": self._round, "samples": samples}
         return ClientHooks(self, task, self._record(task.client), facts, self._seen)
-
-    @contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """Within: clients are trained on trial, and nothing of it is kept or summed."""
-        before, self._rehearsal = self._rehearsal, True
-        try:
-            yield
-        finally:
-            self._rehearsal = before
-
-    @property
-    def rehearses(self) -> bool:
-        """Whether clients are trained on trial."""
-        return self._rehearsal
 
     def add(self, client: int, returned: Any) -> None:
         """Take up what `finish` returned: vectors into the sums, numbers into theirs."""
@@ -328,7 +316,7 @@ class ClientHooks:
     def finish(self, delta: Tensor, steps: int, rule: LocalRule) -> None:
         """The client's update (d,) is made: let the algorithm set its state and return what is summed."""
         hooks = self.hooks
-        if not hooks.finishes or hooks.rehearses:
+        if not hooks.finishes or hooks.on_trial:
             return
         work = Work(delta, steps, rule.lr, self.task.coefficient, rule.proximal_mu, int(self.client.samples))
         with torch.no_grad(), self.calling():

@@ -150,11 +150,21 @@ def _unobserved(engines: Sequence[Observed]) -> Iterator[None]:
         engine.observe = None if observer is None else _ignore_update
     hooks = engines[0].hooks
     try:
-        with hooks.rehearsing() if hooks is not None else nullcontext():
+        with on_trial(hooks) if hooks is not None else nullcontext():
             yield
     finally:
         for engine, observer in zip(engines, observers, strict=True):
             engine.observe = observer
+
+
+@contextmanager
+def on_trial(hooks: Hooks) -> Iterator[None]:
+    """Within: clients are trained on trial, and nothing of it is kept or summed."""
+    before, hooks.on_trial = hooks.on_trial, True
+    try:
+        yield
+    finally:
+        hooks.on_trial = before
 
 
 def _ignore_update(client: int, update: Tensor) -> None:

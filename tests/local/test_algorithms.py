@@ -20,7 +20,7 @@ from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.hooks import Hooks
 from fedmpi.local.schedule import effective_steps, shrinking_sum
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.timing import time_engines
+from fedmpi.local.timing import on_trial, time_engines
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
 from tests.local import own_algorithms
@@ -288,7 +288,7 @@ def test_what_a_foreign_correction_does_to_a_vector_is_kept_with_the_round_or_no
     trained = engine(model, Source(description, SIZES), STREAMS, hooks=hooks)
     for t in range(3):
         hooks.begin(t, model.initial, {})
-        with hooks.rehearsing():
+        with on_trial(hooks):
             trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
         trained.train(cohort(0), model.initial, RULES["steps"], t, FloatSum(np.zeros(model.size, np.float32)))
         assert {float(hooks.state.read(task.client)["rounds"].unique()) for task in cohort(0)} == {t + 1.0}
