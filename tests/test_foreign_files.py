@@ -355,6 +355,16 @@ def test_a_model_of_another_size_on_another_rank_is_refused_in_one_sentence(tmp_
     assert done.returncode == 2 and "different sizes (235 on rank 0, 310 on rank 2 values): model.name must" in said
 
 
+def test_a_model_that_cannot_be_built_fails_by_its_name_and_line_on_all_ranks_with_1(tmp_path: Path) -> None:
+    (tmp_path / "unfinished.py").write_text("def net(description, *, width=3):\n    return nn.Linear(64, width)\n")
+    settings = ["preset=fedavg", "model.name=unfinished:net", "rounds=1", "logging.tensorboard=false"]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    done = run_mpi(3, ["-m", "fedmpi", "train", "--out", tmp_path / "run", *chosen], cwd=tmp_path)
+    said = f"error: the model unfinished:net ({tmp_path}/unfinished.py:2) failed: NameError: name 'nn' is not defined"
+    assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @weights(per_sample=True, normalised=False)
 def share_of_all(cohort: Cohort, sizes: Any, *, part: float = 1.0) -> Any:
     return np.full(len(cohort.clients), part / sizes[cohort.clients].sum())

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fedmpi.cluster.memory import free_memory
+from fedmpi.common.calling import naming, refuse_result, takes
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.frames import innermost
-from fedmpi.common.registry import object_name, resolve
+from fedmpi.common.registry import Part, object_name, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
 from fedmpi.models.memory import BuiltWithin
@@ -60,8 +60,10 @@ def build(
     Raises
     ------
     UserError
-        Unknown name, failing import, an option the model does not have, or anything its function raises; `NoRoom`
-        where its values would take more memory than there is.
+        Unknown name, failing import, a function that is not called so, an option that the model does not have, or one
+        with which a built-in model cannot be built; `NoRoom` where its values would take more memory than there is.
+    PartFailure
+        A function of the user's own raises anything else, or returns no network.
     """
     lora = options.get("lora")
     options = {key: value for key, value in options.items() if key != "lora"}
@@ -75,19 +77,23 @@ def build(
         guard = BuiltWithin(room, in_words(name, options), 1 if part.foreign else vectors)
     with guard, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Streams(seed).seed64(Purpose.MODEL_INIT))
-        try:
+        takes(part, partial(part.object, **checked), "description")
+        with naming(part) if part.foreign else _refused(part):
             model = part.object(description, **checked)
-        except (UserError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
-            where = innermost(traceback.extract_tb(error.__traceback__))
-            place = f" ({where})" if where else ""
-            raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}{place}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"model.name = {part.name!r} returned {type(model).__name__}: the function must return a nn.Module"
-        )
+        raise refuse_result(part, f"it returned {type(model).__name__}: return a torch.nn.Module")
     return _adapted(model, lora, seed)
+
+
+@contextmanager
+def _refused(part: Part) -> Iterator[None]:
+    """Around the building of a built-in model: what goes wrong inside is due to the options that it was given."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}") from error
 
 
 def check_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi import UserError, parts
+from fedmpi import PartFailure, UserError, parts
+from fedmpi.data.schema import DataDescription
 from fedmpi.models import build, check_options
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
 
-USERS_MODULE = """
-from torch import nn
+PICTURES = DataDescription((3, 32, 32), "uint8", 10, "image", 0, (0.5,), (0.25,))
+USERS_MODULE = """from torch import nn
+import fedmpi
 
 def net(description, width=4):
     return nn.Sequential(nn.Flatten(), nn.Linear(36, width), nn.Linear(width, description.classes))
@@ -23,6 +25,21 @@ def wrong(description):
 
 def failing(description):
     raise RuntimeError("no such layer")
+
+def leaving(description):
+    raise SystemExit(0)
+
+def nothing():
+    return None
+
+def refusing(description):
+    raise fedmpi.UserError("images of 6 pixels are too small for me")
+
+class Failing(nn.Module):
+    def __init__(self, description):
+        super().__init__()
+        width = description.classes
+        self.layer = nn.Linear(36, width // 0)
 """
 
 
@@ -80,13 +97,33 @@ def test_a_users_model_is_found_in_the_working_directory(users_module: str):
         ("my_fl_models:nett", "has no function or class 'nett': did you mean 'net'"),
         ("my_missing_models:net", "importing the module 'my_missing_models' failed"),
         ("my_broken_models:net", "No module named 'a_package_nobody_has'"),
-        ("my_fl_models:wrong", "returned int: the function must return a nn.Module"),
-        ("my_fl_models:failing", "building it failed with RuntimeError: no such layer .*my_fl_models.py:[0-9]+"),
+        ("my_fl_models:nothing", r"is called with description, which it does not take .*: write def nothing\("),
+        ("my_fl_models:refusing", "^images of 6 pixels are too small for me$"),
     ],
 )
-def test_what_is_wrong_with_a_users_model_is_said(users_module: str, name: str, words: str):
+def test_what_is_wrong_with_a_users_choice_of_a_model_is_said(users_module: str, name: str, words: str):
     with pytest.raises(UserError, match=words):
         build(name, {}, SMALL_IMAGES, 0)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("wrong", r"my_fl_models.py:7\) failed: it returned int: return a torch.nn.Module"),
+        ("failing", r"my_fl_models.py:11\) failed: RuntimeError: no such layer"),
+        ("leaving", r"my_fl_models.py:14\) failed: SystemExit: 0"),
+        ("Failing", r"my_fl_models.py:26\) failed: ZeroDivisionError"),
+    ],
+)
+def test_a_users_model_that_fails_is_named_with_its_line(users_module: str, name: str, words: str):
+    with pytest.raises(PartFailure, match=f"^the model my_fl_models:{name} .*{words}") as caught:
+        build(f"{users_module}:{name}", {}, SMALL_IMAGES, 0)
+    assert (caught.value.__cause__ is None) is (name == "wrong")
+
+
+def test_what_a_built_in_model_cannot_be_built_with_is_the_users_to_change():
+    with pytest.raises(UserError, match=r"model.name = 'cifar-cnn': building it failed with ValueError: dropout prob"):
+        build("cifar-cnn", {"dropout": 2.0}, PICTURES, 0)
 
 
 def test_a_module_takes_no_options() -> None:
