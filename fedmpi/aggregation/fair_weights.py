@@ -8,14 +8,18 @@ there. It returns the factor c of the update in the sum and its share h of what 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from fedmpi.clients.cohort import Cohort
 from fedmpi.common.decorators import weights
+from fedmpi.common.registry import resolve
 from fedmpi.common.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from fedmpi.config import Config
 
 SMALLEST_LOSS = 1e-10
 """Powers below zero of a loss that is zero would be infinite."""
@@ -70,6 +74,16 @@ class QFFL:
         lipschitz: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None,
     ):
         self.q, self.lipschitz = q, lipschitz
+
+    def refuses(self, config: Config) -> str | None:
+        """Why it means nothing with the rest of this configuration, and what to do; None where it does."""
+        optimizer = resolve("local optimizer", config.local.optimizer).name
+        if optimizer == "sgd" or self.lipschitz is not None:
+            return None
+        return (
+            "it takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
+            f'"{optimizer}" does not: set local.optimizer = "sgd", or aggregation.lipschitz'
+        )
 
     def __call__(self, cohort: Cohort, sizes: Ints) -> Floats:
         """How often each was drawn, (m,)."""

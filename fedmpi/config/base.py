@@ -149,6 +149,10 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
 
+    def refusal(self) -> str | None:
+        """Why values of this table exclude one another, whatever the other tables hold; None where they do not."""
+        return None
+
 
 class OpenTable(Table):
     """Base of the tables in which the options of chosen parts stand: other keys are theirs."""

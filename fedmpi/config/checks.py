@@ -1,21 +1,21 @@
-"""Which choices contradict each other."""
+"""Which choices contradict each other: those of different tables; within a table `Table.refusal` says it."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fedmpi.config.choices import chosen, options
+from pydantic import BaseModel
+
+from fedmpi.common.calling import calling, takes
+from fedmpi.config.choices import chosen, chosen_in, options_of_part
 from fedmpi.config.local_algorithm import algorithm_refusals
 from fedmpi.config.task_kinds import task_refusals
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
-
-
-def _drawn(c: ConfigTables) -> bool:
-    return bool(c.participation.clients != "all")
 
 
 def _needs(c: ConfigTables) -> tuple[str, ...]:
@@ -37,11 +37,6 @@ def _measures(c: ConfigTables) -> tuple[str, ...]:
 
 def _strata(c: ConfigTables) -> bool:
     return "strata" in _needs(c)
-
-
-def _importance(c: ConfigTables) -> bool:
-    by_stratum = c.participation.clients == "stratified" and c.participation.draw == "importance"
-    return "norms" in _needs(c) or by_stratum
 
 
 def _mediators(c: ConfigTables) -> bool:
@@ -77,7 +72,7 @@ def weighs_twice(c: ConfigTables) -> str | None:
 
 
 def contradiction(c: ConfigTables) -> str | None:
-    """The reason why the chosen values cannot go together, or None."""
+    """The reason why the chosen values of several tables cannot go together, or None."""
     for broken, reason in _contradictions(c):
         if broken:
             return reason
@@ -89,22 +84,6 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
     one_step_merged = loc.optimizer == "sgd" and not _mediators(c)
     rows = chosen(c, "row rule").name
     return [
-        (
-            _drawn(c) and p.count is None and p.fraction is None,
-            f'participation.clients = "{_sampler(c)}" needs to know how many: set participation.count or .fraction',
-        ),
-        (
-            p.count is not None and p.fraction is not None,
-            "participation.count and participation.fraction are both set: keep one of them",
-        ),
-        (
-            s.rule in ("bernoulli", "exact") and s.wanted is None,
-            f'samples.rule = "{s.rule}" needs samples.wanted, the number K of samples per round',
-        ),
-        (
-            loc.epochs is not None and loc.steps is not None,
-            "local.epochs and local.steps are both set: keep one of them",
-        ),
         (
             not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
             f"local.lr = {loc.lr:g} times local.lr_factor = {loc.lr_factor:g} every {loc.lr_every} of {c.rounds} "
@@ -136,14 +115,6 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
             'together: set participation.clients = "all" or topology.reschedule = "every-round"',
         ),
         (
-            c.topology.placement == "mediator" and not _mediators(c),
-            'topology.placement = "mediator" needs topology.kind = "mediators"',
-        ),
-        (
-            c.topology.placement == "shared" and _mediators(c),
-            'topology.placement = "shared" is for a star: with mediators choose "owner" or "mediator"',
-        ),
-        (
             c.system.over_selection > 1 and p.clients == "all",
             'system.over_selection asks more clients than wanted, but participation.clients = "all" asks all of them',
         ),
@@ -155,11 +126,6 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
         (
             _mediators(c) and c.server.trains == "always",
             'server.trains = "always" does not go with topology.kind = "mediators": rank 0 runs no relays',
-        ),
-        (
-            _importance(c) and p.features == "label-histogram",
-            'importance draws need the norms of gradients, which participation.features = "label-histogram" lacks: set '
-            'participation.draw = "uniform"',
         ),
         (
             c.privacy.clip_norm is not None and _mediators(c),
@@ -223,6 +189,7 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
         *_unprotected(c),
         *task_refusals(c),
         *algorithm_refusals(c),
+        *_refused_by_parts(c),
     ]
 
 
@@ -234,7 +201,7 @@ def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
     judging = f'aggregation.weights = "{weights.name}"'
     attack = f'attack.kind = "{c.attack.kind}"'
     needing = rule if combines else judging if judged else attack if c.attack.kind in ("sign-flip", "noise") else ""
-    own, optimizer = "each client's own update", chosen(c, "local optimizer").name
+    own = "each client's own update"
     return [
         (combines and _mediators(c), f'{rule} needs {own}, which topology.kind = "mediators" never forms'),
         (judged and _mediators(c), f'{judging} needs {own}, which topology.kind = "mediators" never forms'),
@@ -260,15 +227,30 @@ def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
             f"{judging} divides a sum by what it learns from the updates, and {rule} forms no sum: choose one of them",
         ),
         (
-            weights.name == "q-ffl" and optimizer != "sgd" and options(c, "weights").get("lipschitz") is None,
-            f"{judging} takes the Lipschitz constant for 1 / local.lr, as SGD's steps allow, which local.optimizer = "
-            f'"{optimizer}" does not: set local.optimizer = "sgd", or aggregation.lipschitz',
-        ),
-        (
             judged and c.logging.diagnostics,
             f"logging.diagnostics weighs updates as planned, which {judging} changes afterwards: switch it off",
         ),
     ]
+
+
+def _refused_by_parts(c: ConfigTables) -> list[tuple[bool, str]]:
+    """What chosen parts refuse themselves, by a method `refuses(config)`.
+
+    Raises
+    ------
+    UserError, PartFailure
+        A part of one's own has such a method with other parameters, or it raises an exception.
+    """
+    refusals = []
+    for part in (part for name, table in c if isinstance(table, BaseModel) for part in chosen_in(c, name)):
+        if not hasattr(part.object, "refuses"):
+            continue
+        with calling(part):
+            judge = part.make(options_of_part(c, part)) if inspect.isclass(part.object) else part.object
+            takes(part, judge.refuses, "config", method="refuses")
+            reason = judge.refuses(c)
+        refusals.append((reason is not None, f'{part.key} = "{part.name}" is not possible here: {reason}'))
+    return refusals
 
 
 def _last_rate(c: ConfigTables) -> float:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmpi.common.data_choices import DIGITS
+from fedmpi.common.registry import resolve
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config.base import (
     OWN,
@@ -158,6 +159,22 @@ class ParticipationTable(OpenTable):
     """Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
     paper's words)."""
 
+    def refusal(self) -> str | None:
+        sampler = resolve("client sampler", self.clients)
+        if self.clients != "all" and self.count is None and self.fraction is None:
+            return (
+                f'participation.clients = "{sampler.name}" needs to know how many: set participation.count or .fraction'
+            )
+        if self.count is not None and self.fraction is not None:
+            return "participation.count and participation.fraction are both set: keep one of them"
+        by_norm = "norms" in sampler.marks.get("needs", ()) or (sampler.name, self.draw) == ("stratified", "importance")
+        if by_norm and self.features == "label-histogram":
+            return (
+                'importance draws need the norms of gradients, which participation.features = "label-histogram" lacks: '
+                'set participation.draw = "uniform"'
+            )
+        return None
+
 
 class SamplesTable(OpenTable):
     """Which of the participants' data is used; other keys are options of the rule (`fedmpi parts`)."""
@@ -186,6 +203,11 @@ class SamplesTable(OpenTable):
     """Who is asked for its size."""
     memoise: Annotated[bool, ESTIMATED, PRIVATE] = False
     """Each client answers once and repeats that answer: ε is spent once."""
+
+    def refusal(self) -> str | None:
+        if self.rule in ("bernoulli", "exact") and self.wanted is None:
+            return f'samples.rule = "{self.rule}" needs samples.wanted, the number K of samples per round'
+        return None
 
 
 class LocalTable(OpenTable):
@@ -228,3 +250,8 @@ class LocalTable(OpenTable):
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products of the local training run in it (torch.autocast). Weights, losses, updates and sums
     stay float32, as do evaluation and the gradients that strata and importance draws look at."""
+
+    def refusal(self) -> str | None:
+        if self.epochs is not None and self.steps is not None:
+            return "local.epochs and local.steps are both set: keep one of them"
+        return None

@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.config.base import Table
 from fedmpi.config.checks import contradiction
 from fedmpi.config.choices import check_options, option_values, without_foreign_options
 from fedmpi.config.keys import tables_by_name, why_meaningless
@@ -79,7 +80,8 @@ class Config(ConfigTables):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         check_options(self)
-        reason = contradiction(self)
+        within_tables = (table.refusal() for _, table in self if isinstance(table, Table))
+        reason = next(filter(None, within_tables), None) or contradiction(self)
         if reason is not None:
             raise ValueError(reason)
         return self

@@ -44,14 +44,13 @@ def _names(declared: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
-    """Choices that contradict the algorithm, each with the reason."""
+    """Choices that contradict what the algorithm declares, each with the reason."""
     found = local_algorithm(config)
     if found is None:
         return []
     part, algorithm = found
     name = f'local.algorithm = "{part.name}"'
     carries = bool(algorithm.client_state or algorithm.sums or algorithm.numbers)
-    own = algorithm.refuses(config)
     return [
         (
             config.topology.kind == "mediators",
@@ -80,5 +79,4 @@ def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
             f'{name} sends more than the update, of which attack.kind = "{config.attack.kind}" would change the update '
             'alone: set attack.kind = "label-flip", whose attackers train on wrong labels',
         ),
-        (own is not None, f"{name} is not possible here: {own}"),
     ]

@@ -76,6 +76,13 @@ class TopologyTable(OpenTable):
     keep_optimizer: Annotated[bool, MEDIATED, only_with("local.optimizer", "adam")] = False
     """Hand the local optimizer's state from client to client inside a mediator."""
 
+    def refusal(self) -> str | None:
+        if self.placement == "mediator" and self.kind != "mediators":
+            return 'topology.placement = "mediator" needs topology.kind = "mediators"'
+        if self.placement == "shared" and self.kind == "mediators":
+            return 'topology.placement = "shared" is for a star: with mediators choose "owner" or "mediator"'
+        return None
+
 
 class RebalanceTable(Table):
     """Astraea's augmentation of scarce classes (Algorithm 2)."""

@@ -1,6 +1,6 @@
 """Parts of one's own that some choices do not go with."""
 
-from fedmpi import client_sampler, row_rule
+from fedmpi import client_sampler, row_rule, server_optimizer
 
 
 @client_sampler(needs=("seconds",))
@@ -47,3 +47,34 @@ def own_rows(client):
 def pooled_rows(pool):
     """Rows of the whole cohort together."""
     return pool
+
+
+@row_rule
+class WholeBatches(SecondsOnTrial):
+    """Rows that make whole batches, which it therefore has to know."""
+
+    def __init__(self, *, least: int = 2):
+        self.least = least
+
+    def __call__(self, client):
+        return client
+
+    def refuses(self, config):
+        size = config.local.batch_size
+        return f"batches of {size} rows are too small for it" if size != "all" and size < self.least else None
+
+
+@server_optimizer
+class AsksNothing(WholeBatches):
+    """Its `refuses` is written in another way than it is called."""
+
+    def refuses(self):
+        return None
+
+
+@row_rule
+class Fails(WholeBatches):
+    """Its `refuses` raises an exception."""
+
+    def refuses(self, config):
+        return config.no_such_table

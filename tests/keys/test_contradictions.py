@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from fedmpi import UserError
+from fedmpi import Config, PartFailure, UserError
 from fedmpi.config import load_config
 from fedmpi.config.checks import weighs_twice
+from fedmpi.config.client_tables import LocalTable, ParticipationTable, SamplesTable
+from fedmpi.config.server_tables import TopologyTable
+from tests.keys.contrary import WholeBatches
 
 BASE = "preset=fedavg participation.count=4"
 DRAWN = "preset=fedsampling samples.wanted=50 participation.clients=uniform"
@@ -267,6 +270,23 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         [f"{CLIPPED} {PARTLY}=bernoulli samples.size_estimate=randomised-response samples.clip=false"],
     ),
     ("copies samples by the class counts", [f"{NOISED} {COPIES}"], [COPIES, f"{CLIPPED} {COPIES}"]),
+    (
+        f'samples.rule = "{OWN}:WholeBatches" is not possible here: batches of',
+        [
+            f"samples.rule={OWN}:WholeBatches local.batch_size=1",
+            f"samples.rule={OWN}:WholeBatches samples.least=9 local.batch_size=8",
+        ],
+        [
+            f"samples.rule={OWN}:WholeBatches samples.least=9 local.batch_size=9",
+            f"samples.rule={OWN}:WholeBatches local.batch_size=all",
+            "local.batch_size=1",
+        ],
+    ),
+    (
+        "is called with config, which refuses does not take",
+        [f"aggregation.optimizer={OWN}:AsksNothing"],
+        [],
+    ),
 ]
 
 
@@ -287,6 +307,24 @@ def test_what_contradicts_is_refused_with_the_reason(words: str, settings: str):
 @pytest.mark.parametrize("settings", sorted({settings for _, _, near in REFUSED for settings in near}))
 def test_what_is_near_a_contradiction_is_not_refused(settings: str):
     configured(settings)
+
+
+def test_a_part_that_fails_to_say_what_it_refuses_is_named():
+    with pytest.raises(PartFailure, match=f"^the row rule {OWN}:Fails .*contrary.py.*AttributeError: .*no_such_table"):
+        configured(f"samples.rule={OWN}:Fails")
+
+
+def test_an_object_says_what_it_refuses_as_its_class_does():
+    with pytest.raises(UserError, match="WholeBatches.* is not possible here: batches of 4 rows are too small for it"):
+        Config(samples={"rule": WholeBatches(least=5)}, local={"batch_size": 4}, participation={"count": 4})
+
+
+def test_a_table_says_what_it_refuses_whatever_the_others_hold():
+    assert "needs to know how many" in (ParticipationTable().refusal() or "")
+    assert ParticipationTable(count=3).refusal() is None is ParticipationTable(clients="all").refusal()
+    assert "needs samples.wanted" in (SamplesTable(rule="exact").refusal() or "")
+    assert "both set" in (LocalTable(steps=2, epochs=1).refusal() or "")
+    assert "is for a star" in (TopologyTable(kind="mediators", placement="shared").refusal() or "")
 
 
 @pytest.mark.parametrize(
