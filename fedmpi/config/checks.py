@@ -13,6 +13,7 @@ from fedmpi.common.calling import calling, takes
 from fedmpi.config.choices import chosen, chosen_in, options_of_part
 from fedmpi.config.local_algorithm import algorithm_refusals
 from fedmpi.config.task_kinds import task_refusals
+from fedmpi.config.update_privacy import privacy_refusals
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -41,10 +42,6 @@ def _strata(c: ConfigTables) -> bool:
 
 def _mediators(c: ConfigTables) -> bool:
     return c.topology.kind == "mediators"
-
-
-def _clocked(c: ConfigTables) -> bool:
-    return c.system.clock
 
 
 def _compressed_updates(c: ConfigTables) -> bool:
@@ -80,9 +77,24 @@ def contradiction(c: ConfigTables) -> str | None:
 
 
 def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
-    p, s, loc, agg = c.participation, c.samples, c.local, c.aggregation
-    one_step_merged = loc.optimizer == "sgd" and not _mediators(c)
-    rows = chosen(c, "row rule").name
+    """Whether each of them is there, with the reason, in the order in which they are told."""
+    return [
+        *_local_steps(c),
+        *_weights(c),
+        *_who_works(c),
+        *_own_updates(c),
+        *_numbers_of_clients(c),
+        *_not_summed(c),
+        *privacy_refusals(c),
+        *task_refusals(c),
+        *algorithm_refusals(c),
+        *_refused_by_parts(c),
+    ]
+
+
+def _local_steps(c: ConfigTables) -> list[tuple[bool, str]]:
+    """Local steps that leave single precision, or that one merged gradient cannot stand for."""
+    loc, merged = c.local, c.local.engine == "merged"
     return [
         (
             not SMALLEST_RATE <= _last_rate(c) <= LARGEST_RATE,
@@ -90,32 +102,51 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
             "rounds leaves what single precision can hold: choose a factor nearer 1, or a larger local.lr_every",
         ),
         (
-            loc.engine == "merged" and not one_step_merged,
+            merged and (loc.optimizer != "sgd" or _mediators(c)),
             'local.engine = "merged" takes one SGD step from the same model: it needs local.optimizer = "sgd", a star',
         ),
         (
-            loc.engine == "merged"
-            and (agg.exact or c.privacy.clip_norm is not None or c.logging.diagnostics or _compressed_updates(c)),
+            merged
+            and (
+                c.aggregation.exact
+                or c.privacy.clip_norm is not None
+                or c.logging.diagnostics
+                or _compressed_updates(c)
+            ),
             'local.engine = "merged" never forms a client\'s own update, which aggregation.exact, transport.kind, '
             "privacy.clip_norm and logging.diagnostics need",
         ),
+    ]
+
+
+def _weights(c: ConfigTables) -> list[tuple[bool, str]]:
+    """Weights that divide by what the sampler, or the law of availability, cannot give."""
+    weights = c.aggregation.weights
+    return [
         (
-            agg.weights in ("stratified",) and not _strata(c),
+            weights == "stratified" and not _strata(c),
             'aggregation.weights = "stratified" needs participation.clients = "stratified"',
         ),
         (
-            agg.weights == "unbiased" and _may_never_come(c),
+            weights == "unbiased" and _may_never_come(c),
             'aggregation.weights = "unbiased" divides by the probability of being there, but with system.lowest = 0 or '
             "a 0 in system.by_label some clients are never there: raise it, or set "
             'aggregation.weights = "normalised", which estimates over those who come',
         ),
+    ]
+
+
+def _who_works(c: ConfigTables) -> list[tuple[bool, str]]:
+    """Whom the server asks, and which ranks train, where relays or a cohort of all leave no choice."""
+    drawn = c.participation.clients != "all"
+    return [
         (
-            _mediators(c) and c.topology.reschedule == "static" and p.clients != "all",
+            _mediators(c) and c.topology.reschedule == "static" and drawn,
             'topology.reschedule = "static" groups all clients once, of which a drawn cohort would leave hardly two '
             'together: set participation.clients = "all" or topology.reschedule = "every-round"',
         ),
         (
-            c.system.over_selection > 1 and p.clients == "all",
+            c.system.over_selection > 1 and not drawn,
             'system.over_selection asks more clients than wanted, but participation.clients = "all" asks all of them',
         ),
         (
@@ -127,8 +158,15 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
             _mediators(c) and c.server.trains == "always",
             'server.trains = "always" does not go with topology.kind = "mediators": rank 0 runs no relays',
         ),
+    ]
+
+
+def _own_updates(c: ConfigTables) -> list[tuple[bool, str]]:
+    """What is done to each client's own update, where none is formed, kept or bounded."""
+    weights, clipped = c.aggregation.weights, c.privacy.clip_norm is not None
+    return [
         (
-            c.privacy.clip_norm is not None and _mediators(c),
+            clipped and _mediators(c),
             'privacy.clip_norm needs each client\'s own update, which topology.kind = "mediators" never forms',
         ),
         (
@@ -140,7 +178,7 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
             'transport.kind compresses each client\'s own update, which topology.kind = "mediators" never forms',
         ),
         (
-            loc.on_divergence == "drop" and _mediators(c),
+            c.local.on_divergence == "drop" and _mediators(c),
             'local.on_divergence = "drop" leaves out one client\'s update, which topology.kind = "mediators" never '
             'forms: set it to "stop"',
         ),
@@ -149,47 +187,47 @@ def _contradictions(c: ConfigTables) -> list[tuple[bool, str]]:
             'logging.diagnostics needs each client\'s own update, which topology.kind = "mediators" never forms',
         ),
         (
-            c.privacy.clip_norm is not None and agg.weights != "uniform",
+            clipped and weights != "uniform",
             "privacy.clip_norm bounds what one client sends, but aggregation.weights = "
-            f'"{agg.weights}" multiplies it by what depends on the clients\' data: set aggregation.weights = "uniform"',
+            f'"{weights}" multiplies it by what depends on the clients\' data: set aggregation.weights = "uniform"',
+        ),
+    ]
+
+
+def _numbers_of_clients(c: ConfigTables) -> list[tuple[bool, str]]:
+    """Numbers about clients that samplers and the clock go by, where nobody knows them in time."""
+    s, rows = c.samples, chosen(c, "row rule")
+    rule, sampler = f'samples.rule = "{rows.name}"', f'participation.clients = "{_sampler(c)}"'
+    return [
+        (
+            c.system.clock and rows.foreign,
+            f"system.clock counts the rows of every participant before it trains, which {rule} does not tell: "
+            "switch it off, or choose a built-in rule",
         ),
         (
-            c.system.clock and chosen(c, "row rule").foreign,
-            f'system.clock counts the rows of every participant before it trains, which samples.rule = "{rows}" does '
-            "not tell: switch it off, or choose a built-in rule",
-        ),
-        (
-            "seconds" in _numbers(c) and not _clocked(c),
-            f'participation.clients = "{_sampler(c)}" draws by the seconds of clients, which nobody counts: set '
-            "system.clock = true",
+            "seconds" in _numbers(c) and not c.system.clock,
+            f"{sampler} draws by the seconds of clients, which nobody counts: set system.clock = true",
         ),
         (
             "seconds" in _measures(c) and (s.rule == "exact" or s.asked == "participants"),
-            f'participation.clients = "{_sampler(c)}" measures the seconds of its candidates before it draws, but with '
-            f'samples.rule = "{rows}" a client\'s rows, and with them its seconds, depend on who is drawn: set '
+            f"{sampler} measures the seconds of its candidates before it draws, but with "
+            f"{rule} a client's rows, and with them its seconds, depend on who is drawn: set "
             'samples.rule = "all", or draw by past seconds, needs = ("seconds",)',
         ),
         (
             "update_norm" in _measures(c) and s.rule != "all",
-            f'participation.clients = "{_sampler(c)}" measures the updates of its candidates before it draws, but '
-            f'samples.rule = "{rows}" chooses a client\'s rows only once the participants are known: set '
+            f"{sampler} measures the updates of its candidates before it draws, but "
+            f"{rule} chooses a client's rows only once the participants are known: set "
             'samples.rule = "all", or draw by past updates, needs = ("update_norm",)',
         ),
         (
             "update_norm" in _numbers(c) and _mediators(c),
-            f'participation.clients = "{_sampler(c)}" draws by the norms of the clients\' own updates, which '
-            'topology.kind = "mediators" never forms',
+            f'{sampler} draws by the norms of the clients\' own updates, which topology.kind = "mediators" never forms',
         ),
         (
-            "update_norm" in _needs(c) and loc.engine == "merged",
-            f'participation.clients = "{_sampler(c)}" draws by the norms of the clients\' own updates, which '
-            'local.engine = "merged" never forms',
+            "update_norm" in _needs(c) and c.local.engine == "merged",
+            f'{sampler} draws by the norms of the clients\' own updates, which local.engine = "merged" never forms',
         ),
-        *_not_summed(c),
-        *_unprotected(c),
-        *task_refusals(c),
-        *algorithm_refusals(c),
-        *_refused_by_parts(c),
     ]
 
 
@@ -264,55 +302,3 @@ def _last_rate(c: ConfigTables) -> float:
 
 def _sampler(c: ConfigTables) -> str:
     return chosen(c, "client sampler").name
-
-
-_DRAWN_BY = {
-    "all": "",
-    "uniform": "",
-    "weighted": "their private sizes n_k",
-    "importance": "the norms of their gradients",
-    "stratified": "strata of their gradients or labels",
-}
-
-
-def _unprotected(c: ConfigTables) -> list[tuple[bool, str]]:
-    """Choices under which one client's data changes more than its own update, so that no ε would hold."""
-    p, s = c.participation, c.samples
-    noised = c.privacy.clip_norm is not None and c.privacy.noise_multiplier > 0
-    rows = chosen(c, "row rule")
-    drawn_by = _DRAWN_BY.get(p.clients, "what it sees of their data")
-    return [
-        (
-            noised and bool(drawn_by),
-            f'participation.clients = "{_sampler(c)}" draws clients by {drawn_by}: one client changes who else takes '
-            'part, for which no ε holds. With privacy.noise_multiplier set it to "uniform" or "all"',
-        ),
-        (
-            noised and (s.rule == "exact" or (s.rule == "bernoulli" and s.size_estimate == "exact")),
-            f'samples.rule = "{s.rule}" makes the rows that one client uses depend on the exact sizes of the others, '
-            'for which no ε holds. With privacy.noise_multiplier set samples.rule = "all" or "ratio", or "bernoulli" '
-            "with a private samples.size_estimate",
-        ),
-        (
-            noised and rows.foreign and bool(rows.marks.get("pooled")),
-            f'samples.rule = "{rows.name}" sees the sizes of the whole cohort, so that one client can change the rows '
-            'of others, for which no ε holds. With privacy.noise_multiplier set samples.rule = "all" or "ratio"',
-        ),
-        (
-            noised and rows.foreign and s.wanted is not None,
-            f'samples.wanted tells samples.rule = "{rows.name}" how many rows are expected of a client, its share of '
-            "the exact size of the whole cohort, so that one client can change the rows of others, for which no ε "
-            'holds. With privacy.noise_multiplier leave it out, or set samples.rule = "bernoulli" with a private '
-            "samples.size_estimate",
-        ),
-        (
-            noised and s.rule == "bernoulli" and not s.clip,
-            "samples.clip = false lets one large client change the share of rows that all others use, for which no ε "
-            "holds. With privacy.noise_multiplier leave it true",
-        ),
-        (
-            noised and c.rebalance.enabled,
-            "rebalance.enabled copies samples by the class counts of all clients together, so that one client changes "
-            "the others' data, for which no ε holds: switch it off or set privacy.noise_multiplier = 0",
-        ),
-    ]
