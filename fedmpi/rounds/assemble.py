@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import numpy as np
+import torch
 
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.on_server import on_server
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Ints
 from fedmpi.config import Config
-from fedmpi.config.base import written
-from fedmpi.config.choices import chosen, data_options, options
-from fedmpi.data.copies.client_samples import SampleSource, client_samples, rebalancing_facts
-from fedmpi.data.opening import open_store
-from fedmpi.data.schema import check_targets
-from fedmpi.data.watch import DataWatch
+from fedmpi.config.choices import chosen, options
+from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.local.comparisons import LocalLosses, Reference
-from fedmpi.local.engines import choose_engine
-from fedmpi.local.hooks import make_hooks
+from fedmpi.local.engines import LocalEngine, choose_engine
+from fedmpi.local.hooks import Hooks, make_hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.models.flat import FlatModel
 from fedmpi.privacy.updates import check_buffers
@@ -34,7 +27,8 @@ from fedmpi.rounds.decisions import Decisions
 from fedmpi.rounds.evaluated import EvaluatedParts
 from fedmpi.rounds.local_state import LocalState
 from fedmpi.rounds.memory import build_model, refuse_large_run
-from fedmpi.rounds.run_facts import agree, data_digest
+from fedmpi.rounds.run_data import DataFacts, RunData
+from fedmpi.rounds.run_facts import agree
 from fedmpi.rounds.server_step import ServerStep
 from fedmpi.rounds.sum import SingleUpdates, one_by_one
 from fedmpi.rounds.training import Trainer, evaluation_cost
@@ -42,33 +36,8 @@ from fedmpi.rounds.worker import Worker
 from fedmpi.rounds.workers import Layout, agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
-from fedmpi.updates.attacks import FlippedLabels, attacked_updates, attackers
+from fedmpi.updates.attacks import attacked_updates
 from fedmpi.updates.compression import check_residuals
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a run knows of its data beside the samples.
-
-    Attributes
-    ----------
-    watch : DataWatch
-        Sees when the files of the data are changed.
-    digest : str
-        What checkpoints know the data by.
-    class_counts : callable
-        (clients) -> int64 (m, C), what clients hold of each class, copies included.
-    augmentation : dict
-        What rebalancing did to the clients' data, for the record (rank 0 only); empty when it is off.
-    attackers : int64 (a,)
-        The clients that attack.
-    """
-
-    watch: DataWatch
-    digest: str
-    class_counts: Callable[[Ints], Ints]
-    augmentation: dict[str, Any] = field(default_factory=dict)
-    attackers: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -144,91 +113,104 @@ class Experiment:
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
         store = agree(cluster, config)
-        watch = DataWatch(store)
-        device = prepare_device(config, cluster)
-        streams = Streams(config.seed)
-        if config.data.verify:
-            on_server(cluster, lambda: open_store(config.data.shards, data_options(config), verify=True))
-        samples = client_samples(config, store, streams, device)
-        data = samples.data
-        evaluated = EvaluatedParts(config, store, data)
-        check_targets(config.task.kind, store.description, str(written(config.data.shards)))
-        loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
-        model = FlatModel(build_model(config, data.description, device, cluster), device, loss)
-        check_buffers(config, model)
+        device, streams = prepare_device(config, cluster), Streams(config.seed)
+        data = RunData.of(config, cluster, streams, store, device)
+        model = _built_model(config, cluster, data, device)
         settle_threads(config, cluster, model.size, data.sizes)
-        shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
-        layout = lay_out(cluster, data.sizes, store.shard_starts, with_server, shared)
-        attacking = attackers(config, streams, len(data.sizes))
-        trained_on = FlippedLabels(data, attacking) if config.attack.kind == "label-flip" else data
-        observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, attacking))
-        if observer is not None and config.logging.diagnostics:
-            observer.losses = LocalLosses(config, trained_on, device, loss)
+        layout = _layout(config, cluster, data, device)
+        losses = partial(LocalLosses, config, data.trained_on, device, model.loss)
+        observer = _observer(config, streams, data, losses)
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
-        if config.transport.error_feedback:
-            check_residuals(store.clients, model.size)
-        agree_on_values(cluster, model)
-        agree_on_traits(cluster, model, data.description)
+        _check_model(config, cluster, data, model)
         hooks = make_hooks(config, model, store.clients)
-        refuse_large_run(
-            config,
-            cluster,
-            model,
-            data.description,
-            data.sizes,
-            evaluated.most_samples,
-            layout.workers,
-            hooks,
-            cluster.memory_for_rank(),
-        )
-        engine = choose_engine(config, model, trained_on, streams, cluster.rank, observer, hooks)
-        row_rule = RowRule(
-            chosen(config, "row rule"), options(config, "row rule"), streams, config.samples.wanted, data.labels
-        )
-        worker = Worker(
-            config,
-            layout,
-            engine,
-            data.sizes,
-            row_rule,
-            samples.weight_sizes,
-            evaluation_cost(config, store) if layout.server_trains else 0.0,
-            0.0 if hooks is None else hooks.proximal_mu,
-        )
-        local_state = LocalState(cluster, layout, len(data.sizes), hooks, observer)
+        _refuse_large(config, cluster, data, model, layout, hooks)
+        engine = choose_engine(config, model, data.trained_on, streams, cluster.rank, observer, hooks)
+        worker = _worker(config, streams, data, layout, engine, hooks)
+        local_state = LocalState(cluster, layout, store.clients, hooks, observer)
         trainer = Trainer(config, cluster, engine, worker, store, observer, local_state)
-        decisions = Decisions.of(
-            config, cluster, streams, layout, store, samples, trained_on, model, observer, trainer.trial_norms
-        )
-        optimizer = ServerOptimizer(
-            chosen(config, "server optimizer"), options(config, "server optimizer"), model.trainable
-        )
+        decisions = Decisions.of(config, cluster, streams, layout, data, model, observer, trainer.trial_norms)
+        server = _server_step(config, streams, data, model, decisions, hooks)
+        samples = data.samples
         return cls(
             config=config,
             cluster=cluster,
             layout=layout,
-            data=data,
-            data_facts=DataFacts(
-                watch,
-                data_digest(store.manifest),
-                samples.class_counts,
-                rebalancing_facts(config, store, samples.rebalancing) if cluster.is_server else {},
-                attacking,
-            ),
+            data=samples.data,
+            data_facts=data.facts(config, cluster.is_server),
             model=model,
             decisions=decisions,
             trainer=trainer,
             local_state=local_state,
-            server=ServerStep(config, streams, len(data.sizes), decisions.weighing, optimizer, hooks),
+            server=server,
             evaluation=ModelEvaluation(
-                evaluated,
-                clients_view(config, cluster, streams, data, samples.rebalancing, layout, trainer),
+                data.evaluated,
+                clients_view(config, cluster, streams, samples.data, samples.rebalancing, layout, trainer),
                 reference,
             ),
-            single_updates=one_by_one(config, cluster, model, partial(LocalLosses, config, trained_on, device, loss)),
+            single_updates=one_by_one(config, cluster, model, losses),
         )
 
     def close(self) -> None:
         """Free what belongs to MPI, and the file of clients' state."""
         self.local_state.close()
         self.cluster.close()
+
+
+def _built_model(config: Config, cluster: Cluster, data: RunData, device: torch.device) -> FlatModel:
+    """The network as one vector, with the loss of the task; collective."""
+    loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
+    model = FlatModel(build_model(config, data.description, device, cluster), device, loss)
+    check_buffers(config, model)
+    return model
+
+
+def _layout(config: Config, cluster: Cluster, data: RunData, device: torch.device) -> Layout:
+    """Who trains whom; collective."""
+    shared, with_server = agree_on_work(config, cluster, data.sizes, data.description, device)
+    return lay_out(cluster, data.sizes, data.store.shard_starts, with_server, shared)
+
+
+def _observer(
+    config: Config, streams: Streams, data: RunData, losses: Callable[[], LocalLosses]
+) -> UpdateObserver | None:
+    """What sees every client's update, where somebody needs it; where diagnostics do, with the clients' losses."""
+    observer = UpdateObserver.wanted_by(config, streams, attacked_updates(config, streams, data.attackers))
+    if observer is not None and config.logging.diagnostics:
+        observer.losses = losses()
+    return observer
+
+
+def _check_model(config: Config, cluster: Cluster, data: RunData, model: FlatModel) -> None:
+    """Refuse residuals that are too large, and a model that is not the same, or does not do the same, on all ranks."""
+    if config.transport.error_feedback:
+        check_residuals(data.store.clients, model.size)
+    agree_on_values(cluster, model)
+    agree_on_traits(cluster, model, data.description)
+
+
+def _refuse_large(
+    config: Config, cluster: Cluster, data: RunData, model: FlatModel, layout: Layout, hooks: Hooks | None
+) -> None:
+    """Refuse what this rank has no memory for."""
+    largest, room = data.evaluated.most_samples, cluster.memory_for_rank()
+    refuse_large_run(config, cluster, model, data.description, data.sizes, largest, layout.workers, hooks, room)
+
+
+def _worker(
+    config: Config, streams: Streams, data: RunData, layout: Layout, engine: LocalEngine, hooks: Hooks | None
+) -> Worker:
+    """From the plan to this rank's tasks."""
+    part, given, labels = chosen(config, "row rule"), options(config, "row rule"), data.samples.data.labels
+    row_rule = RowRule(part, given, streams, config.samples.wanted, labels)
+    evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
+    proximal_mu = 0.0 if hooks is None else hooks.proximal_mu
+    return Worker(config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu)
+
+
+def _server_step(
+    config: Config, streams: Streams, data: RunData, model: FlatModel, decisions: Decisions, hooks: Hooks | None
+) -> ServerStep:
+    """From the round's sums to the next model."""
+    part, given = chosen(config, "server optimizer"), options(config, "server optimizer")
+    optimizer = ServerOptimizer(part, given, model.trainable)
+    return ServerStep(config, streams, data.store.clients, decisions.weighing, optimizer, hooks)

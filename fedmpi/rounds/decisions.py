@@ -18,16 +18,14 @@ from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
-from fedmpi.data.copies.client_samples import ClientSamples
-from fedmpi.data.shards import ShardStore
 from fedmpi.local.client_numbers import ClientMeasures
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.local.probes import make_probe
-from fedmpi.local.work import DataSource
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.balance import BalanceLearner
 from fedmpi.rounds.inquiry import Inquiry, Trial
+from fedmpi.rounds.run_data import RunData
 from fedmpi.rounds.server import Planner
 from fedmpi.rounds.sum import RoundTotals
 from fedmpi.rounds.workers import Layout
@@ -65,9 +63,7 @@ class Decisions:
         cluster: Cluster,
         streams: Streams,
         layout: Layout,
-        store: ShardStore,
-        samples: ClientSamples,
-        trained_on: DataSource,
+        data: RunData,
         model: FlatModel,
         observer: UpdateObserver | None,
         trial: Trial,
@@ -76,12 +72,8 @@ class Decisions:
 
         Parameters
         ----------
-        config, cluster, streams, layout, store
-            The run's.
-        samples : ClientSamples
-            Sizes and class counts of the clients.
-        trained_on : DataSource
-            What clients are measured on: their samples, labels of attackers flipped.
+        config, cluster, streams, layout, data
+            The run's. Clients are measured on what they train on.
         model : FlatModel
         observer : UpdateObserver or None
             Keeps the norms of this rank's updates.
@@ -93,20 +85,20 @@ class Decisions:
         UserError
             When the sampler, the strata or the mediators do not fit the clients.
         """
-        sizes = samples.data.sizes
-        cohorts = CohortDraw(config, sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
+        samples, trained_on = data.samples, data.trained_on
+        cohorts = CohortDraw(config, data.sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
         wanted = Inquiry.measures(cohorts.sampler)
         device = model.initial.device
         measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, model.loss) if wanted else None
         probe = make_probe(config, model, trained_on, streams, cluster.rank)
-        groups = mediator_groups(config, cluster, store, samples.rebalancing, streams)
+        groups = mediator_groups(config, cluster, data.store, samples.rebalancing, streams)
         learning = layout.shared and config.topology.balance == "measured"
         return cls(
             cluster=cluster,
             layout=layout,
-            planner=Planner(config, sizes, streams, cohorts, groups, samples.weight_sizes),
+            planner=Planner(config, data.sizes, streams, cohorts, groups, samples.weight_sizes),
             stratifier=Stratifier(
-                config, cluster, layout.owned, store.clients, model.trainable, samples.class_counts, probe, streams
+                config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
             ),
             inquiry=Inquiry(cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer, trial),
             balance=BalanceLearner(layout.workers if learning else 0),
