@@ -27,10 +27,11 @@ from fedmpi.data.schema import PREPARING, read_manifest
 from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
 from fedmpi.results.gather import find_runs, read_runs
-from fedmpi.sweeps import runner
+from fedmpi.sweeps import queue, runner
 from fedmpi.sweeps.plan import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
-from fedmpi.sweeps.runner import Started, check, command, exit_code, look_over, run_sweep
+from fedmpi.sweeps.queue import Started, command
+from fedmpi.sweeps.runner import check, exit_code, look_over, run_sweep
 from fedmpi.sweeps.standing import announce, look
 from tests.end_to_end.runs import curve, records
 from tests.mpi.launch import end_job, run_alone, start_job
@@ -385,7 +386,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
     planned = plan_sweep({**COMMON, "sweep": {"seed": [0, 1, 2]}}, tmp_path)
     started = []
 
-    def taken(waiting: Any, settle: Any, first: Any = runner._next) -> Any:
+    def taken(waiting: Any, settle: Any, first: Any = queue._next) -> Any:
         run = first(waiting, settle)
         if run is not None and run.config.seed < 2:
             shutil.rmtree(run.folder)
@@ -398,7 +399,7 @@ def test_a_run_that_cannot_be_started_stops_no_other_and_a_removed_folder_is_mad
         assert (planned.runs[2 * (len(started) - 1)].folder / "sweep.toml").exists()
         raise BlockingIOError(11, "no more processes")
 
-    monkeypatch.setattr(runner, "_next", taken)
+    monkeypatch.setattr(queue, "_next", taken)
     monkeypatch.setattr("subprocess.Popen", start)
     outcomes = run_sweep(planned, planned.runs)
     assert [one.ending for one in outcomes] == ["failed"] * 3 and len(started) == 2
@@ -606,7 +607,7 @@ def test_runs_at_work_at_once_share_the_cores_and_one_that_a_warning_ends_is_no_
         return popen(["sh", "-c", f"kill -{'TERM' if len(seen) == 1 else 'USR1'} $$"])
 
     monkeypatch.delenv(MOST_THREADS, raising=False)
-    monkeypatch.setattr(runner, "cores_allowed", lambda: 7)
+    monkeypatch.setattr(queue, "cores_allowed", lambda: 7)
     monkeypatch.setattr("subprocess.Popen", start)
     assert [one.ending for one in run_sweep(planned, planned.runs, jobs=2)] == ["stopped"] * 2
     assert [one.ending for one in run_sweep(planned, planned.runs)] == ["stopped"] * 2
