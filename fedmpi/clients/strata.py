@@ -109,21 +109,51 @@ def stratified(
         every_stratum,
     )
     generator = streams.generator(Purpose.STRATUM_DRAW, round)
+    norms = strata.norms if draw == "importance" else None
     clients, inclusion = [np.empty(0, np.int64)], [np.empty(0)]
-    for present, draws, expected in zip(members, split.draws, split.expected, strict=True):
-        if draws == 0:
-            continue
-        asked = _asked(int(draws), over_selection, len(present))
-        norms = strata.norms[present] if draw == "importance" and strata.norms is not None else None
-        if norms is None:
-            chosen = draw_uniformly(len(present), asked, generator)
-            clients.append(present[chosen])
-            inclusion.append(np.full(asked, expected / len(present)))
-        else:
-            chosen = draw_by_norm(norms, asked, generator, design)
-            clients.append(present[chosen])
-            inclusion.append(_expected_inclusion(norms, float(expected), over_selection, design)[chosen])
+    for present, draws, expected in zip(members, split.draws.tolist(), split.expected.tolist(), strict=True):
+        if draws:
+            own = None if norms is None else norms[present]
+            places, chances = _draw_within(len(present), own, draws, expected, over_selection, design, generator)
+            clients.append(present[places])
+            inclusion.append(chances)
     return _cohort(np.concatenate(clients), np.concatenate(inclusion), strata, split)
+
+
+def _draw_within(
+    present: int,
+    norms: Floats | None,
+    draws: int,
+    expected: float,
+    over_selection: float,
+    design: Design,
+    generator: np.random.Generator,
+) -> tuple[Ints, Floats]:
+    """The draw inside one stratum, of its clients that are there.
+
+    Parameters
+    ----------
+    present : int
+        How many there are.
+    norms : float64 (present,) or None
+        What they are drawn by; None for a uniform draw.
+    draws : int
+        m_h, those that will be taken.
+    expected : float
+        E[m_h] over the allocation.
+    over_selection, design, generator
+        See `stratified`.
+
+    Returns
+    -------
+    int64 (asked,), float64 (asked,)
+        The places of those asked, and their inclusion probabilities.
+    """
+    asked = _asked(draws, over_selection, present)
+    if norms is None:
+        return draw_uniformly(present, asked, generator), np.full(asked, expected / present)
+    places = draw_by_norm(norms, asked, generator, design)
+    return places, _expected_inclusion(norms, expected, over_selection, design)[places]
 
 
 def _cohort(clients: Ints, inclusion: Floats, strata: Strata, split: Allocation) -> Cohort:
