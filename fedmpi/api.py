@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -201,31 +202,48 @@ def run(
         if progress:
             after.enter_context(shown_warnings())
         with ending_together():
-            if resume and out is None:
-                raise UserError("resume needs out, the folder of the run to continue")
-            if isinstance(out, str | Path):
-                out = named_folder(str(out))
-            if not isinstance(out, Path | None):
-                raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
-            for name, function in (("on_round", on_round), ("stop", stop)):
-                if function is not None and not callable(function):
-                    raise UserError(f"{name} is a function, not {type(function).__name__}")
+            wanted = _Wanted.checked(out, resume, on_round, progress, stop)
             loaded = _configured(config, {} if overrides is None else overrides, data, model)
             recovery = Recovery() if loaded.cluster.on_rank_failure == "shrink" else None
-        attempt = partial(_attempt, loaded, out, resume, on_round, progress, stop)
+        attempt = partial(_attempt, loaded, wanted)
         return attempt(None) if recovery is None else recovery.run(attempt)
 
 
-def _attempt(
-    config: Config,
-    folder: Path | None,
-    resume: bool,
-    on_round: OnRound | None,
-    progress: bool,
-    stop: Callable[[], bool] | None,
-    recovery: Recovery | None,
-) -> Run:
+@dataclass(frozen=True)
+class _Wanted:
+    """What is wanted of a run beside its configuration; see `run`."""
+
+    folder: Path | None
+    resume: bool
+    on_round: OnRound | None
+    progress: bool
+    stop: Callable[[], bool] | None
+
+    @classmethod
+    def checked(
+        cls,
+        out: str | Path | None,
+        resume: bool,
+        on_round: OnRound | None,
+        progress: bool,
+        stop: Callable[[], bool] | None,
+    ) -> _Wanted:
+        """The same, or UserError where a folder is missing or something is of another type."""
+        if resume and out is None:
+            raise UserError("resume needs out, the folder of the run to continue")
+        if isinstance(out, str | Path):
+            out = named_folder(str(out))
+        if not isinstance(out, Path | None):
+            raise UserError(f"out is the folder of the run, a text or a Path, not {type(out).__name__}")
+        for name, function in (("on_round", on_round), ("stop", stop)):
+            if function is not None and not callable(function):
+                raise UserError(f"{name} is a function, not {type(function).__name__}")
+        return cls(out, resume, on_round, progress, stop)
+
+
+def _attempt(config: Config, wanted: _Wanted, recovery: Recovery | None) -> Run:
     """The run on the ranks that live: its end, or RankLost where another of them dies."""
+    folder = wanted.folder
     with ExitStack() as after, ending_together(), recovery.surviving() if recovery is not None else nullcontext():
         cluster = Cluster.connect(reduction=config.cluster.reduction)
         after.callback(cluster.close)
@@ -236,7 +254,7 @@ def _attempt(
         on_server(cluster, lambda: refuse_held(folder) if folder is not None else None)
         experiment = Experiment.connect(config, cluster)
         after.callback(experiment.close)
-        return _run(experiment, folder, resume, on_round, progress, stop, recovery)
+        return _run(experiment, wanted, recovery)
 
 
 @contextmanager
@@ -262,24 +280,21 @@ def _configured(
 
 
 @_exits_refused()
-def _run(
-    experiment: Experiment,
-    folder: Path | None,
-    resume: bool,
-    on_round: OnRound | None,
-    progress: bool,
-    stop: Callable[[], bool] | None,
-    recovery: Recovery | None,
-) -> Run:
+def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> Run:
     config, cluster, simulation = experiment.config, experiment.cluster, None
-    recorder = _open_recorder(experiment, folder, resume, recovery)
+    recorder = _open_recorder(experiment, wanted, recovery)
     try:
         with _exits_refused():  # here, so that the log tells what it makes of them
             announce(experiment)
-            if progress and cluster.is_server and not (recovery is not None and recovery.losses):
-                print("\n".join(map(paragraph, opening_lines(experiment, folder))), flush=True)
+            if wanted.progress and cluster.is_server and not (recovery is not None and recovery.losses):
+                print("\n".join(map(paragraph, opening_lines(experiment, wanted.folder))), flush=True)
             simulation = Simulation(
-                experiment, recorder, on_round=on_round, stop=stop, progress=progress, recovery=recovery
+                experiment,
+                recorder,
+                on_round=wanted.on_round,
+                stop=wanted.stop,
+                progress=wanted.progress,
+                recovery=recovery,
             )
             ending = simulation.run()
     except Exception as error:
@@ -291,7 +306,7 @@ def _run(
             simulation.close()
         if recorder is not None:
             recorder.close()
-    summary, where = _from_server(cluster, [simulation.summary, str(folder or "")])
+    summary, where = _from_server(cluster, [simulation.summary, str(wanted.folder or "")])
     history, module = simulation.history, experiment.model.released()
     records, rounds, seen = history.records, history.rounds, history.clients
 
@@ -309,15 +324,13 @@ def _run(
     )
 
 
-def _open_recorder(
-    experiment: Experiment, folder: Path | None, resume: bool, recovery: Recovery | None
-) -> Recorder | None:
+def _open_recorder(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> Recorder | None:
     """The recorder on rank 0; a run that has had the folder before goes on with what it has left there."""
     cluster, config, module = experiment.cluster, experiment.config, experiment.model.module
     if recovery is None:
-        return open_recorder(cluster, folder, config, resume, module)
+        return open_recorder(cluster, wanted.folder, config, wanted.resume, module)
     begun, recovery.begun = recovery.begun, recovery.begun or cluster.is_server
-    recorder = open_recorder(cluster, folder, config, resume or begun, module)
+    recorder = open_recorder(cluster, wanted.folder, config, wanted.resume or begun, module)
     recovery.begun = True
     return recorder
 
