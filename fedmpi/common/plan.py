@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 
-Array = TypeVar("Array", bound=NDArray[Any])
+Array = TypeVar("Array", bound=AnyArray)
 
 
 def read_only(array: Array) -> Array:
@@ -65,7 +64,7 @@ class Plan:
     balance: Floats = field(default_factory=lambda: np.empty(0))
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def arrays(self) -> list[np.ndarray]:
+    def arrays(self) -> list[AnyArray]:
         """The plan as arrays to broadcast; neighbouring clients and equal coefficients are sent as one value."""
         clients, coefficients, participants = self.clients, self.coefficients, len(self.clients)
         if participants and clients[-1] - clients[0] == participants - 1:
@@ -77,7 +76,7 @@ class Plan:
         return [whole, real, clients, coefficients, self.mediators, self.coming, self.balance]
 
     @classmethod
-    def from_arrays(cls, arrays: list[np.ndarray]) -> Plan:
+    def from_arrays(cls, arrays: list[AnyArray]) -> Plan:
         """The plan as another rank receives it."""
         whole, real, clients, coefficients, mediators, coming, balance = arrays
         participants = int(whole[3])

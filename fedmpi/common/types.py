@@ -10,3 +10,6 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 AnyArray = NDArray[Any]
+"""Of any dtype: samples as they are stored, what a user's own parts return, what MPI carries."""
+Bytes = NDArray[np.uint8]
+"""The memory of an array or a text, as MPI and shared memory hold it; not numbers of one byte, such as pixels."""
