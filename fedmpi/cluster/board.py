@@ -17,6 +17,7 @@ import numpy as np
 from fedmpi.cluster.living import why_fatal
 from fedmpi.cluster.semaphore import BYTES, Semaphore, semaphores_work
 from fedmpi.cluster.waiting import wait_until
+from fedmpi.common.types import Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +49,7 @@ class Board:
         self._window = MPI.Win.Allocate_shared(mine, 1, comm=node)
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memory, _ = self._window.Shared_query(0)
-        lines: np.ndarray = np.ndarray((node.size, LINE), np.uint8, cast(bytes, memory))
+        lines: Bytes = np.ndarray((node.size, LINE), np.uint8, cast(bytes, memory))
         numbers = lines.view(np.int64)
         self._come, self._wanted, self._place = numbers[:, COME], numbers[:, WANTED], 0
         lines[node.rank] = 0

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.common.types import AnyArray, Bytes, Ints
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,7 +22,7 @@ DIMENSIONS = 8
 HEADER = 2 + DIMENSIONS
 
 
-def describe(array: np.ndarray) -> np.ndarray:
+def describe(array: AnyArray) -> Ints:
     """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape.
 
     Raises
@@ -36,23 +39,23 @@ def describe(array: np.ndarray) -> np.ndarray:
     return header
 
 
-def dtype_and_shape(header: np.ndarray) -> tuple[np.dtype, tuple[int, ...]]:
+def dtype_and_shape(header: Ints) -> tuple[np.dtype, tuple[int, ...]]:
     """What `describe` wrote."""
     return DTYPES[header[0]], tuple(int(length) for length in header[2 : 2 + header[1]])
 
 
-def size_in_bytes(header: np.ndarray) -> int:
+def size_in_bytes(header: Ints) -> int:
     """Bytes of the array that the header describes."""
     dtype, shape = dtype_and_shape(header)
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def as_bytes(array: np.ndarray) -> np.ndarray:
+def as_bytes(array: AnyArray) -> Bytes:
     """The array's values as uint8, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[np.ndarray] | None) -> list[np.ndarray]:
+def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
     """Rank 0's arrays on every rank; the others pass None. All ranks have arrived when this is called."""
     number = np.array([0 if arrays is None else len(arrays)], np.int64)
     comm.Bcast(number, root=0)
@@ -76,7 +79,7 @@ def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[np.ndarray] | None) -
     return [restore(piece, header) for piece, header in zip(pieces, headers, strict=True)]
 
 
-def restore(payload: np.ndarray, header: np.ndarray) -> np.ndarray:
+def restore(payload: Bytes, header: Ints) -> AnyArray:
     """An array of its own out of its bytes."""
     dtype, shape = dtype_and_shape(header)
     array = np.empty(shape, dtype)
@@ -84,7 +87,7 @@ def restore(payload: np.ndarray, header: np.ndarray) -> np.ndarray:
     return array
 
 
-def gather_arrays(comm: MPI.Intracomm, array: np.ndarray) -> list[np.ndarray] | None:
+def gather_arrays(comm: MPI.Intracomm, array: AnyArray) -> list[AnyArray] | None:
     """Every rank's array on rank 0, in rank order; None elsewhere. All ranks have arrived when this is called."""
     headers = np.empty((comm.size, HEADER), np.int64)
     comm.Allgather(describe(array), headers)
@@ -106,7 +109,7 @@ def gather_arrays(comm: MPI.Intracomm, array: np.ndarray) -> list[np.ndarray] | 
 
 
 def exchange_parts(
-    comm: MPI.Intracomm, outgoing: np.ndarray, sent: np.ndarray, incoming: np.ndarray, received: np.ndarray
+    comm: MPI.Intracomm, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
 ) -> None:
     """Neighbouring parts of `outgoing`, one a rank, into neighbouring parts of `incoming` (Alltoallv).
 
@@ -122,7 +125,7 @@ def exchange_parts(
 
     kind = MPI.DOUBLE if outgoing.dtype == np.float64 else MPI.FLOAT
 
-    def spec(values: np.ndarray, counts: np.ndarray) -> list[object]:
+    def spec(values: NDArray[np.floating], counts: Ints) -> list[object]:
         return [values, (counts, np.cumsum(counts) - counts), kind]
 
     comm.Alltoallv(spec(outgoing, sent), spec(incoming, received))

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.cluster.living import opened
 from fedmpi.cluster.resources import core_mask, cores_allowed
@@ -38,7 +39,7 @@ class Communicators:
     node: MPI.Intracomm
     leaders: MPI.Intracomm | None
     nodes: int
-    core_masks: np.ndarray
+    core_masks: NDArray[np.bool_]
     largest_node: int
     fewest_cores: int
 

@@ -23,7 +23,7 @@ from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.living import opened, stopped, until_stopped
 from fedmpi.cluster.pending_sends import LONGEST_SLEEP_IN_MESSAGE, SLEEP_BESIDE_WORK, calls_from_threads
 from fedmpi.cluster.waiting import wait_until
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import Bytes, Floats, Ints
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,9 +55,9 @@ class DealtRows:
         self._moved = moved
         self._borders: Ints = np.zeros(2, np.int64)
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
-        self._slabs: list[NDArray[np.uint8]] = []
+        self._slabs: list[Bytes] = []
         self._slab_rows, self._rows = 1, 0
-        self._sending: list[tuple[MPI.Request, NDArray[np.uint8]]] = []
+        self._sending: list[tuple[MPI.Request, Bytes]] = []
         self._under_way = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -85,7 +85,7 @@ class DealtRows:
             self._thread = threading.Thread(target=self._receive_along, name="fedmpi-rows", daemon=True)
             self._thread.start()
 
-    def add(self, label: int, factor: float, values: np.ndarray) -> None:
+    def add(self, label: int, factor: float, values: NDArray[np.floating]) -> None:
         """Deal out a row; returns once it may be overwritten.
 
         Parameters
@@ -133,7 +133,7 @@ class DealtRows:
         found = [row[: HEAD.itemsize].view(HEAD)[0] for row in self._kept()]
         return np.array([head["label"] for head in found], np.int64), np.array([head["factor"] for head in found])
 
-    def rows(self) -> list[np.ndarray]:
+    def rows(self) -> list[NDArray[np.floating]]:
         """This rank's columns of all rows, in the order of `heads`: m arrays (own columns,), not to be written to."""
         return [row[HEAD.itemsize :].view(self._dtype) for row in self._kept()]
 
@@ -146,7 +146,7 @@ class DealtRows:
             self._comm = None
         self._slabs = []
 
-    def _kept(self) -> Iterator[NDArray[np.uint8]]:
+    def _kept(self) -> Iterator[Bytes]:
         for place in range(self._rows):
             yield self._slabs[place // self._slab_rows][place % self._slab_rows]
 
@@ -154,15 +154,15 @@ class DealtRows:
         """Bytes of a row's part for a rank, its head included."""
         return HEAD.itemsize + int(self._borders[rank + 1] - self._borders[rank]) * self._dtype.itemsize
 
-    def _new_row(self) -> NDArray[np.uint8]:
+    def _new_row(self) -> Bytes:
         slab, row = divmod(self._rows, self._slab_rows)
         if slab == len(self._slabs):
             self._slabs.append(np.empty((self._slab_rows, self._length(self._rank)), np.uint8))
         self._rows += 1
-        new: NDArray[np.uint8] = self._slabs[slab][row]
+        new: Bytes = self._slabs[slab][row]
         return new
 
-    def _fill(self, row: NDArray[np.uint8], head: NDArray[np.uint8], part: np.ndarray) -> None:
+    def _fill(self, row: Bytes, head: Bytes, part: NDArray[np.floating]) -> None:
         row[: HEAD.itemsize] = head
         row[HEAD.itemsize :].view(self._dtype)[:] = part
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedmpi.cluster.living import is_loss, opened, stopped
 from fedmpi.cluster.waiting import wait_until
+from fedmpi.common.types import Ints
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,11 +41,11 @@ class Heartbeat:
         self._comm = opened(world.Dup())
         self._values = values
         self._asked = False
-        self._sending: list[tuple[MPI.Request, np.ndarray]] = []
+        self._sending: list[tuple[MPI.Request, Ints]] = []
         self._left = 0
         self.ended = False
 
-    def beat(self, own: np.ndarray) -> dict[int, np.ndarray]:
+    def beat(self, own: Ints) -> dict[int, Ints]:
         """Tell this rank's state; those of other ranks that have come in: on rank 0 all, elsewhere that of rank 0.
 
         Once a rank has died, and MPI tells so, `ended` is true and nothing comes in any more.
@@ -59,7 +60,7 @@ class Heartbeat:
                 raise
             return {}
 
-    def _beat(self, own: np.ndarray) -> dict[int, np.ndarray]:
+    def _beat(self, own: Ints) -> dict[int, Ints]:
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
         if self._comm.rank == 0:
             return self._answer(own)
@@ -87,14 +88,14 @@ class Heartbeat:
         if together and wait_until(self._all_sent, SECONDS_TO_CLOSE):
             self._comm.Free()
 
-    def _all_left(self, own: np.ndarray) -> bool:
+    def _all_left(self, own: Ints) -> bool:
         self._answer(own)
         return self._left == self._comm.size - 1
 
     def _all_sent(self) -> bool:
         return all(request.Test() for request, _ in self._sending)
 
-    def _answer(self, own: np.ndarray) -> dict[int, np.ndarray]:
+    def _answer(self, own: Ints) -> dict[int, Ints]:
         from mpi4py import MPI
 
         received, status = {}, MPI.Status()
@@ -108,11 +109,11 @@ class Heartbeat:
                 self._send(own, source, STATE)
         return received
 
-    def _receive(self, source: int, tag: int) -> np.ndarray:
+    def _receive(self, source: int, tag: int) -> Ints:
         state = np.empty(self._values, np.int64)
         self._comm.Recv(state, source=source, tag=tag)
         return state
 
-    def _send(self, state: np.ndarray, to: int, tag: int) -> None:
+    def _send(self, state: Ints, to: int, tag: int) -> None:
         kept = state.copy()
         self._sending.append((self._comm.Isend(kept, dest=to, tag=tag), kept))

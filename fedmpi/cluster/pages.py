@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fedmpi.cluster.buffers import HEADER, as_bytes, describe, restore, size_in_bytes
+from fedmpi.common.types import AnyArray, Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,14 +34,14 @@ class Pages:
         self._window = MPI.Win.Allocate_shared(PAGES * PAGE if node.rank == 0 else 0, 1, comm=node)
         self._window.Lock_all(MPI.MODE_NOCHECK)
         memory, _ = self._window.Shared_query(0)
-        self._pages: np.ndarray = np.ndarray((PAGES, PAGE), np.uint8, cast(bytes, memory))
+        self._pages: Bytes = np.ndarray((PAGES, PAGE), np.uint8, cast(bytes, memory))
         if node.rank == 0:
             self._pages[:] = 0  # takes the memory now: where none is left in the middle of a run, writing is deadly
             self._pages.view(np.int64)[:, NUMBER] = NOTHING
         self._window.Sync()
         node.Barrier()
 
-    def write(self, number: int, arrays: Sequence[np.ndarray]) -> None:
+    def write(self, number: int, arrays: Sequence[AnyArray]) -> None:
         """Put these arrays on the page of this number; of too large ones only that they are."""
         page = self._pages[number % PAGES]
         values = page.view(np.int64)
@@ -61,7 +62,7 @@ class Pages:
         self._window.Sync()
         return bool(self._pages[number % PAGES].view(np.int64)[NUMBER] == number)
 
-    def read(self, number: int) -> list[np.ndarray] | None:
+    def read(self, number: int) -> list[AnyArray] | None:
         """Copies of the arrays of this number, which has been written; None where they are too large for a page."""
         if not self.has(number):
             raise RuntimeError(f"page {number} has not been written")

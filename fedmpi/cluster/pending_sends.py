@@ -11,10 +11,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fedmpi.cluster.living import until_stopped
 from fedmpi.cluster.waiting import wait_until
+from fedmpi.common.types import Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,11 +40,11 @@ class PendingSends:
 
     def __init__(self, beside_work: bool):
         self._beside_work = beside_work
-        self._sending: list[tuple[MPI.Request, np.ndarray]] = []
+        self._sending: list[tuple[MPI.Request, Bytes]] = []
         self._pushing = False
         self._lock = threading.Lock()
 
-    def take(self, sends: list[tuple[MPI.Request, np.ndarray]]) -> None:
+    def take(self, sends: list[tuple[MPI.Request, Bytes]]) -> None:
         """See to these requests, and keep their arrays as long as they are read."""
         with self._lock:
             self._sending += sends

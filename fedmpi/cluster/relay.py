@@ -15,6 +15,7 @@ from fedmpi.cluster.buffers import CHUNK, as_bytes
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.pending_sends import LONGEST_SLEEP_IN_MESSAGE, PendingSends
 from fedmpi.cluster.waiting import wait_until
+from fedmpi.common.types import AnyArray, Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,9 +49,9 @@ class RankGroup:
         self._moved = moved
         self._pending = pending
         self._closed = False
-        self._to_myself: dict[int, list[np.ndarray]] = {}
+        self._to_myself: dict[int, list[Bytes]] = {}
 
-    def send(self, array: np.ndarray, to: int | None = None, tag: int = 0) -> None:
+    def send(self, array: AnyArray, to: int | None = None, tag: int = 0) -> None:
         """Start to send a copy of the array and return at once; the caller may overwrite the array.
 
         Parameters
@@ -73,7 +74,7 @@ class RankGroup:
         self._pending.take([(self._comm.Isend(piece, dest=address, tag=tag), piece) for piece in pieces])
         self._moved.relay += len(payload)
 
-    def recv(self, array: np.ndarray, source: int | None = None, tag: int = 0) -> np.ndarray:
+    def recv(self, array: AnyArray, source: int | None = None, tag: int = 0) -> AnyArray:
         """Wait politely for a member's array and write it into the given one.
 
         Parameters
@@ -116,7 +117,7 @@ class RankGroup:
         self._closed = True
 
     @staticmethod
-    def _receive(comm: MPI.Intracomm, buffer: np.ndarray, source: int, tag: int) -> None:
+    def _receive(comm: MPI.Intracomm, buffer: Bytes, source: int, tag: int) -> None:
         from mpi4py import MPI
 
         status = MPI.Status()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 
@@ -23,7 +24,7 @@ MOST_THREADS = "FEDMPI_MOST_THREADS"
 """The variable by which a sweep tells the ranks of runs side by side how many threads there is room for."""
 
 
-def core_mask() -> np.ndarray:
+def core_mask() -> NDArray[np.bool_]:
     """The cores that this process may run on, bool (4096,)."""
     mask = np.zeros(MOST_CORES, bool)
     mask[[core for core in os.sched_getaffinity(0) if core < MOST_CORES]] = True
@@ -37,7 +38,7 @@ def cores_allowed() -> int:
     return int(joblib.cpu_count())
 
 
-def fair_threads(masks: np.ndarray, node_rank: int, allowed: int, environ: Mapping[str, str]) -> int:
+def fair_threads(masks: NDArray[np.bool_], node_rank: int, allowed: int, environ: Mapping[str, str]) -> int:
     """Threads for one of the ranks of a node.
 
     A core that several ranks may use is divided among them, so that ranks bound to cores of their own keep them whole.
@@ -81,7 +82,7 @@ class Load:
         The cores looked at.
     """
 
-    def __init__(self, mask: np.ndarray):
+    def __init__(self, mask: NDArray[np.bool_]):
         self._mask = mask
         self._busy, self._own, self._since = busy_seconds(mask), time.process_time(), time.monotonic()
 
@@ -92,7 +93,7 @@ class Load:
         return passed, busy_seconds(self._mask) - self._busy, time.process_time() - self._own
 
 
-def busy_seconds(mask: np.ndarray) -> float:
+def busy_seconds(mask: NDArray[np.bool_]) -> float:
     """What the cores of the mask have worked since the machine started, in seconds, by /proc/stat; 0 without one."""
     try:
         with open("/proc/stat") as file:

@@ -10,7 +10,7 @@ import os
 import time
 from functools import cache
 
-import numpy as np
+from fedmpi.common.types import Bytes
 
 BYTES = 64
 """That a semaphore takes: a cache line; a `sem_t` is 32 bytes in glibc and musl, and smaller elsewhere."""
@@ -52,7 +52,7 @@ class Semaphore:
         Whether this process makes it, before any other uses it.
     """
 
-    def __init__(self, memory: np.ndarray, made: bool):
+    def __init__(self, memory: Bytes, made: bool):
         library = _library()
         if library is None:
             raise RuntimeError("this system has no semaphores between processes")

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.waiting import meet
+from fedmpi.common.types import AnyArray
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +24,11 @@ class Sum(Protocol):
     """A buffer that is summed over the ranks again and again."""
 
     @property
-    def slot(self) -> np.ndarray | torch.Tensor:
+    def slot(self) -> AnyArray | torch.Tensor:
         """What this rank adds, (count,)."""
 
     @property
-    def result(self) -> np.ndarray | torch.Tensor:
+    def result(self) -> AnyArray | torch.Tensor:
         """The sum over the ranks, (count,)."""
 
     def reduce(self) -> None:
@@ -70,7 +71,7 @@ class AllreduceSum:
         pass
 
 
-def allreduce_in_place(comm: MPI.Intracomm, values: np.ndarray) -> None:
+def allreduce_in_place(comm: MPI.Intracomm, values: AnyArray) -> None:
     """Replace the values by their sums over the ranks, in pieces that 32-bit counts can name."""
     from mpi4py import MPI
 

@@ -23,6 +23,7 @@ from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.sums import allreduce_in_place
 from fedmpi.cluster.waiting import meet
+from fedmpi.common.types import AnyArray
 
 BLOCK = 32 << 10
 CACHE_LINE = 64
@@ -109,9 +110,9 @@ class WindowSum:
         self._window.Unlock_all()
         self._window.Free()
 
-    def _region(self, rank: int, start: int, count: int, dtype: np.dtype) -> np.ndarray:
+    def _region(self, rank: int, start: int, count: int, dtype: np.dtype) -> AnyArray:
         memory, _ = self._window.Shared_query(rank)
-        region: np.ndarray = np.ndarray((count,), dtype, cast(bytes, memory), offset=start)
+        region: AnyArray = np.ndarray((count,), dtype, cast(bytes, memory), offset=start)
         return region
 
     def _synchronise(self) -> None:

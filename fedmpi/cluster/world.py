@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from fedmpi.cluster.board import LINE, board_of
 from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arrays
@@ -34,6 +34,7 @@ from fedmpi.cluster.relay import RankGroup
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
 from fedmpi.cluster.waiting import meet
+from fedmpi.common.types import AnyArray, Ints
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +139,7 @@ class Cluster:
         elif self._comms is not None:
             meet(self._comms.world)
 
-    def broadcast(self, arrays: Sequence[np.ndarray] | None) -> list[np.ndarray]:
+    def broadcast(self, arrays: Sequence[AnyArray] | None) -> list[AnyArray]:
         """Rank 0's arrays on all ranks.
 
         Parameters
@@ -168,7 +169,7 @@ class Cluster:
         self._moved.broadcast += sum(array.nbytes for array in received)
         return list(arrays) if self.is_server and arrays is not None else received
 
-    def announce(self, number: int, arrays: Sequence[np.ndarray]) -> None:
+    def announce(self, number: int, arrays: Sequence[AnyArray]) -> None:
         """Lay rank 0's arrays where the others of its node find them, ahead of the time when they need them.
 
         Called by rank 0 before a `reduce`, with numbers that grow by one from sum to sum; the others ask for the number
@@ -177,7 +178,7 @@ class Cluster:
         if self._announced_pages is not None:
             self._announced_pages.write(number, arrays)
 
-    def announced(self, number: int) -> list[np.ndarray] | None:
+    def announced(self, number: int) -> list[AnyArray] | None:
         """What rank 0 has announced under this number, on all ranks; None, on all of them, where it has not."""
         if self._announced_pages is None or not self._announced_pages.has(number):
             return None
@@ -186,7 +187,7 @@ class Cluster:
             self._moved.broadcast += sum(array.nbytes for array in received)
         return received
 
-    def gather(self, array: np.ndarray) -> list[np.ndarray] | None:
+    def gather(self, array: AnyArray) -> list[AnyArray] | None:
         """Every rank's array on rank 0, in rank order, else None; lengths, shapes and dtypes may differ."""
         if self._comms is None:
             return [array]
@@ -195,7 +196,9 @@ class Cluster:
         self._moved.gather += array.nbytes if received is None else sum(part.nbytes for part in received[1:])
         return received
 
-    def exchange(self, outgoing: np.ndarray, sent: np.ndarray, incoming: np.ndarray, received: np.ndarray) -> None:
+    def exchange(
+        self, outgoing: NDArray[np.floating], sent: Ints, incoming: NDArray[np.floating], received: Ints
+    ) -> None:
         """Send every rank a part of `outgoing`, and receive from every rank a part of `incoming`; collective.
 
         Parameters
@@ -222,7 +225,7 @@ class Cluster:
         """The largest of the ranks' integers, on all ranks."""
         return value if self._comms is None else maximum(self._comms.world, value)
 
-    def sum_buffer(self, count: int, dtype: DTypeLike) -> np.ndarray:
+    def sum_buffer(self, count: int, dtype: DTypeLike) -> AnyArray:
         """This rank's slot of a buffer that the next `reduce` sums.
 
         The first call for a length and type is collective and builds the buffer (zeros); later calls return the same
@@ -254,7 +257,7 @@ class Cluster:
 
         return torch.as_tensor(self._use_sum(count, dtype, device).slot)
 
-    def reduce(self) -> np.ndarray:
+    def reduce(self) -> AnyArray:
         """The sum over all ranks of the slots last asked for, the same bits on every rank.
 
         On a node the order of the summands is that of the ranks; between nodes, and in Allreduce, it is the MPI
