@@ -12,7 +12,7 @@ from fedmpi.clients.cohort import Cohort
 from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.evenness import Usage, evenness
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.privacy.exposure import exposure
@@ -117,7 +117,7 @@ class Accounts:
 
     def state(self) -> dict[str, Tensor]:
         """The accounts as tensors, for a checkpoint."""
-        arrays: dict[str, np.ndarray] = {}
+        arrays: dict[str, AnyArray] = {}
         if self.ledger is not None:
             arrays |= {f"ledger.{name}": array for name, array in self.ledger.state().items()}
         if self.accountant is not None:
@@ -149,5 +149,5 @@ class Accounts:
             self.usage.samples[:] = state["usage.samples"].numpy()
 
 
-def _section(state: dict[str, Tensor], prefix: str) -> dict[str, np.ndarray]:
+def _section(state: dict[str, Tensor], prefix: str) -> dict[str, AnyArray]:
     return {name.removeprefix(prefix): value.numpy() for name, value in state.items() if name.startswith(prefix)}

@@ -18,6 +18,7 @@ from torch import nn
 import fedmpi
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import Bytes
 from fedmpi.config import Config
 from fedmpi.config.choices import data_options
 from fedmpi.config.writing import flat_table
@@ -119,7 +120,7 @@ def compare(cluster: Cluster, facts: Facts) -> None:
     raise UserError(cluster.broadcast(message)[0].tobytes().decode())
 
 
-def _difference(speakers: list[int], lists: list[np.ndarray]) -> str:
+def _difference(speakers: list[int], lists: list[Bytes]) -> str:
     first, other = speakers[:2]
     (host, here), (other_host, there) = (json.loads(lists[rank].tobytes()) for rank in (first, other))
     both = [key for key in here if key in there and here[key] != there[key]]

@@ -219,12 +219,12 @@ class Planner:
             self._warn_once(saturation.kind, t, saturation.message)
         return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
 
-    def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> np.ndarray:
+    def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
         """Raw coefficients; of weights that count samples, the factor of one sample."""
         wanted = self.config.samples.wanted or max(1, int(self.sizes[cohort.clients].sum()))
         return weighing.of(replace(cohort, wanted=wanted), self.weight_sizes, t)
 
-    def _bounded(self, cohort: Cohort, opening: bool) -> np.ndarray:
+    def _bounded(self, cohort: Cohort, opening: bool) -> Floats:
         """Coefficients of clipped updates: 1/W, whoever returns (see `private_updates`)."""
         clients = len(self.sizes)
         return cohort.multiplicity / (clients if opening else planned_participants(self.config, clients))

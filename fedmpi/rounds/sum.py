@@ -21,6 +21,7 @@ from fedmpi.aggregation.fused_metrics import decode_metrics, encode_metrics, met
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
+from fedmpi.common.types import Floats
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 from fedmpi.local.comparisons import LocalLosses
@@ -98,11 +99,11 @@ class RoundTotals:
 
     update: Tensor
     sums: dict[str, float]
-    busy: np.ndarray
-    load: np.ndarray
-    idle: np.ndarray
-    rows: np.ndarray
-    steps: np.ndarray
+    busy: Floats
+    load: Floats
+    idle: Floats
+    rows: Floats
+    steps: Floats
     further: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -164,7 +164,7 @@ class Trainer:
         relayed = run_relay(self.cluster, self.engine.sequential, relay, tasks, model, rule, plan.round, total, keeps)
         return RankWork(relayed.work, self._taken(plan, mine, len(tasks)), relayed=relayed)
 
-    def _taken(self, plan: Plan, members: np.ndarray, due: int) -> TakenClients:
+    def _taken(self, plan: Plan, members: Ints, due: int) -> TakenClients:
         return TakenClients.of(plan, members, due, self.cluster.is_server)
 
     def _train_rows(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedmpi.common.plan import Plan
+from fedmpi.common.types import Floats, Ints
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.config import Config
 from fedmpi.local.engines import CompositeEngine, LocalEngine
@@ -52,9 +53,9 @@ class Worker:
         config: Config,
         layout: Layout,
         engine: LocalEngine,
-        sizes: np.ndarray,
+        sizes: Ints,
         row_rule: RowRule,
-        weight_sizes: np.ndarray | None,
+        weight_sizes: Ints | None,
         evaluation_cost: float,
         proximal_mu: float,
     ):
@@ -68,9 +69,9 @@ class Worker:
         self.weight_sizes = weight_sizes
         self.evaluation_cost = evaluation_cost
         self.proximal_mu = proximal_mu
-        self._all_offsets: np.ndarray | None = None
-        self._members: tuple[Plan, np.ndarray] | None = None
-        self._answered: tuple[Plan, np.ndarray, SampledRows] | None = None
+        self._all_offsets: Ints | None = None
+        self._members: tuple[Plan, Ints] | None = None
+        self._answered: tuple[Plan, Ints, SampledRows] | None = None
 
     def rule(self, plan: Plan) -> LocalRule:
         """What every participant does in this round."""
@@ -102,13 +103,13 @@ class Worker:
         """Whether all rows are used: the opening step, like the probe before it, chooses from all of them itself."""
         return plan.one_step or self.row_rule.uses_all
 
-    def members(self, plan: Plan) -> np.ndarray:
+    def members(self, plan: Plan) -> Ints:
         """Places in the cohort of the clients that this rank trains, int64 (q,)."""
         if self._members is None or self._members[0] is not plan:
             self._members = plan, self.assigned(plan)
         return self._members[1]
 
-    def assigned(self, plan: Plan) -> np.ndarray:
+    def assigned(self, plan: Plan) -> Ints:
         """As `members`, of any plan, also of a round to come."""
         if self.index is None:
             return np.empty(0, np.int64)
@@ -119,7 +120,7 @@ class Worker:
             return np.arange(*self._parts(plan)[self.index : self.index + 2])
         return np.flatnonzero(self._dealt(plan) == self.index)
 
-    def trainers(self, plan: Plan) -> np.ndarray:
+    def trainers(self, plan: Plan) -> Ints:
         """The worker that trains each participant, int64 (m,), where data is shared; −1 where nobody has rows."""
         if not self._in_parts(plan):
             return self._dealt(plan)
@@ -131,13 +132,13 @@ class Worker:
         """Whether neighbouring participants are given to the same worker."""
         return not self.uses_all(plan) and self.row_rule.pooled
 
-    def _dealt(self, plan: Plan) -> np.ndarray:
+    def _dealt(self, plan: Plan) -> Ints:
         """The worker of each participant by its planned cost, int64 (m,)."""
         balance = Balance.from_array(plan.balance)
         costs = planned_cost(self.rule(plan), self.sizes_of(plan), self.merging, balance.step_rows)
         return longest_first(costs, self.layout.workers, self._evaluating(plan.round), balance.speeds)
 
-    def _parts(self, plan: Plan) -> np.ndarray:
+    def _parts(self, plan: Plan) -> Ints:
         """Boundaries of the workers' neighbouring participants, int64 (workers + 1,)."""
         offsets, expected = self._offsets(plan), self._expected_rows(plan)
         if not expected:  # nobody takes part, or nobody who does holds a sample
@@ -155,11 +156,11 @@ class Worker:
         wanted, whole = self.config.samples.wanted, float(self._offsets(plan)[-1])
         return min(float(wanted), whole) if self.config.samples.rule == "exact" and wanted else plan.probability * whole
 
-    def sizes_of(self, plan: Plan) -> np.ndarray:
+    def sizes_of(self, plan: Plan) -> Ints:
         """Samples of each participant, int64 (m,)."""
         return self.sizes if len(plan.clients) == len(self.sizes) else self.sizes[plan.clients]
 
-    def _offsets(self, plan: Plan) -> np.ndarray:
+    def _offsets(self, plan: Plan) -> Ints:
         """Where the samples of each participant begin on the cohort's axis, and their number, int64 (m + 1,)."""
         if len(plan.clients) < len(self.sizes):
             return offsets_of(self.sizes[plan.clients])
@@ -171,12 +172,12 @@ class Worker:
         """Planned cost of the evaluation of the round before, which rank 0 does first."""
         return self.evaluation_cost if round > 0 and round % self.config.evaluation.every == 0 else 0.0
 
-    def tasks(self, plan: Plan, members: np.ndarray) -> list[ClientTask]:
+    def tasks(self, plan: Plan, members: Ints) -> list[ClientTask]:
         """The tasks of the participants at these places of the cohort that have rows to train on, in client order."""
         weighing = self.sizes if self.weight_sizes is None else self.weight_sizes
         if self.uses_all(plan):
             used, counted = self.sizes[plan.clients[members]], weighing[plan.clients[members]]
-            rows: list[np.ndarray | None] = [None] * len(members)
+            rows: list[Ints | None] = [None] * len(members)
         else:
             sampled = self.sampled(plan, members)
             members, used, rows = sampled.members, sampled.counts, [*sampled.per_client()]
@@ -191,7 +192,7 @@ class Worker:
             if count
         ]
 
-    def sampled(self, plan: Plan, members: np.ndarray) -> SampledRows:
+    def sampled(self, plan: Plan, members: Ints) -> SampledRows:
         """The sampled rows of the participants at the given places of the cohort.
 
         Neighbours are drawn alone; others by drawing for the cohort's part that spans them and leaving out the rest.
@@ -211,7 +212,7 @@ class Worker:
             having, counts = having[ours], counts[ours]
         return SampledRows(having, counts, positions - np.repeat(offsets[having], counts))
 
-    def row_weights(self, plan: Plan, sampled: SampledRows) -> tuple[np.ndarray, np.ndarray]:
+    def row_weights(self, plan: Plan, sampled: SampledRows) -> tuple[Ints, Floats]:
         """The client of each sampled row, int64 (r,), and the weight of its gradient, float64 (r,)."""
         clients = plan.clients[sampled.members]
         weights, power = plan.coefficients[sampled.members], plan.per_sample
@@ -233,7 +234,7 @@ class Worker:
         rows, steps = planned_work(self.rule(plan), self.sizes[plan.clients[self.members(plan)]], self.merging)
         return float(rows.sum()), float(steps.sum())
 
-    def _asked(self, plan: Plan, members: np.ndarray, sizes: np.ndarray) -> SampledRows:
+    def _asked(self, plan: Plan, members: Ints, sizes: Ints) -> SampledRows:
         """The rows that the rule gives for each of the participants; it is asked once a round."""
         known = self._answered
         if known is None or known[0] is not plan or not np.array_equal(known[1], members):

@@ -210,21 +210,21 @@ class SampledRows:
         Local rows, participant after participant.
     """
 
-    members: np.ndarray
-    counts: np.ndarray
-    rows: np.ndarray
+    members: Ints
+    counts: Ints
+    rows: Ints
 
     @property
     def largest(self) -> int:
         """Most rows of one participant."""
         return int(self.counts.max(initial=0))
 
-    def per_client(self) -> list[np.ndarray]:
+    def per_client(self) -> list[Ints]:
         """The rows of each participant, views of `rows`."""
         ends = np.cumsum(self.counts).tolist()
         return [self.rows[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
-    def below(self, limits: np.ndarray) -> np.ndarray:
+    def below(self, limits: Ints) -> Ints:
         """How many rows of each participant lie below its limit (q,); int64 (q,)."""
         rows = self.rows < np.repeat(limits, self.counts)
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
