@@ -21,7 +21,7 @@ from fedmpi.aggregation.exact import Accumulator, Values
 from fedmpi.cluster import Cluster
 from fedmpi.common.calling import refuse_result
 from fedmpi.common.plan import Plan
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 
 BLOCK_VALUES = 1 << 22
 """Values of a block over all participants, 16 MiB as float32, where m and d allow."""
@@ -97,7 +97,7 @@ class CombinedSum:
     def to_update(self, reduced: Values) -> Tensor:
         return self.inner.to_update(reduced)
 
-    def _combined(self, order: Ints, coefficients: np.ndarray) -> Tensor:
+    def _combined(self, order: Ints, coefficients: Floats) -> Tensor:
         """This rank's coordinates of the combined update, zeros elsewhere, (d,); rows are taken in the given order."""
         total = float(coefficients.sum())
         if self._normalise and total:
@@ -168,7 +168,7 @@ class RunningSum:
         self._group, self._came = group, cluster.is_server
         self._sum = np.full(self.shape, -0.0)  # the zero that changes no bit of what is added to it
 
-    def add(self, terms: np.ndarray) -> None:
+    def add(self, terms: Floats) -> None:
         """Add float64 terms (k, …), in their order, to those of the ranks before, for which the first call waits."""
         if not self._came:
             self._group.recv(self._sum, self.cluster.rank - 1)
@@ -176,14 +176,14 @@ class RunningSum:
         for term in terms:
             self._sum += term
 
-    def whole(self) -> np.ndarray:
+    def whole(self) -> Floats:
         """The sum of all ranks, on all ranks; collective, and once each has added what it has, if only nothing."""
         rank, last = self.cluster.rank, self.cluster.size - 1
         if last:
             self._group.send(self._sum, (rank + 1) % self.cluster.size)
         if last and self.cluster.is_server:
             self._group.recv(self._sum, last)
-        whole: np.ndarray = self.cluster.broadcast([self._sum] if self.cluster.is_server else None)[0]
+        whole: Floats = self.cluster.broadcast([self._sum] if self.cluster.is_server else None)[0]
         return whole
 
 

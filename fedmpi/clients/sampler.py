@@ -14,7 +14,7 @@ from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.decorators import NUMBERS
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import Part
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
 
@@ -204,7 +204,7 @@ class ClientSampler:
             )
         return clients
 
-    def _column(self, values: Any, clients: Ints, view: View, name: str) -> np.ndarray | None:
+    def _column(self, values: Any, clients: Ints, view: View, name: str) -> Floats | None:
         if values is None:
             return None
         column = np.asarray(values)

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 
 log = logging.getLogger("fedmpi")
-
-StateRecord = NDArray[np.generic]
 
 
 class ClientState:
@@ -48,7 +45,7 @@ class ClientState:
         self.record_bytes = len(self.names) * values * self.dtype.itemsize
         self.room = int(memory // self.record_bytes) if self.record_bytes else 0
         self.folder: Path | None = None
-        self._kept: dict[int, StateRecord] = {}
+        self._kept: dict[int, AnyArray] = {}
         self._places: dict[int, int] = {}
         self._free: list[int] = []
         self._file: int | None = None
@@ -83,7 +80,7 @@ class ClientState:
         stacked = torch.stack([vectors[name].cpu() for name in self.names])
         self.put(client, stacked.numpy())
 
-    def record(self, client: int) -> StateRecord:
+    def record(self, client: int) -> AnyArray:
         """A client's record (vectors, d), zeros where it has none; not a copy where it lies in memory."""
         if client in self._kept:
             return self._kept[client]
@@ -91,7 +88,7 @@ class ClientState:
             return np.zeros((len(self.names), self.values), self.dtype)
         return self._fetch(self._places[client])
 
-    def put(self, client: int, record: StateRecord) -> None:
+    def put(self, client: int, record: AnyArray) -> None:
         """Keep a record (vectors, d); it is taken over, not copied, where it goes into memory."""
         if client in self._places:
             self._store(self._places[client], record)
@@ -112,7 +109,7 @@ class ClientState:
         self._kept, self._places, self._free, self._end = {}, {}, [], 0
         self.close()
 
-    def pieces(self, records: int) -> Iterator[tuple[Ints, StateRecord]]:
+    def pieces(self, records: int) -> Iterator[tuple[Ints, AnyArray]]:
         """All records in client order, at most so many at a time: clients (c,) and records (c, vectors, d)."""
         clients = self.clients
         for first in range(0, len(clients), max(records, 1)):
@@ -137,7 +134,7 @@ class ClientState:
             self._where = folder
         return self._file
 
-    def _fetch(self, place: int) -> StateRecord:
+    def _fetch(self, place: int) -> AnyArray:
         record = np.empty((len(self.names), self.values), self.dtype)
         view, offset = record.data.cast("B"), place * self.record_bytes
         handle = self._open()
@@ -149,7 +146,7 @@ class ClientState:
                 view, offset = view[count:], offset + count
         return record
 
-    def _store(self, place: int, record: StateRecord) -> None:
+    def _store(self, place: int, record: AnyArray) -> None:
         view = np.ascontiguousarray(record, self.dtype).data.cast("B")
         handle, offset = self._open(), place * self.record_bytes
         with _spilling(self._where):

@@ -18,6 +18,7 @@ from fedmpi.aggregation.exact import Accumulator
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.files import read_plain, write_whole, writing
+from fedmpi.common.types import Bytes, Floats
 from fedmpi.local.engines import CompositeEngine, LocalEngine, SingleEngine
 from fedmpi.local.equality import MOST_APART, Apart, diverges
 from fedmpi.local.work import ClientTask, LocalRule
@@ -106,7 +107,7 @@ class EngineTrial:
         measured = self.cluster.gather(np.append(engine.time_candidates(*work), [found.apart, not found.by_rounding]))
         self._settle(*self._quickest(engine.candidates, measured) if measured is not None else ("", ""))
 
-    def _quickest(self, candidates: Sequence[str], measured: list[np.ndarray]) -> tuple[str, str]:
+    def _quickest(self, candidates: Sequence[str], measured: list[Floats]) -> tuple[str, str]:
         """The quicker engine by the ranks' times, or the first one where they differ by more than rounding, and why;
         empty when nobody had a client to time."""
         clients, *seconds = np.sum(measured, axis=0)[:-2].tolist()
@@ -167,7 +168,7 @@ class EngineTrial:
             f'{verdict}; choose "auto" or "sequential"'
         )
 
-    def _verdict(self, measured: list[np.ndarray]) -> str:
+    def _verdict(self, measured: list[Floats]) -> str:
         """Why clients may not be trained side by side; "" if they may, NOBODY where no rank had one to compare."""
         if not sum(float(one[0]) for one in measured):
             return NOBODY
@@ -208,7 +209,7 @@ class EngineTrial:
             write_whole(self._path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _too_far(name: str, measured: list[np.ndarray]) -> str:
+def _too_far(name: str, measured: list[Floats]) -> str:
     """That an engine differs from the sequential one."""
     return (
         f"{name} differs from sequential by {_largest(measured):.1g} of an update on two clients, "
@@ -216,10 +217,10 @@ def _too_far(name: str, measured: list[np.ndarray]) -> str:
     )
 
 
-def _largest(measured: list[np.ndarray]) -> float:
+def _largest(measured: list[Floats]) -> float:
     """How far the engines lie apart on the rank where it is most."""
     return max((float(one[-2]) for one in measured), key=lambda one: np.inf if np.isnan(one) else one)
 
 
-def _bytes(text: str) -> np.ndarray:
+def _bytes(text: str) -> Bytes:
     return np.frombuffer(text.encode(), np.uint8)

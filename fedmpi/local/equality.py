@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure, Divergence
+from fedmpi.common.types import Floats
 from fedmpi.local.schedule import batch_rows
 from fedmpi.local.timing import COMPARED_CLIENTS, Observed, differ_by_rounding, relative_difference
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, task_size
@@ -85,7 +86,7 @@ def comparison_tasks(tasks: Sequence[ClientTask], source: DataSource, rule: Loca
     return [task for _, task in found[:COMPARED_CLIENTS]] if found[0][0] > 0 else tasks
 
 
-def _padding(texts: Tensor) -> np.ndarray:
+def _padding(texts: Tensor) -> Floats:
     """Share of padding in every text, float64 (n,); none in an empty one, which shows little."""
     shares = (texts == PADDING).flatten(1).double().mean(1).cpu().numpy()
     return np.where(shares < 1, shares, 0.0)

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedmpi.common.types import Bytes
+
 _HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
 """The mask values that the eight bits of every byte stand for at p = 1/2, float32 (256, 8)."""
 
@@ -59,7 +61,7 @@ def draw_mask(
     return out
 
 
-def _raw_bytes(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:
+def _raw_bytes(generator: np.random.Generator, count: int) -> Bytes:
     """At least `count` bytes: whole words, little end first."""
     words: NDArray[np.uint64] = generator.bit_generator.random_raw(-(-count // 8))
     return words.astype("<u8", copy=False).view(np.uint8)

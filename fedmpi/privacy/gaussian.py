@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
@@ -162,11 +161,11 @@ class GaussianAccountant:
             return float("inf")
         return float(self._library.rdp.compute_epsilon(ORDERS, self._spent, self.delta)[0])
 
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, Floats]:
         """The Rényi divergences so far and their orders, for a checkpoint."""
         return {"orders": np.array(ORDERS), "spent": self._spent.copy()}
 
-    def load(self, state: dict[str, NDArray[Any]]) -> None:
+    def load(self, state: dict[str, Floats]) -> None:
         """Take over the divergences of a checkpoint."""
         if not np.array_equal(state["orders"], ORDERS):
             raise UserError("the checkpoint's privacy account is of another version of fedmpi: resume with that one")

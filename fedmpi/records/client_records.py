@@ -18,7 +18,7 @@ import numpy as np
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_inner_folder, whole_file
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.local.client_state import ClientState
 
 PIECE_BYTES = 64 << 20
@@ -136,7 +136,7 @@ def _write(file: BinaryIO, digest: Any, part: bytes | memoryview) -> None:
     digest.update(part)
 
 
-def _read(path: Path | None, state: ClientState) -> Iterator[list[np.ndarray]]:
+def _read(path: Path | None, state: ClientState) -> Iterator[list[AnyArray]]:
     """Pieces of a file: clients (c,), at least one, and their records (c, vectors, d)."""
     if path is None:
         return

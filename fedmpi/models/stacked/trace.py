@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
@@ -157,7 +158,7 @@ def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tenso
     return torch.from_numpy(generator.standard_normal(shape)).to(device=parameter.device, dtype=parameter.dtype)
 
 
-def _texts(generator: np.random.Generator, words: int, shape: tuple[int, ...]) -> np.ndarray:
+def _texts(generator: np.random.Generator, words: int, shape: tuple[int, ...]) -> NDArray[np.int32]:
     """Token ids as texts have them, where what is done about padding or about a word's number shows: from the second
     text on the end is padding (0); half of the others are one of few, those that mostly stand for padding among them.
     """
