@@ -7,17 +7,16 @@ shares: Zhao et al. 2018.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 
 Counts = NDArray[np.integer]
 
 
-def target_distribution(classes: int, counts: NDArray[Any] | None = None) -> Floats:
+def target_distribution(classes: int, counts: AnyArray | None = None) -> Floats:
     """The distribution that mediators should come close to.
 
     Parameters
@@ -46,7 +45,7 @@ def target_distribution(classes: int, counts: NDArray[Any] | None = None) -> Flo
     return probabilities
 
 
-def kl_divergence(counts: NDArray[Any], target: Floats | None = None) -> Floats:
+def kl_divergence(counts: AnyArray, target: Floats | None = None) -> Floats:
     """D_KL(P || Q) of every row's class distribution P from the target Q, in nats.
 
     Parameters

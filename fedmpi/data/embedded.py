@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedmpi.common.data_choices import DIGITS
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.arrays import ArrayShard
 from fedmpi.data.assignment import Rows, dirichlet_by_class, even_sizes, iid
 from fedmpi.data.digits_options import DigitsOptions, parse_options
@@ -46,7 +46,7 @@ def open_digits(where: str = DIGITS, options: Mapping[str, Any] | None = None) -
     return ShardStore(manifest, [ArrayShard(x, y, offsets, manifest.description)], {"test": (test_x, test_y)})
 
 
-def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uint8], Ints]:
     """Training and test features and labels: every fifth image of a class, in the data set's order, is for testing.
 
     Returns
@@ -64,7 +64,7 @@ def load_digits_split() -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray
     return features[~test], labels[~test], features[test], labels[test]
 
 
-def _images_and_labels() -> tuple[npt.NDArray[Any], Ints]:
+def _images_and_labels() -> tuple[AnyArray, Ints]:
     """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import."""
     package = find_spec("sklearn")
     for folder in package.submodule_search_locations or () if package else ():
@@ -87,7 +87,7 @@ def _draw(options: DigitsOptions, labels: Ints) -> Rows:
     return dirichlet_by_class(labels, CLASSES, options.clients, options.alpha, generator)[:2]
 
 
-def _manifest(options: DigitsOptions, x: npt.NDArray[Any], y: npt.NDArray[Any], test_x: npt.NDArray[Any]) -> Manifest:
+def _manifest(options: DigitsOptions, x: npt.NDArray[np.uint8], y: Ints, test_x: npt.NDArray[np.uint8]) -> Manifest:
     # The schema scales uint8 by 1 / 255; mean and std are on that scale though pixels end at 16.
     scaled = x / 255.0
     description = DataDescription(

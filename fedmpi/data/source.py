@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 
@@ -66,7 +65,7 @@ class Normaliser:
         self.scale = torch.tensor(1.0 / (unit * std), dtype=torch.float32, device=device).reshape(shape)
         self.shift = torch.tensor(-mean / std, dtype=torch.float32, device=device).reshape(shape)
 
-    def __call__(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
+    def __call__(self, x: AnyArray) -> torch.Tensor:
         """Features (r, \\*feature_shape) as a model receives them, to be read only.
 
         On a processor, those that stay as they are stay where they are, but for a few, which are copied sooner.
@@ -81,7 +80,7 @@ class Normaliser:
             np.copyto(out.numpy(), x)  # reads the mapped file and widens in one pass
         return out if self.scale is None or self.shift is None else out.mul_(self.scale).add_(self.shift)
 
-    def _as_it_lies(self, x: npt.NDArray[np.generic]) -> bool:
+    def _as_it_lies(self, x: AnyArray) -> bool:
         """Whether a tensor of what a model receives can lie on the array."""
         return x.dtype == self._plain and x.flags.c_contiguous and x.flags.aligned
 
@@ -91,7 +90,7 @@ class _DeclaredWritable:
 
     __slots__ = ("x",)
 
-    def __init__(self, x: npt.NDArray[np.generic]):
+    def __init__(self, x: AnyArray):
         self.x = x  # kept while its memory is in use
 
     @property
@@ -249,7 +248,7 @@ class ClientData:
             )
         return tensors
 
-    def _tensors(self, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic]) -> Tensors:
+    def _tensors(self, x: AnyArray, y: AnyArray) -> Tensors:
         return self.normalise(x), torch.from_numpy(y.astype(self._numbers)).to(self.device)
 
     def _pick(self, kept: Tensors, rows: Ints) -> Tensors:

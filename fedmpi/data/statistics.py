@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 
 STATISTICS_ROWS = 20_000
 """Evenly spaced rows that are read."""
@@ -16,7 +14,7 @@ ROWS_AT_ONCE = 512
 
 
 def channel_statistics(
-    features: NDArray[Any], scale: float, among: Ints | None = None, at_most: int = STATISTICS_ROWS
+    features: AnyArray, scale: float, among: Ints | None = None, at_most: int = STATISTICS_ROWS
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """`statistics` of an array (n, C, H, W), or (n, d), which counts as one channel; of some of its rows, or all."""
     rows = np.arange(len(features)) if among is None else among
@@ -25,7 +23,7 @@ def channel_statistics(
 
 
 def statistics(
-    read: Callable[[Ints], NDArray[Any]],
+    read: Callable[[Ints], AnyArray],
     rows: Ints,
     channels: int,
     scale: float,

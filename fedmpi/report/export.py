@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmpi.api import Run, load_run
@@ -123,13 +124,13 @@ def _samples(description: DataDescription, count: int) -> Tensor:
     return torch.from_numpy(draw.integers(0, end, shape).astype(description.dtype))
 
 
-def _difference(found: np.ndarray, right: np.ndarray) -> float:
+def _difference(found: NDArray[np.floating], right: NDArray[np.floating]) -> float:
     if found.shape != right.shape:
         return float("inf")
     return float(np.abs(found.astype(np.float64) - right).max() / max(1.0, float(np.abs(right).max())))
 
 
-Written = tuple[bytes, Callable[[Tensor], np.ndarray]]
+Written = tuple[bytes, Callable[[Tensor], NDArray[np.floating]]]
 """The file's content, and what a program that reads it computes."""
 
 

@@ -12,6 +12,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
@@ -148,7 +149,7 @@ class CalibrationError:
         return {"calibration_error": float(gaps / samples) if samples else math.nan}
 
 
-def macro_f1(confusion: np.ndarray) -> float:
+def macro_f1(confusion: NDArray[np.integer]) -> float:
     """Unweighted mean over the classes of F1 = 2 TP / (2 TP + FP + FN).
 
     Parameters
@@ -159,7 +160,7 @@ def macro_f1(confusion: np.ndarray) -> float:
     return mean_f1(np.diag(confusion), confusion.sum(0) + confusion.sum(1))
 
 
-def mean_f1(right: np.ndarray, involved: np.ndarray) -> float:
+def mean_f1(right: NDArray[np.integer], involved: NDArray[np.integer]) -> float:
     """The mean of F1 = 2 TP / (2 TP + FP + FN) over the classes that are involved, NaN where none is.
 
     Parameters

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.common.registry import register
 
@@ -94,7 +95,7 @@ class Determination:
             return {"r2": float(np.mean(np.where(spread > 0, 1 - left / spread, constant)))}
 
 
-def average_precision(scores: np.ndarray, there: np.ndarray) -> float:
+def average_precision(scores: NDArray[np.floating], there: NDArray[np.bool_]) -> float:
     """Σ (R_i − R_{i−1}) P_i over the thresholds between different scores, from the highest on.
 
     Parameters

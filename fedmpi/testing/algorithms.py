@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.server_optimizers import state_names
+from fedmpi.common.types import AnyArray
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed
 from fedmpi.local.hooks import declared
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
@@ -33,7 +34,7 @@ def _as_declared(subject: Subject) -> str:
     return f"{len(exercise(subject))} updates of ({VALUES},)"
 
 
-def exercise(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
+def exercise(subject: Subject, saved: int | None = None) -> list[AnyArray]:
     """Play rounds of two or three clients with made-up gradients; the updates (d,) that the server's optimizer gets.
 
     Parameters
@@ -115,7 +116,7 @@ def optimizer_checks(subject: Subject) -> Iterator[Check]:
     yield subject.check("state survives a checkpoint", lambda s: _survives(lambda cut: descend(s, cut)))
 
 
-def descend(subject: Subject, saved: int | None = None) -> list[np.ndarray]:
+def descend(subject: Subject, saved: int | None = None) -> list[AnyArray]:
     """The models (d,) after each of some made-up updates; before round `saved` the optimizer is made anew with what
     it names in `state`."""
     made, w, found = subject.made(), torch.full((VALUES,), 0.1), []
@@ -144,7 +145,7 @@ def _begin(made: Any, w: Tensor) -> None:
             setattr(made, name, torch.zeros_like(w))
 
 
-def _survives(play: Callable[[int | None], list[np.ndarray]]) -> str:
+def _survives(play: Callable[[int | None], list[AnyArray]]) -> str:
     """Rounds in one go, and once more made anew in the middle with what is declared alone: the same must come out."""
     whole, resumed = play(None), play(SAVED)
     for t, (one, other) in enumerate(zip(whole, resumed, strict=True)):

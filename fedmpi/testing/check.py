@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.registry import KINDS, Part
+from fedmpi.common.types import AnyArray
 
 FALSE_ALARM = 1e-4
 """Probability that a part that does what it states fails one of the statistical checks, over all its clients."""
@@ -122,7 +123,7 @@ def leaves_generators_alone(exercise: Callable[[], object]) -> str:
     return "random, numpy and torch as before"
 
 
-def same_twice(exercise: Callable[[], list[np.ndarray]]) -> str:
+def same_twice(exercise: Callable[[], list[AnyArray]]) -> str:
     """Do something twice, each time with a part made afresh and the same generators: the results must be the same."""
     with kept_generators():
         first, second = exercise(), exercise()
@@ -135,5 +136,5 @@ def same_twice(exercise: Callable[[], list[np.ndarray]]) -> str:
     return f"{len(first)} results, equal both times"
 
 
-def _same_values(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_values(one: AnyArray, other: AnyArray) -> bool:
     return np.array_equal(one, other, equal_nan=np.issubdtype(np.asarray(one).dtype, np.floating))

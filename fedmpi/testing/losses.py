@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.task_kinds import IGNORED
+from fedmpi.common.types import AnyArray
 from fedmpi.data.schema import DataDescription
 from fedmpi.tasks.losses import Loss, made_up_targets, task_loss
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
@@ -55,7 +56,7 @@ def loss_of(subject: Subject) -> Loss:
     return task_loss(subject.choice, subject.options, task_of(subject))
 
 
-def values(subject: Subject) -> list[np.ndarray]:
+def values(subject: Subject) -> list[AnyArray]:
     """The losses of some samples."""
     return [loss_of(subject).per_sample(*made_up_outputs(task_of(subject))).numpy()]
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedmpi.common.task_kinds import KINDS
+from fedmpi.common.types import AnyArray
 from fedmpi.tasks.metrics import Metric, MetricTally
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.losses import made_up_outputs, task_of
@@ -26,7 +27,7 @@ def metric_checks(subject: Subject) -> Iterator[Check]:
     yield subject.check("finite numbers", finite)
 
 
-def bare(subject: Subject) -> list[np.ndarray]:
+def bare(subject: Subject) -> list[AnyArray]:
     """The sums of some samples, by the part itself, without the care that runs take of it."""
     outputs, targets = made_up_outputs(task_of(subject))
     found = subject.made()(outputs, targets)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmpi.common.registry import KINDS
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.targets import wrong_target
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand, leaves_generators_alone, same_twice
@@ -95,7 +95,7 @@ def shift_checks(subject: Subject) -> Iterator[Check]:
     yield subject.check("samples keep their shape, and those given stay as they are", samples_kept)
 
 
-def shifted_samples(subject: Subject) -> list[np.ndarray]:
+def shifted_samples(subject: Subject) -> list[AnyArray]:
     """Images of bytes, some of each client, shifted."""
     from data_prep.shifts import checked_sample
 
@@ -180,7 +180,7 @@ def read(subject: Subject) -> RawDataset:
     return read_own(subject.part, subject.options, _raw(subject), ReadOptions(**meant), Tally())
 
 
-def contents(subject: Subject) -> list[np.ndarray]:
+def contents(subject: Subject) -> list[AnyArray]:
     """Labels, users, the first features of both parts, and the first targets."""
     data = read(subject)
     some = np.arange(min(len(data.labels), 200))
@@ -214,7 +214,7 @@ def as_stated(subject: Subject) -> str:
     return f"{len(data.labels)} + {len(data.test_y)} rows of {data.dtype} {shape}, {data.classes} classes"
 
 
-def _targets_as_stated(data: RawDataset, part: str, y: np.ndarray) -> None:
+def _targets_as_stated(data: RawDataset, part: str, y: AnyArray) -> None:
     if data.has_classes:
         demand(np.issubdtype(y.dtype, np.integer), f"{part} labels are {y.dtype}: they are whole numbers")
         demand(

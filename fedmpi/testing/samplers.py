@@ -17,6 +17,7 @@ from fedmpi.clients.sampler import ROUNDING, ClientSampler
 from fedmpi.clients.strata import make_strata
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import AnyArray, Floats
 from fedmpi.testing.check import FALSE_ALARM, Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import cost
 
@@ -91,7 +92,7 @@ def measures(subject: Subject) -> Sequence[str]:
     return tuple(subject.part.marks.get("measures", ()))
 
 
-def exercise(subject: Subject) -> list[np.ndarray]:
+def exercise(subject: Subject) -> list[AnyArray]:
     """A few rounds' cohorts, by the part itself, without the care that runs take of generators."""
     made, found = subject.made(), []
     for t in range(3):
@@ -179,7 +180,7 @@ def stated_inclusion(subject: Subject) -> str:
     return f"{len(chances)} clients, smallest chance {chances[worst]:.2g}, refused below {limit:.2g}"
 
 
-def _chance(stated: np.ndarray, times: int, draws: int, repeated: bool = False) -> float:
+def _chance(stated: Floats, times: int, draws: int, repeated: bool = False) -> float:
     """The probability of a count at least as far from what was stated."""
     if np.ptp(stated) <= 1e-12 * stated.max():
         trials = draws if repeated else DRAWS

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 
 from fedmpi.common.registry import Part
 from fedmpi.common.task_kinds import CLASSIFICATION
+from fedmpi.common.types import Floats
 from fedmpi.testing.check import Check, CheckSkipped, Subject, demand
 
 SMALL = {
@@ -64,7 +65,7 @@ class RunOutcome:
         What is `COMPARED` of every round.
     """
 
-    model: np.ndarray
+    model: Floats
     records: list[dict[str, Any]]
 
 

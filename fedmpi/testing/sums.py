@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.clients.cohort import Cohort, Presence, StrataSummary
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 from fedmpi.testing.cost import cost
 
@@ -25,18 +26,18 @@ def weights_checks(subject: Subject) -> Iterator[Check]:
     yield subject.check("cost with 100,000 clients", lambda s: cost(whole_cohort, lambda pair: s.made()(*pair)))
 
 
-def made_up_cohort(away: int = 0) -> tuple[Cohort, np.ndarray]:
+def made_up_cohort(away: int = 0) -> tuple[Cohort, Ints]:
     """Nine of thirty clients with their inclusion probabilities, and the sizes of all thirty."""
     sizes = 1 + (np.arange(30) * 17 % 23)
     return _cohort(np.arange(away, away + 3 * PARTICIPANTS, 3), 30), sizes.astype(np.int64)
 
 
-def whole_cohort(clients: int) -> tuple[Cohort, np.ndarray]:
+def whole_cohort(clients: int) -> tuple[Cohort, Ints]:
     """All of many clients."""
     return _cohort(np.arange(clients), clients), 1 + np.arange(clients) % 50
 
 
-def _cohort(clients: np.ndarray, population: int) -> Cohort:
+def _cohort(clients: Ints, population: int) -> Cohort:
     """A cohort of three strata that tells all that a cohort can tell."""
     stratum, everybody = clients // 2 % STRATA, np.arange(population) // 2 % STRATA
     sizes, draws = np.bincount(everybody, minlength=STRATA), np.bincount(stratum, minlength=STRATA)
@@ -50,13 +51,13 @@ def _cohort(clients: np.ndarray, population: int) -> Cohort:
     )
 
 
-def weigh(subject: Subject) -> list[np.ndarray]:
+def weigh(subject: Subject) -> list[AnyArray]:
     """The weights of two cohorts."""
     made = subject.made()
     return [_weights_of(made, *made_up_cohort(first)) for first in (0, 2)]
 
 
-def _weights_of(made: Any, cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
+def _weights_of(made: Any, cohort: Cohort, sizes: Ints) -> AnyArray:
     """What the weights return; failing that they took the sizes of all clients for the participants' is explained."""
     try:
         return np.asarray(made(cohort, sizes))
@@ -113,7 +114,7 @@ def combine(subject: Subject, cuts: int = 1, participants: int = PARTICIPANTS) -
     return torch.cat([made.combine(part, coefficients.clone(), measured) for part in parts])
 
 
-def combine_all(subject: Subject) -> list[np.ndarray]:
+def combine_all(subject: Subject) -> list[AnyArray]:
     """The combined updates of nine and of eight participants."""
     return [combine(subject, participants=count).numpy() for count in (PARTICIPANTS, PARTICIPANTS - 1)]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmpi.clients.availability import chances
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Bytes, Floats, Ints
 from fedmpi.data.divergence import target_distribution
 from fedmpi.data.opening import open_store
 from fedmpi.mediators.groups import checked_mediators
@@ -34,7 +34,7 @@ def availability_checks(subject: Subject) -> Iterator[Check]:
     )
 
 
-def asked(subject: Subject) -> list[np.ndarray]:
+def asked(subject: Subject) -> list[AnyArray]:
     """What the law says of some rounds, without the care that runs take of generators."""
     made = subject.made()
     return [np.asarray(made(world(round=t, away=False))) for t in range(ROUNDS)]
@@ -90,6 +90,6 @@ def data_checks(subject: Subject) -> Iterator[Check]:
     yield subject.check("same data every time", lambda s: same_twice(lambda: [_digest(s)]))
 
 
-def _digest(subject: Subject) -> np.ndarray:
+def _digest(subject: Subject) -> Bytes:
     store = open_store(subject.choice, subject.options)
     return np.frombuffer(bytes.fromhex(store.manifest.train[0].sha256), np.uint8)

@@ -7,8 +7,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedmpi.common.types import AnyArray
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.sequential import WorkingMemory
@@ -60,7 +62,7 @@ def samples(description: DataDescription) -> Tensor:
     return torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
 
 
-def initial_values(subject: Subject) -> list[np.ndarray]:
+def initial_values(subject: Subject) -> list[AnyArray]:
     """Its parameters, freshly built."""
     return [value.detach().numpy() for value in suited(subject)[1].parameters()]
 
@@ -115,7 +117,7 @@ def optimizer_checks(subject: Subject) -> Iterator[Check]:
     yield subject.check("steps follow the gradients and stay finite", follows)
 
 
-def stepped(subject: Subject, sign: float = 1.0) -> list[np.ndarray]:
+def stepped(subject: Subject, sign: float = 1.0) -> list[NDArray[np.float32]]:
     """A client's model (d,) before and after each of some steps along made-up gradients."""
     model = FlatModel(build("mlp", {"hidden": [3]}, DESCRIPTIONS[-1], 5))
     own = None

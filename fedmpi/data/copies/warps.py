@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Floats, Ints
+from fedmpi.common.types import AnyArray, Floats, Ints
 from fedmpi.data.copies.class_copies import Rebalancing, source_rows
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
@@ -171,7 +170,7 @@ class AugmentedRows:
         self._ranges = ranges or WarpRanges()
         self._device = torch.device(device)
 
-    def read(self, positions: Ints) -> tuple[npt.NDArray[np.generic], Ints]:
+    def read(self, positions: Ints) -> tuple[AnyArray, Ints]:
         """Features and labels at effective global positions (r,), in that order, copied."""
         clients = np.searchsorted(self.offsets, positions, side="right") - 1
         rows = positions - self.offsets[clients]
@@ -200,7 +199,7 @@ class AugmentedRows:
             maps[mine] = warps_of(len(all_sources), height, width, self._ranges, self._streams, client)[copy]
         return sources, maps
 
-    def _stored(self, positions: Ints) -> tuple[npt.NDArray[np.generic], Ints]:
+    def _stored(self, positions: Ints) -> tuple[AnyArray, Ints]:
         order = np.argsort(positions, kind="stable")  # files are read front to back
         inverse = np.empty_like(order)
         inverse[order] = np.arange(len(order))
