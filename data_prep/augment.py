@@ -24,6 +24,7 @@ from data_prep.writer import join_team, write_shards
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import MOST_ALPHA, ORIGINAL_COUNTS, Rebalancing, rebalance, source_rows
 from fedmpi.data.copies.warps import AugmentedRows, WarpRanges
 from fedmpi.data.shards import ShardStore, open_folder
@@ -105,7 +106,7 @@ def write_augmented(
     return rebalancing
 
 
-def _labels(store: ShardStore, rebalancing: Rebalancing, streams: Streams) -> np.ndarray:
+def _labels(store: ShardStore, rebalancing: Rebalancing, streams: Streams) -> Ints:
     """Labels of all effective samples, int64 (n,)."""
     parts = []
     for client in range(store.clients):
@@ -114,7 +115,7 @@ def _labels(store: ShardStore, rebalancing: Rebalancing, streams: Streams) -> np
     return np.concatenate(parts)
 
 
-def _raw(store: ShardStore, rows: AugmentedRows, labels: np.ndarray) -> RawDataset:
+def _raw(store: ShardStore, rows: AugmentedRows, labels: Ints) -> RawDataset:
     """The store with its copies, as the writer reads data sets."""
     manifest, description = store.manifest, store.description
     test_x, test_y = store.test()

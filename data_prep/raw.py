@@ -93,7 +93,7 @@ class RawDataset:
     user_names: tuple[str, ...] | None
     read: Callable[[Ints], AnyArray]
     test_x: AnyArray
-    test_y: Ints
+    test_y: AnyArray
     skipped: int
     licence: str
     citation: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,14 +66,14 @@ class TextRows:
         ids = [words.setdefault(word, len(words) + 2) for word in found[: self._length]] or [UNKNOWN]
         self._rows.add(ids + [PADDING] * (self._length - len(ids)))
 
-    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
         """Token ids of all rows, int32 (n, length), and words by id: see `renumbered`."""
         return renumbered(self._rows.rows(), tuple(self._words), train, vocabulary)
 
 
 def renumbered(
-    provisional: NDArray[Any], distinct: Sequence[str], train: Ints, vocabulary: int
-) -> tuple[NDArray[Any], tuple[str, ...]]:
+    provisional: NDArray[np.int32], distinct: Sequence[str], train: Ints, vocabulary: int
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Rows of provisional token ids under the ids of a vocabulary, in a temporary file.
 
     The vocabulary holds the `vocabulary` words that are most frequent in the training rows, ties in alphabetical order;

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import hold_out
@@ -15,7 +14,7 @@ from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_mis
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import Modality
 from fedmpi.data.targets import kept_targets
 
@@ -27,7 +26,7 @@ INSTEAD = {
     ".npy": "one array has no labels; write both with numpy.savez('mine.npz', x=x, y=y)",
     ".parquet": "write it as a table with pandas.read_parquet(FILE).to_csv('mine.csv', index=False)",
 }
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, AnyArray]
 Dtype = Literal["uint8", "float32", "int32"]
 
 
@@ -88,7 +87,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
     vocabulary = token_names(raw, x[train], test_source[test]) if task == "text" else ()
     users, user_names = _users(content, train, tally)
 
-    def rows(index: Ints) -> NDArray[Any]:
+    def rows(index: Ints) -> AnyArray:
         return x[train[index]].astype(kind)
 
     data = RawDataset(
@@ -153,7 +152,7 @@ def _valued(raw: Path | str, content: Arrays, targets: str, options: ReadOptions
         if values.shape[1:] != content["y"].shape[1:]:
             raise UserError(f"{raw}: a row of y has {content['y'].shape[1:]} values, one of y_test {values.shape[1:]}")
         labelled = (
-            np.isfinite(values.reshape(len(values), -1)).all(1)
+            np.all(np.isfinite(values.reshape(len(values), -1)), axis=1)
             if values.dtype.kind == "f"
             else np.ones(len(values), bool)
         )
@@ -171,7 +170,7 @@ def _valued(raw: Path | str, content: Arrays, targets: str, options: ReadOptions
     return found
 
 
-def _numbers(where: str, values: NDArray[Any]) -> NDArray[Any]:
+def _numbers(where: str, values: AnyArray) -> AnyArray:
     """Targets as numbers, also where a table holds them as texts."""
     if values.dtype.kind in "biuf":
         return values
@@ -229,7 +228,7 @@ def _content(raw: Path, options: ReadOptions, tally: Tally) -> Arrays:
     raise UserError(f"{raw} is not read as it is: {INSTEAD.get(kind, f'--raw must name {HINT}')}")
 
 
-def meaning(raw: Path | str, x: NDArray[Any], task: Modality | None) -> tuple[Modality, Dtype]:
+def meaning(raw: Path | str, x: AnyArray, task: Modality | None) -> tuple[Modality, Dtype]:
     """What x is and how it is stored, from its dtype and dimensions and the user's word.
 
     Raises
@@ -278,7 +277,7 @@ def channel_axis(raw: Path | str, shape: tuple[int, ...], declared: Literal["fir
     return fitting[0]
 
 
-def channels_first(x: NDArray[Any], axis: int | None) -> NDArray[Any]:
+def channels_first(x: AnyArray, axis: int | None) -> AnyArray:
     """Images as (n, C, H, W), from the axis of their channels; vectors, tokens (two axes) as they are."""
     if x.ndim == 2:
         return x
@@ -326,7 +325,7 @@ def _users(content: Arrays, train: Ints, tally: Tally) -> tuple[Ints | None, tup
     return users.astype(np.int64), tuple(map(str, distinct.tolist()))
 
 
-def _usable(where: str, x: NDArray[Any], rows: Ints, kind: Dtype, tally: Tally) -> Ints:
+def _usable(where: str, x: AnyArray, rows: Ints, kind: Dtype, tally: Tally) -> Ints:
     """Those of `rows` that the stored dtype can hold: finite numbers, token ids of at least 0."""
     good = np.ones(len(rows), bool)
     if kind == "uint8":
@@ -342,7 +341,7 @@ def _usable(where: str, x: NDArray[Any], rows: Ints, kind: Dtype, tally: Tally) 
     return rows[good]
 
 
-def token_names(raw: Path | str, *arrays: NDArray[Any]) -> tuple[str, ...]:
+def token_names(raw: Path | str, *arrays: AnyArray) -> tuple[str, ...]:
     """The token ids as words, 0 to the largest."""
     largest = _largest(*arrays)
     if largest > LARGEST_TOKEN:
@@ -353,7 +352,7 @@ def token_names(raw: Path | str, *arrays: NDArray[Any]) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-def _largest(*arrays: NDArray[Any]) -> int:
+def _largest(*arrays: AnyArray) -> int:
     """The largest token id, by blocks."""
     return max(
         int(part[start : start + BLOCK_ROWS].max()) for part in arrays for start in range(0, len(part), BLOCK_ROWS)

@@ -89,7 +89,7 @@ def _read(
     train_x = scratch.rows()
     test_x, test_y = _images(test, label_key, len(names))
 
-    def rows(index: Ints) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[np.uint8]:
         return train_x[index]
 
     return RawDataset(

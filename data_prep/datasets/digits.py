@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
@@ -17,7 +17,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     """The digits; features (1, 8, 8) uint8, pixel values 0 ... 16."""
     train_x, train_y, test_x, test_y = load_digits_split()
 
-    def rows(index: Ints) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[np.uint8]:
         return train_x[index]
 
     data = RawDataset(

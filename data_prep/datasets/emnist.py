@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
     test_x, test_y = _part(raw, split, "test", classes, first_label)
     users, user_names = _writers(raw, split, len(train_y))
 
-    def rows(index: Ints) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[np.uint8]:
         return upright(train_x[index])
 
     data = RawDataset(
@@ -74,12 +73,12 @@ def read_split(raw: Path, split: str, classes: int, tally: Tally) -> RawDataset:
     return measured(data)
 
 
-def upright(images: NDArray[Any]) -> NDArray[Any]:
+def upright(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Transpose published images (n, width, height) into upright ones (n, 1, height, width)."""
     return images.transpose(0, 2, 1)[:, None]
 
 
-def _part(raw: Path, split: str, part: str, classes: int, first: int) -> tuple[NDArray[Any], Ints]:
+def _part(raw: Path, split: str, part: str, classes: int, first: int) -> tuple[NDArray[np.uint8], Ints]:
     stem = f"emnist-{split}-{part}"
     images = require(raw, idx.patterns(f"{stem}-images-idx3-ubyte"), _hint(split))
     labels = require(raw, idx.patterns(f"{stem}-labels-idx1-ubyte"), _hint(split))

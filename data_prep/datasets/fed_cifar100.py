@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     )
 
 
-def _part(path: Path, family: Ints | None) -> tuple[NDArray[Any], Ints, Ints, tuple[str, ...]]:
+def _part(path: Path, family: Ints | None) -> tuple[NDArray[np.uint8], Ints, Ints, tuple[str, ...]]:
     """Images, labels, client of each row and clients' names of a file; fills in the superclass of every class."""
     scratch, labels, users = Scratch(SHAPE, np.uint8), [], []
     names: list[str] = []

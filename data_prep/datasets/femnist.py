@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,14 @@ from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SHAPE = (1, 28, 28)
 PIXELS = 784
 HINT = "LEAF's train/*.json and test/*.json, or TFF's fed_emnist_train.h5 and fed_emnist_test.h5"
 # A writer of one file: name, pixels in [0, 1] (n, 784), labels (n,).
-Writer = tuple[str, NDArray[Any], NDArray[Any]]
+Writer = tuple[str, AnyArray, AnyArray]
 
 
 @dataclass
@@ -47,7 +46,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train_x, labels, users = train.images.rows(), np.concatenate(train.labels), np.concatenate(train.users)
     used, users = np.unique(users, return_inverse=True)
 
-    def rows(index: Ints) -> NDArray[Any]:
+    def rows(index: Ints) -> AnyArray:
         return train_x[index]
 
     data = RawDataset(
@@ -113,7 +112,7 @@ def _gather(files: list[Path], writers_of: Callable[[Path], Iterator[Writer]], n
     return part
 
 
-def _good_rows(pixels: NDArray[Any], labels: NDArray[Any], where: str, tally: Tally) -> NDArray[np.bool_]:
+def _good_rows(pixels: AnyArray, labels: AnyArray, where: str, tally: Tally) -> NDArray[np.bool_]:
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or labels.shape != (len(pixels),) or labels.dtype.kind not in "iu":
         why = f"images {pixels.shape} and labels {labels.shape} instead of (n, {PIXELS}) and (n,) whole numbers"
         tally.bad(where, why, max(labels.size, 1))

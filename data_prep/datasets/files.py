@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.room import temporary_room
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 
 BLOCK = 1 << 20
 LONGEST_LINE = 1 << 26
@@ -124,7 +123,7 @@ class Scratch:
             self._file = tempfile.TemporaryFile(prefix="data_prep-")  # noqa: SIM115  (as long as this object)
         weakref.finalize(self, self._file.close)  # a map outlives it
 
-    def append(self, rows: NDArray[Any]) -> None:
+    def append(self, rows: AnyArray) -> None:
         """Add rows, shape (r, *shape).
 
         Raises
@@ -140,7 +139,7 @@ class Scratch:
         self._written += block.nbytes
         self.length += len(block)
 
-    def rows(self) -> NDArray[Any]:
+    def rows(self) -> AnyArray:
         """All rows, shape (n, *shape): a private (copy-on-write) map of the file."""
         with temporary_room(self._folder, self._written, 0):
             self._file.flush()
@@ -191,7 +190,7 @@ class RowByRow:
         if len(self._waiting) == self._block:
             self._write()
 
-    def rows(self) -> NDArray[Any]:
+    def rows(self) -> AnyArray:
         """All rows, shape (n, *shape), as `Scratch.rows`; raises what `add` does for those not written yet."""
         self._write()
         return self._written.rows()

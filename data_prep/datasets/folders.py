@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from warnings import catch_warnings
 
 import numpy as np
@@ -75,7 +75,7 @@ class ImageRows:
                 ) from error
         return out
 
-    def stored(self) -> NDArray[Any]:
+    def stored(self) -> NDArray[np.uint8]:
         """All images in a temporary file, uint8 (n, C, H, W)."""
         scratch = Scratch(self.form.shape, np.uint8)
         for start in range(0, len(self.paths), 256):

@@ -8,7 +8,6 @@ import zlib
 from gzip import GzipFile
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +81,7 @@ def _check_size(path: Path, found: int, shape: tuple[int, ...]) -> None:
         )
 
 
-def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[Any], Ints]:
+def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[np.uint8], Ints]:
     """Images (n, height, width) uint8 and labels (n,) int64 of two idx files that belong together.
 
     Raises

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 
 MISSING = ("", "nan")
 WHOLE = 2.0**53  # beyond, a float cannot tell neighbouring whole numbers apart
@@ -35,7 +34,7 @@ class LabelRule:
 
 
 def classes_of(
-    parts: list[tuple[str, NDArray[Any]]],
+    parts: list[tuple[str, AnyArray]],
     rule: LabelRule,
     tally: Tally,
     place: Callable[[int], str] = "row {}".format,
@@ -89,7 +88,7 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING
 
 
-def not_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+def not_missing(values: AnyArray) -> NDArray[np.bool_]:
     """Which values say something: no NaN, no text that is empty or says nan."""
     if values.dtype.kind == "f":
         return np.asarray(~np.isnan(values))
@@ -99,7 +98,7 @@ def not_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _present(
-    where: str, values: NDArray[Any], rule: LabelRule, tally: Tally, place: Callable[[int], str]
+    where: str, values: AnyArray, rule: LabelRule, tally: Tally, place: Callable[[int], str]
 ) -> NDArray[np.bool_]:
     if values.dtype.kind not in "biufU":
         raise UserError(f"{where} holds {values.dtype}; labels must be whole numbers or texts")
@@ -115,7 +114,7 @@ def _present(
     return there
 
 
-def _as_numbers(values: NDArray[Any]) -> NDArray[Any] | None:
+def _as_numbers(values: AnyArray) -> AnyArray | None:
     """The values as numbers, None unless all are; truth values and texts like "3b" are no numbers."""
     if values.dtype.kind in "iuf":
         return values
@@ -128,7 +127,7 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def _refuse_fractions(
-    where: str, values: NDArray[Any] | None, there: NDArray[np.bool_], place: Callable[[int], str]
+    where: str, values: AnyArray | None, there: NDArray[np.bool_], place: Callable[[int], str]
 ) -> None:
     if values is None or values.dtype.kind != "f":
         return
@@ -141,7 +140,7 @@ def _refuse_fractions(
         )
 
 
-def _whole(values: NDArray[Any]) -> NDArray[Any]:
+def _whole(values: AnyArray) -> AnyArray:
     """Floats that are whole as int64, so that their classes are named 3 and not 3.0."""
     if values.dtype.kind == "f" and (np.abs(values) <= WHOLE).all() and (values == np.rint(values)).all():
         return values.astype(np.int64)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets import idx
@@ -29,7 +29,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     train_x, train_y = _part(raw, "train")
     test_x, test_y = _part(raw, "t10k")
 
-    def rows(index: Ints) -> NDArray[Any]:
+    def rows(index: Ints) -> NDArray[np.uint8]:
         return train_x[index][:, None]
 
     return RawDataset(
@@ -53,7 +53,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     )
 
 
-def _part(raw: Path, part: str) -> tuple[NDArray[Any], Ints]:
+def _part(raw: Path, part: str) -> tuple[NDArray[np.uint8], Ints]:
     images = require(raw, idx.patterns(f"{part}-images-idx3-ubyte"), HINT)
     labels = require(raw, idx.patterns(f"{part}-labels-idx1-ubyte"), HINT)
     return idx.read_pair(images, labels, 10)

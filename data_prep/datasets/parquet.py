@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.arrays import token_names, with_targets
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
@@ -20,7 +19,7 @@ from data_prep.datasets.parquet_targets import Targets
 from data_prep.datasets.texts import natural_clients, text_data_set
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.schema import Modality
 
 HINT = "a .parquet or .arrow file, or a folder of them (train and test by their names), as Hugging Face's datasets"
@@ -283,7 +282,7 @@ def _labels(
     return np.where(labels >= 0, given[labels], -1), names
 
 
-def _stored(x: Any, rows: Ints, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def _stored(x: Any, rows: Ints, shape: tuple[int, ...], dtype: Any) -> AnyArray:
     scratch = Scratch(shape, dtype)
     for start in range(0, len(rows), 256):
         scratch.append(x(rows[start : start + 256]))

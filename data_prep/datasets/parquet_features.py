@@ -20,7 +20,7 @@ from data_prep.datasets.files import Names, RowByRow, Scratch
 from data_prep.datasets.folders import Found, ImageForm, decode, image_facts
 from data_prep.datasets.texts import LabelledTexts
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 
 LARGEST = float(np.finfo(np.float32).max)
 BLOCK_ROWS = 1024
@@ -70,7 +70,7 @@ class Ragged:
         self._values = Scratch((), dtype)
         self._ends = array("q", [0])
         self._block: list[Any] = []
-        self._mapped: NDArray[Any] | None = None
+        self._mapped: AnyArray | None = None
 
     def append(self, row: Any) -> None:
         """Add a row (k,)."""
@@ -90,15 +90,15 @@ class Ragged:
         """Values of the longest row."""
         return int(self.lengths.max(initial=0))
 
-    def values(self) -> NDArray[Any]:
+    def values(self) -> AnyArray:
         """The values of all rows, one behind another."""
         return self._all()
 
-    def row(self, number: int) -> NDArray[Any]:
+    def row(self, number: int) -> AnyArray:
         """One row."""
         return np.asarray(self._all()[self._ends[number] : self._ends[number + 1]])
 
-    def padded(self, width: int, filling: float) -> NDArray[Any]:
+    def padded(self, width: int, filling: float) -> AnyArray:
         """All rows (n, width), cut or filled up."""
         values, ends = self._all(), np.array(self._ends, np.int64)
         out = Scratch((width,), self._values.dtype)
@@ -112,7 +112,7 @@ class Ragged:
             out.append(block)
         return out.rows()
 
-    def _all(self) -> NDArray[Any]:
+    def _all(self) -> AnyArray:
         if self._block or self._mapped is None:
             self._flush()
             self._mapped = self._values.rows()
@@ -192,7 +192,7 @@ class Tokens:
         """(L,)."""
         return (self._rows.longest,)
 
-    def ids(self) -> NDArray[Any]:
+    def ids(self) -> NDArray[np.int32]:
         """All ids, one after another."""
         return self._rows.values()
 

@@ -15,7 +15,7 @@ from data_prep.datasets.labels import UNLABELLED, WHOLE
 from data_prep.datasets.parquet_features import Places, Ragged, flat
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.targets import kept_targets
 
 HUGGING_FACE_IGNORED = -100
@@ -75,7 +75,7 @@ class Targets:
 
     def result(
         self, raw: Path, options: ReadOptions, tally: Tally, place: Places
-    ) -> tuple[str, NDArray[Any], NDArray[np.bool_]]:
+    ) -> tuple[str, AnyArray, NDArray[np.bool_]]:
         """What they are, the targets of all rows (n, …), and which rows have one; `place` says where a row is.
 
         Raises
@@ -97,7 +97,7 @@ class Targets:
         largest = float(np.abs(self._rows.values()).max(initial=0))
         if kind != "regression" and self._whole and largest > WHOLE:
             raise UserError(f"{where} holds a number of size {largest:.3g}; {kind} numbers begin at 0, without gaps")
-        y: NDArray[Any]
+        y: AnyArray
         if self._whole and kind == "tokens":
             y = self._tokens(options.length)
         elif self._whole and kind == "multilabel" and not self._is_flags():
@@ -130,12 +130,12 @@ class Targets:
         lengths = self._lengths
         return not self.names and bool(lengths.min() == lengths.max() and np.isin(self._rows.values(), (0, 1)).all())
 
-    def _tokens(self, length: int) -> NDArray[Any]:
+    def _tokens(self, length: int) -> Ints:
         """The first L of each row (n, L), -1 where nothing counts."""
         y = self._rows.padded(min(length, self._rows.longest), IGNORED).astype(np.int64)
         return np.where(y == HUGGING_FACE_IGNORED, IGNORED, y)
 
-    def _flags(self, where: str) -> NDArray[Any]:
+    def _flags(self, where: str) -> NDArray[np.uint8]:
         """The labels whose numbers each row lists, uint8 (n, C)."""
         values = self._rows.values().astype(np.int64)
         labels = len(self.names) or int(values.max(initial=-1)) + 1

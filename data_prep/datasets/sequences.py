@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,7 @@ class Sequences:
             if len(piece) > 1:
                 self.add(piece[:-1], piece[1:], user)
 
-    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[Any], tuple[str, ...]]:
+    def encode(self, train: Ints, vocabulary: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
         """Token ids and targets of all rows, int32 (n, 2, L), and words by id: see `renumbered`.
 
         Words are counted among tokens and targets; -1 is a target where nothing counts.

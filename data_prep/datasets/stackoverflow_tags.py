@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +40,7 @@ class _Tags:
         kept = sorted(counts, key=lambda code: (-counts[code], names[code]))[:most]
         return [names[code] for code in kept]
 
-    def flags(self, kept: list[str]) -> NDArray[Any]:
+    def flags(self, kept: list[str]) -> NDArray[np.uint8]:
         """Which of the tags each row has, uint8 (n, T), in a temporary file."""
         place = {name: number for number, name in enumerate(kept)}
         places = np.array([place.get(name, -1) for name in self._names.names], np.int64)

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.files import Names, Scratch, compact, folder_of
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, require_leaf
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 
 MOST_CLASSES = 1 << 16
 
@@ -70,11 +69,11 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
     )
 
 
-def _arrays(name: str, x: Any, y: Any) -> tuple[str, NDArray[Any], NDArray[Any]]:
+def _arrays(name: str, x: Any, y: Any) -> tuple[str, Floats, Floats]:
     return name, np.asarray(x, np.float64), np.asarray(y, np.float64)
 
 
-def _add(part: _Part, x: NDArray[Any], y: NDArray[Any], user: int, where: str, tally: Tally) -> None:
+def _add(part: _Part, x: Floats, y: Floats, user: int, where: str, tally: Tally) -> None:
     if not len(y):
         return
     if part.rows is None and x.ndim == 2 and x.shape[1]:

@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
-from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
 from data_prep.datasets.files import BLOCK, UTF_16, RowByRow, Scratch, lines, open_bytes
 from data_prep.datasets.labels import UNLABELLED, is_missing
 from fedmpi.common.errors import UserError, raised, shown
+from fedmpi.common.types import AnyArray
 
 MEMBERS = ("x", "y", "user", "x_test", "y_test")
 USER_COLUMN = "user"
@@ -29,7 +29,7 @@ LONGEST_NAME = 1000
 """Characters of a label or of a user: arrays of texts are as wide as the longest."""
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path) -> dict[str, AnyArray]:
     """The members x, y, user, x_test and y_test of an .npz file, each unzipped block by block to a temporary file.
 
     Raises
@@ -58,7 +58,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def as_text(values: NDArray[Any], path: Path, member: str) -> NDArray[Any]:
+def as_text(values: AnyArray, path: Path, member: str) -> AnyArray:
     """Arrays of bytes as texts; any other array as it is.
 
     Raises
@@ -74,7 +74,7 @@ def as_text(values: NDArray[Any], path: Path, member: str) -> NDArray[Any]:
         raise UserError(f"{path}, array {member}: {error.object!r} is no UTF-8 text; store texts, not bytes") from error
 
 
-def _stream_array(stream: IO[bytes], where: str) -> NDArray[Any]:
+def _stream_array(stream: IO[bytes], where: str) -> AnyArray:
     try:
         version = npy_format.read_magic(stream)
         read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
@@ -101,7 +101,7 @@ def _stream_array(stream: IO[bytes], where: str) -> NDArray[Any]:
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> dict[str, NDArray[Any]]:
+def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> dict[str, AnyArray]:
     """A CSV file with a header: the column `label`, optionally a column "user", all others numbers.
 
     Parameters
@@ -187,7 +187,7 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
             f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
         )
     names = np.array([header[column] for column in columns])
-    table: dict[str, NDArray[Any]] = {"x": numbers.rows(), "feature_names": names}
+    table: dict[str, AnyArray] = {"x": numbers.rows(), "feature_names": names}
     if len(targets) > 1:
         table["y"], table["target_names"] = np.array(values).reshape(-1, len(targets)), np.array(targets)
     else:

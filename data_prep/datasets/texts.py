@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +122,7 @@ def text_data_set(
                 f"{shared:,} of {len(held):,} validation texts also occur in the training part, word for word",
             )
 
-        def read(index: Ints) -> NDArray[Any]:
+        def read(index: Ints) -> NDArray[np.int32]:
             return ids[train[index]]
 
         return RawDataset(

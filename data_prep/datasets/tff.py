@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-from numpy.typing import NDArray
 
 from data_prep.datasets.files import chosen_users
 from fedmpi.common.errors import UserError
+from fedmpi.common.types import AnyArray
 
 EXAMPLES = "examples"
 MOST_BYTES = 2**31
@@ -21,7 +21,7 @@ DAMAGED = (OSError, KeyError, ValueError, AttributeError, TypeError, RuntimeErro
 
 def tff_clients(
     path: Path, fields: tuple[str, ...], users: int | None = None, per_user: int | None = None, uneven: bool = False
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+) -> Iterator[tuple[str, dict[str, AnyArray]]]:
     """The clients of a file in the order of their names, each with the arrays of some fields.
 
     Parameters
@@ -64,7 +64,7 @@ def _held(group: h5py.Group, name: str, kind: type) -> Any:
     return group[name]
 
 
-def _array(group: h5py.Group, field: str, per_user: int | None) -> NDArray[Any]:
+def _array(group: h5py.Group, field: str, per_user: int | None) -> AnyArray:
     dataset = _held(group, field, h5py.Dataset)
     if dataset.is_virtual or dataset.external:
         raise ValueError(f"{field!r} is kept in another file")
@@ -72,11 +72,11 @@ def _array(group: h5py.Group, field: str, per_user: int | None) -> NDArray[Any]:
     piece = math.prod(dataset.chunks or (0,))
     if max(rows * math.prod(dataset.shape[1:]), piece) * dataset.dtype.itemsize > MOST_BYTES:
         raise ValueError(f"{field!r} of {dataset.shape} values is more than a client has")
-    array: NDArray[Any] = dataset[:per_user]
+    array: AnyArray = dataset[:per_user]
     return array
 
 
-def texts(values: NDArray[Any], where: str) -> list[str]:
+def texts(values: AnyArray, where: str) -> list[str]:
     """Stored strings, one a row, as texts; bytes that are no UTF-8 as replacement characters.
 
     Raises
