@@ -24,6 +24,7 @@ import numpy as np
 from scipy.stats import t as student
 
 import fedmpi
+from fedmpi.common.types import Floats
 
 TURN = 10
 """Rounds in a row: as many as `evaluation.every` and `checkpoint.every`, so that each turn has one of each."""
@@ -79,7 +80,7 @@ def trained(folder: Path, before: int, turns: int, connection: Connection) -> No
     fedmpi.run("fedavg", {**SETTINGS, "rounds": rounds}, out=folder, stop=Turns(before, turns, connection))
 
 
-def measured(rounds: int, turns: int) -> tuple[np.ndarray, np.ndarray]:
+def measured(rounds: int, turns: int) -> tuple[Floats, Floats]:
     """What a round takes of the old run, `rounds` old when it begins, and of the young one.
 
     Returns
@@ -109,7 +110,7 @@ def measured(rounds: int, turns: int) -> tuple[np.ndarray, np.ndarray]:
     return times[WARM:-COUNTED], calls[-COUNTED:].mean(axis=0)
 
 
-def ratio(times: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
+def ratio(times: Floats, level: float = 0.95) -> tuple[float, float, float]:
     """Time of the old run over that of the young one, and its interval.
 
     The median over the rounds of a turn, so that a moment which the machine gives to something else does not count;

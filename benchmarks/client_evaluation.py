@@ -30,6 +30,7 @@ from benchmarks.measure import run_tree
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.common.types import Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.shards import ShardStore
 from fedmpi.models import build
@@ -43,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"mlp": {"hidden": [200, 200]}, "cnn": {}}
 WAYS = ("plain, as stored", "plain, in memory", "fedmpi")
 
 
-def sizes_of(clients: int, rows: int) -> np.ndarray:
+def sizes_of(clients: int, rows: int) -> Ints:
     """Samples of each client, int64 (N,): log-normal (σ = 0.8), about `rows` on average."""
     drawn = np.random.default_rng(0).lognormal(0.0, 0.8, clients)
     return np.maximum(1, np.round(drawn * rows / drawn.mean())).astype(np.int64)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.types import Ints
+
 
 class Product:
     """A dense layer, or a convolution over patches: k copies of a matrix (o, i) and a bias (o,)."""
@@ -119,7 +121,7 @@ class Stack:
         for product, weight, bias in zip(self.products, into[::2], into[1::2], strict=True):
             product.add_mean(factors, weight, bias)
 
-    def step(self, x: Tensor, y: Tensor, counts: np.ndarray) -> None:
+    def step(self, x: Tensor, y: Tensor, counts: Ints) -> None:
         """One step of SGD of the first k copies on x (k, b, …), y (k, b); client j has counts[j] of the b samples."""
         h: Tensor = x.reshape(len(x), x.shape[1], -1)
         kept: list[Tensor | None] = []
@@ -150,7 +152,7 @@ class Stack:
                 d = d.reshape(mask.shape)
                 d = torch.ops.aten.threshold_backward(d, mask, 0) if kind == "relu" else d * mask
 
-    def _loss_gradient(self, logits: Tensor, y: Tensor, counts: np.ndarray) -> Tensor:
+    def _loss_gradient(self, logits: Tensor, y: Tensor, counts: Ints) -> Tensor:
         d = torch.softmax(logits, -1)
         d.scatter_add_(-1, y.unsqueeze(-1), torch.full((1, 1, 1), -1.0).expand(*y.shape, 1))
         if (counts == y.shape[1]).all():

@@ -23,6 +23,7 @@ import torch
 from benchmarks.devices import CPU, wait_for
 from benchmarks.floor_steps import VARIANTS
 from benchmarks.workloads import Workload, find, mean_loss, prepare
+from fedmpi.common.types import Ints
 from fedmpi.data.shards import ShardStore
 
 
@@ -73,7 +74,7 @@ class Rounds:
             records.append((time.perf_counter() - started, samples, int(self.steps.sum())))
         return records
 
-    def _dealt(self, clients: np.ndarray) -> list[np.ndarray]:
+    def _dealt(self, clients: Ints) -> list[Ints]:
         """The clients of every process: longest first, to the one with the least work."""
         cost = self.trainer.weights(clients)
         loads, hands = np.zeros(self.processes), [[] for _ in range(self.processes)]  # type: ignore[var-annotated]

@@ -22,6 +22,7 @@ import torch
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.cluster import Cluster
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.source import ClientData
 from fedmpi.local.sequential import SequentialEngine
@@ -53,7 +54,7 @@ CASES = (
 )
 
 
-def cohort(case: Case, boundaries: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def cohort(case: Case, boundaries: Ints, generator: np.random.Generator) -> Ints:
     """Participants, sorted."""
     if case.cohort == "random":
         return np.sort(generator.choice(CLIENTS, ONLINE, replace=False))
@@ -87,7 +88,7 @@ class Bench:
         self.start = model.initial.clone()
         self.buffer = self.cluster.sum_buffer(model.size, np.float32)
 
-    def round(self, case: Case, number: int) -> np.ndarray | None:
+    def round(self, case: Case, number: int) -> Floats | None:
         """busy, CPU, planned shares and wall seconds of one round, on rank 0."""
         cluster, generator = self.cluster, self.streams.generator(Purpose.SCHEDULE, number)
         plan = round_plan(case, cluster.workers, generator)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from benchmarks.contestants import REPOSITORY, fedmpi_command, read_records
 from benchmarks.measure import run_tree
@@ -20,6 +21,7 @@ from benchmarks.workloads import WARM_UP
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
+from fedmpi.common.types import Ints
 
 VALUES, CLASSES = 32, 10
 CLIENTS = (10**2, 10**3, 10**4, 10**5, 10**6)
@@ -125,7 +127,7 @@ def _population(work: Path, clients: int) -> Path:
     return home
 
 
-def vectors(x: np.ndarray, y: np.ndarray, classes: int) -> RawDataset:
+def vectors(x: NDArray[np.float32], y: Ints, classes: int) -> RawDataset:
     """Vectors x (n, width) with labels y (n,) as a data set to deal out; the first thousand are its test part too."""
     return RawDataset(
         name="vectors",

@@ -22,6 +22,7 @@ import psutil
 import fedmpi
 from fedmpi import Config
 from fedmpi.cluster import Cluster
+from fedmpi.common.types import Floats, Ints
 from fedmpi.config import load_config
 from fedmpi.process.exit_codes import run_guarded
 
@@ -48,12 +49,12 @@ class Watch:
         return False
 
 
-def growth(resident: np.ndarray) -> float:
+def growth(resident: Ints) -> float:
     """Megabytes between the first tenth of the moments and the last."""
     return float(resident[-1] - resident[SAMPLES // 10]) / 1e6
 
 
-def medians(clocks: np.ndarray) -> np.ndarray:
+def medians(clocks: Floats) -> Floats:
     """Median milliseconds a round in each fifth of the rounds, by both clocks.
 
     Parameters

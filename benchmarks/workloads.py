@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -28,7 +27,7 @@ from data_prep.raw import RawDataset
 from data_prep.writer import write_shards
 from fedmpi.clients.cohort import uniform
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import AnyArray, Ints
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import MANIFEST
 from fedmpi.data.shards import ShardStore
@@ -198,7 +197,7 @@ def find(name: str, quick: bool = False) -> Workload:
     return (QUICK | QUICK_MODELS if quick else WORKLOADS | MODELS | OWN)[name]
 
 
-def samples(workload: Workload, n: int, tag: int) -> tuple[npt.NDArray[np.generic], Ints]:
+def samples(workload: Workload, n: int, tag: int) -> tuple[AnyArray, Ints]:
     """n samples and their labels; `tag` names the generator, the classes' patterns are shared by all tags."""
     generator = np.random.default_rng([workload.seed, tag])
     labels = generator.integers(0, workload.classes, n)

@@ -16,7 +16,7 @@ import numpy as np
 from fedmpi.clients.allocation import proportional
 from fedmpi.clients.view import View
 from fedmpi.common.streams import Streams
-from fedmpi.common.types import Ints
+from fedmpi.common.types import Floats, Ints
 from fedmpi.data.opening import open_store
 from jobs.experiments.even_cohorts import even
 
@@ -27,7 +27,7 @@ def strata_of(held: Ints) -> Ints:
     return strata.reshape(-1)
 
 
-def cohorts(held: Ints, count: int, rounds: int, seed: int) -> np.ndarray:
+def cohorts(held: Ints, count: int, rounds: int, seed: int) -> Floats:
     """Mean number of classes and mean distance, of uniform, stratified and even cohorts, float64 (3, 2)."""
     generator, streams = np.random.default_rng(seed), Streams(seed)
     strata = strata_of(held)

@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 from fedmpi.common.streams import Purpose, Streams
+from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance
 from fedmpi.data.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
 from fedmpi.data.opening import open_store
@@ -34,9 +35,7 @@ def row(name: str, found: list[DivergenceSummary], seconds: float | None = None)
     return f"| {name} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.3f} | {cost} |"
 
 
-def grouped(
-    kind: str, counts: np.ndarray, cohorts: list[np.ndarray], most: int
-) -> tuple[list[DivergenceSummary], float]:
+def grouped(kind: str, counts: Ints, cohorts: list[Ints], most: int) -> tuple[list[DivergenceSummary], float]:
     """Divergences of the mediators of each cohort, and the mean processor seconds of a plan."""
     generator = Streams(0).generator(Purpose.SCHEDULE)
     found, began = [], time.process_time()
