@@ -132,6 +132,55 @@ def test_arrays_of_whole_numbers_and_of_floats_have_one_name_each() -> None:
     assert not found, "Ints and Floats of fedmpi.common.types are meant:\n" + "\n".join(found)
 
 
+def test_annotations_of_arrays_name_their_values() -> None:
+    """By an alias, or by a type of NumPy's: a bare array would pass for one of any dtype wherever it goes."""
+    home = ROOT / "fedmpi" / "common" / "types.py"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for folder in ("fedmpi", "data_prep", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != home
+        for line, text in bare_arrays(ast.parse(path.read_text()))
+    ]
+    assert not wrong, "say what these hold; of any dtype is AnyArray of fedmpi.common.types:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x: np.ndarray",
+        "def f(x: list[np.ndarray]): ...",
+        "def f() -> ndarray | None: ...",
+        "Arrays = dict[str, np.ndarray]",
+        "x: npt.NDArray[Any] = np.ndarray(3)",
+        'Kept = TypeVar("Kept", bound=NDArray[np.generic])',
+    ],
+)
+def test_a_bare_array_is_found_wherever_it_stands(source: str) -> None:
+    assert [line for line, _ in bare_arrays(ast.parse(source))] == [1]
+
+
+@pytest.mark.parametrize(
+    "source", ["isinstance(x, Number | np.ndarray)", "np.ndarray(3)", "x: list[NDArray[np.int32]]"]
+)
+def test_arrays_that_are_made_or_looked_for_are_not_bare(source: str) -> None:
+    assert not [*bare_arrays(ast.parse(source))]
+
+
+def bare_arrays(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of every array type without a dtype, but for calls and what `isinstance` asks."""
+    fine: set[ast.AST] = set()
+    for node in ast.walk(tree):  # a node comes before those within it
+        if isinstance(node, ast.Subscript) and ast.unparse(node.slice) not in ("Any", "np.generic"):
+            fine.add(node.value)
+        elif isinstance(node, ast.Call):
+            fine |= {*ast.walk(node)} if ast.unparse(node.func) == "isinstance" else {node.func}
+        elif isinstance(node, ast.Name | ast.Attribute) and node not in fine:
+            text = ast.unparse(node)
+            if text.rpartition(".")[2] in ("ndarray", "NDArray"):
+                yield node.lineno, text
+
+
 def test_a_class_has_a_name_of_its_own() -> None:
     """One name for one thing: what bears a name twice is the same thing for two engines, or for clients and server."""
     homes: dict[str, list[str]] = {}
