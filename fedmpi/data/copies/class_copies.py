@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
@@ -146,12 +147,12 @@ def rebalance(class_counts: Ints, alpha: float, reading: str, streams: Streams) 
     return Rebalancing(copies, augmented, class_counts)
 
 
-def copies_of(labels: Ints, copies: Floats, streams: Streams, client: int) -> Ints:
+def copies_of(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
     """How many copies each sample of one client gets.
 
     Parameters
     ----------
-    labels : int64 (n_k,)
+    labels : int (n_k,)
         The client's labels in stored order.
     copies : float64 (C,)
         From `copies_per_sample`.
@@ -166,14 +167,14 @@ def copies_of(labels: Ints, copies: Floats, streams: Streams, client: int) -> In
         Their sums per class are those counted by `rebalance`: the Bernoulli draws are taken class after class, and in
         stored order within a class, so that the server can count them without the labels' order.
     """
-    numbers = np.floor(copies).astype(np.int64)[labels]
+    numbers: Ints = np.floor(copies).astype(np.int64)[labels]
     by_class = np.argsort(labels, kind="stable")
     drawn = by_class[(copies % 1 > 0)[labels[by_class]]]
     numbers[drawn] += _uniforms(streams, client, len(drawn)) < copies[labels[drawn]] % 1
     return numbers
 
 
-def source_rows(labels: Ints, copies: Floats, streams: Streams, client: int) -> Ints:
+def source_rows(labels: NDArray[np.integer], copies: Floats, streams: Streams, client: int) -> Ints:
     """The stored row that each augmented row of one client is a copy of.
 
     Parameters
