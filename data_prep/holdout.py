@@ -9,7 +9,7 @@ from fedmpi.common.types import Ints
 from fedmpi.common.whole_numbers import offsets_of
 
 
-def hold_out(
+def hold_out_validation(
     rows: Ints, offsets: Ints, fraction: float, generator: np.random.Generator
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Take a share of every client's samples for validation, chosen uniformly at random.

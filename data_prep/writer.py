@@ -17,7 +17,7 @@ import numpy as np
 
 from data_prep.files import complete, entry, growing_h5, nothing_partial, reserve, store, whole_file, write_text
 from data_prep.folder import abandon, claim, let_go, release
-from data_prep.holdout import balanced_rows, hold_out
+from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
 from data_prep.room import SPARE, megabytes
@@ -122,7 +122,7 @@ def write_shards(
         generator = Streams(seed).generator(Purpose.PARTITION, _HOLD_OUT_STREAM)
         rows, offsets = partition.rows, partition.offsets
         if held is None:
-            rows, offsets, *drawn = hold_out(rows, offsets, val_fraction, generator)
+            rows, offsets, *drawn = hold_out_validation(rows, offsets, val_fraction, generator)
             held = drawn[0], drawn[1]
             raw = _after_hold_out(raw, rows, held[0], val_fraction)
         given = raw if raw.given_labels is None else replace(raw, labels=raw.given_labels)

@@ -69,12 +69,12 @@ def look(folder: Path) -> Found:
     config = load_config(folder / "config.toml")
     experiment = Experiment.connect(config)
     stratifier, part = experiment.decisions.stratifier, config.participation
-    everyone = np.arange(stratifier.clients, dtype=np.int64)
-    probes = stratifier.probe(0, experiment.model.initial, everyone)
+    clients = np.arange(stratifier.clients, dtype=np.int64)
+    probes = stratifier.probe(0, experiment.model.initial, clients)
     matrix = gradient_features(stratifier.plan, probes).matrix
     labels = optics(matrix, part.min_samples, part.xi, "drop")
     recorded = int(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["strata"])
-    held = stratifier.class_counts(everyone) > 0
+    held = stratifier.class_counts(clients) > 0
     experiment.close()
     sets = Counter(map(bytes, held))
     return Found(folder.resolve().name, recorded, labels, plane(matrix), sum(count > 1 for count in sets.values()))

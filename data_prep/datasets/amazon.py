@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of, hold_out, hold_out_groups, lines
+from data_prep.datasets.files import folder_of, lines, train_test_groups, train_test_rows
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError
@@ -36,7 +36,7 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
                 _add(line, f"{path}, line {number}", texts, tally, seen)
     labels = np.array(texts.labels, np.int64)
     names = tuple(f"{stars} star{'s' if stars > 1 else ''}" for stars in range(1, 6))
-    parts = hold_out(len(texts)) if options.split == "rows" else hold_out_groups(texts.same())
+    parts = train_test_rows(len(texts)) if options.split == "rows" else train_test_groups(texts.same())
     return text_data_set(AMAZON, texts, labels, names, parts, options, tally)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import hold_out
+from data_prep.datasets.files import train_test_rows
 from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_missing
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset, measured
@@ -76,7 +76,7 @@ def of_arrays(raw: Path | str, content: Arrays, options: ReadOptions, tally: Tal
         names: tuple[str, ...] = ()
     else:
         y, y_test, names = _classes(raw, content, options, tally)
-    train, test = hold_out(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
+    train, test = train_test_rows(len(x)) if rest is None else (np.arange(len(x)), np.arange(len(test_source)))
     test_y = y if rest is None else y_test
     train, test = train[y[train] >= 0], test[test_y[test] >= 0]
     train = _usable(f"{raw}, array x", x, train, kind, tally)

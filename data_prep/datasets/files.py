@@ -25,7 +25,7 @@ LONGEST_LINE = 1 << 26
 """Bytes of a line of text: what is unzipped may be much longer than the file."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # The held-out rows are the same whatever the seed of the partition, so that runs over seeds share one test set.
-HOLD_OUT = Streams(0)
+TEST_ROWS = Streams(0)
 
 
 def folder_of(raw: Path) -> Path:
@@ -232,7 +232,7 @@ def sort_classes(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, 
     return rank[codes], tuple(names[code] for code in order)
 
 
-def hold_out(n: int, fraction: float = 0.2) -> tuple[Ints, Ints]:
+def train_test_rows(n: int, fraction: float = 0.2) -> tuple[Ints, Ints]:
     """Rows of the training and of the test part for a set that has no official test part.
 
     floor(n * fraction) rows drawn without replacement, the same for every seed; both parts keep the order of the file.
@@ -241,14 +241,14 @@ def hold_out(n: int, fraction: float = 0.2) -> tuple[Ints, Ints]:
     -------
     train, test : int64 arrays, sorted
     """
-    generator = HOLD_OUT.generator(Purpose.PARTITION, round=2**32)
+    generator = TEST_ROWS.generator(Purpose.PARTITION, round=2**32)
     chosen = np.zeros(n, bool)
     chosen[generator.choice(n, int(n * fraction), replace=False)] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def hold_out_groups(groups: Ints, fraction: float = 0.2) -> tuple[Ints, Ints]:
-    """As `hold_out`, but all rows of a group go to the same part.
+def train_test_groups(groups: Ints, fraction: float = 0.2) -> tuple[Ints, Ints]:
+    """As `train_test_rows`, but all rows of a group go to the same part.
 
     Groups are drawn in random order; each goes to the test part if that then holds at most floor(n * fraction) rows.
 
@@ -259,7 +259,7 @@ def hold_out_groups(groups: Ints, fraction: float = 0.2) -> tuple[Ints, Ints]:
     """
     counts = np.bincount(groups)
     left, chosen = int(len(groups) * fraction), np.zeros(len(counts), bool)
-    for group in HOLD_OUT.generator(Purpose.PARTITION, round=2**32).permutation(len(counts)).tolist():
+    for group in TEST_ROWS.generator(Purpose.PARTITION, round=2**32).permutation(len(counts)).tolist():
         if counts[group] <= left:
             left -= int(counts[group])
             chosen[group] = True
@@ -270,5 +270,5 @@ def chosen_users(names: list[str], users: int | None) -> list[str]:
     """So many of the names at random, the same for every seed, in their order; all where `users` is None or more."""
     if users is None or users >= len(names):
         return names
-    generator = HOLD_OUT.generator(Purpose.PARTITION, round=2**32 + 1)
+    generator = TEST_ROWS.generator(Purpose.PARTITION, round=2**32 + 1)
     return [names[index] for index in np.sort(generator.choice(len(names), users, replace=False))]

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of, hold_out
+from data_prep.datasets.files import folder_of, train_test_rows
 from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
@@ -82,7 +82,7 @@ def common_form(folder: Path, parts: list[Found], options: ReadOptions, tally: T
 
 
 def _split(images: ImageRows) -> tuple[ImageRows, ImageRows]:
-    train, test = hold_out(len(images.paths))
+    train, test = train_test_rows(len(images.paths))
     parts = [
         ImageRows(tuple(images.paths[row] for row in rows), images.labels[rows], images.form) for rows in (train, test)
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.datasets.arrays import token_names, with_targets
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.columns import ColumnFiles, blocks, column_files, listed
-from data_prep.datasets.files import Names, Scratch, hold_out
+from data_prep.datasets.files import Names, Scratch, train_test_rows
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Texts, Tokens
@@ -101,14 +101,14 @@ def read(raw: Path, options: ReadOptions, tally: Tally) -> RawDataset:
         ends.append(len(table.users))
     if not table.users:
         raise UserError(f"{raw} holds no readable row{f': {tally.first}' if tally.first else ''}")
-    everyone = np.arange(len(table.users))
-    train, test = (everyone[: ends[0]], everyone[ends[0] :]) if files.test else hold_out(len(everyone))
+    readable = np.arange(len(table.users))
+    train, test = (readable[: ends[0]], readable[ends[0] :]) if files.test else train_test_rows(len(readable))
     if table.targets is None:
         labels, names = _labels(raw, files, roles, table, options, tally)
         usable = labels >= 0
     else:
         kind, y, usable = table.targets.result(raw, options, tally, table.places)
-        labels, content = np.zeros(len(everyone), np.int64), {"y": y, "target_names": np.array(names or roles.labels)}
+        labels, content = np.zeros(len(readable), np.int64), {"y": y, "target_names": np.array(names or roles.labels)}
         if kind == "tokens" and roles.kind == "text":
             raise UserError(f"{raw}: targets that are tokens need samples that are: name lists of them with --features")
     if isinstance(features, Images):

@@ -55,13 +55,13 @@ def draw_pathological(request: Request) -> Draw:
 
 def _drawn(classes: int, clients: int, per_client: int, draws: str, generator: np.random.Generator) -> Ints:
     """Classes of every client, int64 (N, c), different within a client."""
-    everyone = np.arange(clients)[:, None]
+    first = np.arange(clients)[:, None]
     if draws == "rotated":
-        return (everyone + np.arange(per_client)) % classes
+        return (first + np.arange(per_client)) % classes
     fixed = draws == "first"
     parts = []
     for low in range(0, clients, _CLIENTS_AT_ONCE):
-        some = everyone[low : low + _CLIENTS_AT_ONCE]
+        some = first[low : low + _CLIENTS_AT_ONCE]
         keys = generator.random((len(some), classes))
         if fixed:
             np.put_along_axis(keys, some % classes, -1.0, axis=1)  # comes first

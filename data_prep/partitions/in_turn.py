@@ -47,8 +47,8 @@ def draw_in_turn(
     families = np.arange(len(stock)) if families is None else np.unique(families, return_inverse=True)[1]
     left = stock > 0
     drawn = np.empty(len(turns), np.min_scalar_type(len(stock)))
-    everyone = np.arange(len(turns))
-    drawn[:] = _again(everyone, turns, mixes, families, left, left, stock, generator)
+    places = np.arange(len(turns))
+    drawn[:] = _again(places, turns, mixes, families, left, left, stock, generator)
     before = 0  # turns that are decided
     rest = stock.astype(np.int64)
     while True:

@@ -108,14 +108,14 @@ def _class_table(slots: Ints, clients: int, per_client: int, generator: np.rando
     dealt = np.repeat(np.arange(len(slots)), slots)  # sorted by class and dealt round: no client twice in a class
     table = dealt.reshape(per_client, clients).T[generator.permutation(clients)]
     half = clients // 2
-    everyone = np.arange(half)
+    places = np.arange(half)
     for _ in range(_MIXING_PASSES * per_client):
         pairs = generator.permutation(clients)
         one, other = pairs[:half], pairs[half : 2 * half]
         column, across = generator.integers(0, per_client, (2, half))
         mine, theirs = table[one, column], table[other, across]
         clash = (table[one] == theirs[:, None]).any(axis=1) | (table[other] == mine[:, None]).any(axis=1)
-        free = everyone[~clash]
+        free = places[~clash]
         table[one[free], column[free]] = theirs[free]
         table[other[free], across[free]] = mine[free]
     return table

@@ -142,7 +142,7 @@ def cohort_size(clients: int, count: int | None = None, fraction: float | None =
     return count
 
 
-def everyone(available: Ints | int) -> Cohort:
+def full_participation(available: Ints | int) -> Cohort:
     """Every available client, once.
 
     Parameters
@@ -170,7 +170,7 @@ def uniform(generator: np.random.Generator, available: Ints | int, count: int) -
         raise ValueError(f"cannot draw {count} clients")
     population = available if isinstance(available, int) else available.size
     if count >= population:
-        return everyone(available)
+        return full_participation(available)
     chosen = np.sort(generator.choice(population, count, replace=False, shuffle=False))
     clients = chosen.astype(np.int64) if isinstance(available, int) else available[chosen]
     return Cohort(clients, np.full(count, count / population))
@@ -213,10 +213,10 @@ def weighted(
     candidates = np.arange(sizes.size) if available is None else available
     weights = sizes[candidates]
     if candidates.size == 0 or count == 0:
-        return everyone(np.zeros(0, np.int64))
+        return full_participation(np.zeros(0, np.int64))
     total = int(weights.sum())
     if total == 0 and sizes.any():
-        return everyone(np.zeros(0, np.int64))
+        return full_participation(np.zeros(0, np.int64))
     if total == 0:
         raise UserError("weighted participation needs a client with at least one sample: none has any")
     if not replace:

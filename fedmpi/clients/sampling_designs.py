@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedmpi.clients import draws
-from fedmpi.clients.cohort import Cohort, everyone, uniform, weighted
+from fedmpi.clients.cohort import Cohort, full_participation, uniform, weighted
 from fedmpi.clients.strata import stratified
 from fedmpi.clients.view import View
 from fedmpi.common.decorators import client_sampler
@@ -20,7 +20,7 @@ from fedmpi.common.types import Ints
 @client_sampler(name="all")
 def all_clients(view: View) -> Cohort:
     """Every client that is there."""
-    return everyone(view.present)
+    return full_participation(view.present)
 
 
 @client_sampler(name="uniform")

@@ -189,6 +189,6 @@ class Stratifier:
             labels, spreads = state["strata.labels"].numpy(), state["strata.spreads"].numpy()
             self.strata = make_strata(labels, spreads, norms if norms.size else None)
         if "strata.features" in state:
-            everyone = np.arange(self.clients, dtype=np.int64)
-            self._kept = Features(everyone, state["strata.features"].numpy(), state["strata.feature_norms"].numpy())
+            clients = np.arange(self.clients, dtype=np.int64)
+            self._kept = Features(clients, state["strata.features"].numpy(), state["strata.feature_norms"].numpy())
             self.latest = state["strata.latest"].numpy()

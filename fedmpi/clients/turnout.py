@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedmpi.clients.availability import OWN_DRAWS, ClientAvailability
-from fedmpi.clients.cohort import Cohort, Presence, cohort_size, everyone
+from fedmpi.clients.cohort import Cohort, Presence, cohort_size, full_participation
 from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, participant_seconds, survivors
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
@@ -204,7 +204,7 @@ class CohortDraw:
 
     def _asked(self, t: int, present: Ints | int, strata: Strata | None) -> Cohort:
         if self.opens(t):
-            return everyone(present)
+            return full_participation(present)
         view = self._views.pop(t, None) or self._view(t, present, strata)
         return self.sampler.draw(view)
 

@@ -44,11 +44,11 @@ class Communicators:
     fewest_cores: int
 
     @classmethod
-    def split(cls, everyone: MPI.Intracomm) -> Communicators:
+    def split(cls, comm: MPI.Intracomm) -> Communicators:
         """Make them out of COMM_WORLD, or what is left of it."""
         from mpi4py import MPI
 
-        world = opened(everyone.Dup())
+        world = opened(comm.Dup())
         node = opened(cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)))
         leads = node.rank == 0
         leaders = opened(cast("MPI.Intracomm", world.Split(0 if leads else MPI.UNDEFINED, key=world.rank)))
@@ -73,12 +73,12 @@ class Communicators:
                 comm.Free()
 
 
-def count_nodes(everyone: MPI.Intracomm) -> int:
+def count_nodes(comm: MPI.Intracomm) -> int:
     """How many nodes the ranks are on; collective."""
     from mpi4py import MPI
 
-    node = everyone.Split_type(MPI.COMM_TYPE_SHARED, key=everyone.rank)
-    nodes = total(everyone, int(node.rank == 0))
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    nodes = total(comm, int(node.rank == 0))
     node.Free()
     return nodes
 

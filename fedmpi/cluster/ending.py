@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from fedmpi.cluster.living import everyone, has_shrunk, is_loss, running_mpi
+from fedmpi.cluster.living import has_shrunk, is_loss, living_communicator, running_mpi
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.common.errors import UNWRITABLE
 
@@ -41,7 +41,7 @@ def agree_on_end(code: int, digest: int = 0, limit: float | None = None) -> bool
         True if all ranks came with the same code and digest; True also when there is no other rank. False where one has
         died, as far as MPI tells.
     """
-    mpi, comm = running_mpi(), everyone()
+    mpi, comm = running_mpi(), living_communicator()
     if mpi is None or comm is None or comm.Get_size() == 1:
         return True
     mine = np.array([code, -code, digest, -digest], np.int64)
@@ -93,5 +93,5 @@ def leave(code: int) -> NoReturn:
 
 def world_rank() -> int | None:
     """This rank among those that live of a running job of several ranks, else None."""
-    comm = everyone()
+    comm = living_communicator()
     return comm.Get_rank() if comm is not None and comm.Get_size() > 1 else None

@@ -145,11 +145,11 @@ class Groups:
             return None
         tag = crc32(np.array(ranks, np.int64).tobytes()) % TAGS
         meet_members(self._world, ranks, tag)
-        everyone = self._world.Get_group()
-        members = everyone.Incl(ranks)
+        world = self._world.Get_group()
+        members = world.Incl(ranks)
         comm = opened(self._world.Create_group(members, tag))
         members.Free()
-        everyone.Free()
+        world.Free()
         return comm
 
     def _share(self) -> None:

@@ -60,7 +60,7 @@ def running_mpi() -> ModuleType | None:
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
-def everyone() -> MPI.Intracomm | None:
+def living_communicator() -> MPI.Intracomm | None:
     """COMM_WORLD, and after a loss those of it that live; None where MPI does not run."""
     mpi = running_mpi()
     if mpi is None:
@@ -71,7 +71,7 @@ def everyone() -> MPI.Intracomm | None:
 
 def living_ranks() -> list[int]:
     """The ranks in COMM_WORLD of those that live, in order; [0] without MPI."""
-    mpi, comm = running_mpi(), everyone()
+    mpi, comm = running_mpi(), living_communicator()
     if mpi is None or comm is None:
         return [0]
     return [int(rank) for rank in mpi.Group.Translate_ranks(comm.Get_group(), None, mpi.COMM_WORLD.Get_group())]
@@ -144,7 +144,7 @@ def _reports_dead_rank(mpi: ModuleType, error: BaseException) -> bool:
         return False
     if error.Get_error_class() in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED):
         return True
-    comm = everyone()
+    comm = living_communicator()
     with suppress(mpi.Exception, NotImplementedError):  # another error may follow from a death
         return comm is not None and (comm.Is_revoked() or comm.Get_failed().Get_size() > 0)
     return False
@@ -165,15 +165,15 @@ def stop_everyone() -> None:
     mpi = running_mpi()
     assert mpi is not None
     _job.stopped = True
-    for comm in (*_job.noted, everyone()):
+    for comm in (*_job.noted, living_communicator()):
         if comm:
             with suppress(mpi.Exception):
                 comm.Revoke()
 
 
-def agree(done: bool) -> bool:
+def all_done(done: bool) -> bool:
     """Whether all ranks that live are done, and none has died since the last `shrink`; collective, the same for all."""
-    mpi, comm = running_mpi(), everyone()
+    mpi, comm = running_mpi(), living_communicator()
     if mpi is None or comm is None or comm.Get_size() == 1:
         return done
     flag = np.array([done], np.int32)
@@ -187,14 +187,14 @@ def agree(done: bool) -> bool:
 
 
 def shrink() -> list[int]:
-    """Go on without the dead: from now on `everyone` are those that live; collective among them.
+    """Go on without the dead: from now on `living_communicator` holds those that live; collective among them.
 
     Returns
     -------
     list of int
         The ranks in COMM_WORLD that have died since the last time.
     """
-    mpi, comm, before = running_mpi(), everyone(), living_ranks()
+    mpi, comm, before = running_mpi(), living_communicator(), living_ranks()
     assert mpi is not None and comm is not None
     _job.living = cast("MPI.Intracomm", comm.Shrink())
     _job.noted, _job.stopped = [], False

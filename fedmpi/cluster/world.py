@@ -26,7 +26,7 @@ from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, sweep
-from fedmpi.cluster.living import everyone, stopped
+from fedmpi.cluster.living import living_communicator, stopped
 from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.pages import PAGE, PAGES, Pages
 from fedmpi.cluster.pending_sends import calls_from_threads
@@ -116,7 +116,7 @@ class Cluster:
             log.info("one process: no MPI is installed")
             return cls(None, "none", reduction)
         claim()
-        library, living = short_version(mpi.Get_library_version()), everyone()
+        library, living = short_version(mpi.Get_library_version()), living_communicator()
         if living is None or living.Get_size() == 1:
             log.info("one process (%s)", library)
             sweep()

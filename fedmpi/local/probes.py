@@ -152,15 +152,15 @@ def gradient_blocks(
     """
     height = max(1, block_bytes // (model.trainable * w.element_size()))
     if batched is not None:
-        everyone = np.fromiter(clients, np.int64)
-        counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[everyone]], np.int64)
+        probed = np.fromiter(clients, np.int64)
+        counts = np.array([_probed_count(int(n), probe, batch_rows) for n in source.sizes[probed]], np.int64)
         small = (counts > 0) & (counts <= SMALL)
         rows = [
             _probed_rows(int(source.sizes[k]), probe, batch_rows, streams, round, int(k), purpose)
-            for k in everyone[small]
+            for k in probed[small]
         ]
-        yield from batched.gradients(everyone[small], rows, counts[small], w, height)
-        clients = everyone[~small]
+        yield from batched.gradients(probed[small], rows, counts[small], w, height)
+        clients = probed[~small]
     stream = client_gradients(source, model, clients, w, probe, streams, round, batch_rows, rank, purpose)
     while True:
         members: list[int] = []

@@ -25,20 +25,20 @@ class Exposure:
     ----------
     setting : str
         The key and its value.
-    everyone : bool
+    all_clients : bool
         Whether it tells the sizes of all clients, not only of the participants.
     remedy : str
         What to set instead.
     """
 
     setting: str
-    everyone: bool
+    all_clients: bool
     remedy: str
 
     @property
     def message(self) -> str:
         """One sentence for the log."""
-        whose = "every client" if self.everyone else "every participant"
+        whose = "every client" if self.all_clients else "every participant"
         return (
             f"{self.setting} tells the server the size of {whose} as it is, so that samples.size_estimate does not "
             f"protect them and their size_epsilon is infinite; {self.remedy}"

@@ -64,13 +64,13 @@ class PrivacyLedger:
         exposed : int64 (e,), optional
             The clients whose size this round tells without protection; None for nobody.
         """
-        everyone = slice(None) if asked is None else asked
-        before = self._answers[everyone]
+        answering = slice(None) if asked is None else asked
+        before = self._answers[answering]
         fresh = bool(before.size) and not (self.memoise and before.min() > 0)
         if self.memoise:
-            self._answers[everyone] = 1
+            self._answers[answering] = 1
         else:
-            self._answers[everyone] += 1
+            self._answers[answering] += 1
         spent = self.epsilon if fresh else 0.0
         if exposed is not None and not self._exposed[exposed].all():
             self._exposed[exposed] = True

@@ -85,7 +85,7 @@ class Accounts:
 
     def _exposed(self, cohort: Cohort, answering: Ints | None) -> Ints | None:
         """Clients whose size this round reveals as it is; None for nobody."""
-        if self.exposure is not None and self.exposure.everyone:
+        if self.exposure is not None and self.exposure.all_clients:
             return np.arange(len(self.sizes), dtype=np.int64)
         exposed = np.empty(0, np.int64)
         if self._unclipped_from is not None:

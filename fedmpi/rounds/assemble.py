@@ -28,7 +28,7 @@ from fedmpi.rounds.evaluated import EvaluatedParts
 from fedmpi.rounds.local_state import LocalState
 from fedmpi.rounds.memory import build_model, refuse_large_run
 from fedmpi.rounds.run_data import DataFacts, RunData
-from fedmpi.rounds.run_facts import agree
+from fedmpi.rounds.run_facts import open_and_compare
 from fedmpi.rounds.server_step import ServerStep
 from fedmpi.rounds.sum import SingleUpdates, one_by_one
 from fedmpi.rounds.training import Trainer, evaluation_cost
@@ -112,7 +112,7 @@ class Experiment:
         """
         cluster = cluster or Cluster.connect(reduction=config.cluster.reduction)
         check_ranks(cluster.size)
-        store = agree(cluster, config)
+        store = open_and_compare(cluster, config)
         device, streams = prepare_device(config, cluster), Streams(config.seed)
         data = RunData.of(config, cluster, streams, store, device)
         model = _built_model(config, cluster, data, device)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from fedmpi.cluster import Cluster, RankLost, world_rank
-from fedmpi.cluster.living import agree, is_loss, living_ranks, refuse_fatal_losses, shrink, stop_everyone
+from fedmpi.cluster.living import all_done, is_loss, living_ranks, refuse_fatal_losses, shrink, stop_everyone
 from fedmpi.common.activity import PHASES, activity
 from fedmpi.common.processes import Process
 from fedmpi.process.watchdog import processes
@@ -114,12 +114,12 @@ class Recovery:
             if not is_loss(error):
                 raise
         else:
-            if agree(True):
+            if all_done(True):
                 return
             stop_everyone()
             raise RankLost
         stop_everyone()
-        agree(False)
+        all_done(False)
         raise RankLost
 
     def meet(self, cluster: Cluster) -> None:

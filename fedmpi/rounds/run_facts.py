@@ -34,13 +34,13 @@ NAMED = 3
 """Facts named in the refusal."""
 
 
-def agree(cluster: Cluster, config: Config) -> ShardStore:
-    """Refuse ranks that do not run the same; collective, and before any other exchange.
+def open_and_compare(cluster: Cluster, config: Config) -> ShardStore:
+    """Open the data, and refuse ranks that do not run the same; collective, and before any other exchange.
 
     Returns
     -------
     ShardStore
-        The data of the configuration, opened on the way.
+        The data of the configuration.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def agree(cluster: Cluster, config: Config) -> ShardStore:
         store = open_store(config.data.shards, data_options(config))
     except UserError as error:
         refusal = str(error)
-    compare(cluster, facts_of_run(config, store.manifest if store else None, refusal))
+    compare_ranks(cluster, facts_of_run(config, store.manifest if store else None, refusal))
     if store is None:
         raise UserError(refusal)
     return store
@@ -98,7 +98,7 @@ def data_digest(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(facts_of_data(manifest), sort_keys=True).encode()).hexdigest()
 
 
-def compare(cluster: Cluster, facts: Facts) -> None:
+def compare_ranks(cluster: Cluster, facts: Facts) -> None:
     """Compare the ranks' facts; collective.
 
     Raises

@@ -206,8 +206,8 @@ def _described(subject: Subject) -> dict[str, Any]:
     settings = {**SMALL, **NEEDED.get(part.kind, {}), **subject.settings}
     if part.kind == "model" and part.name != "mlp" and "model.hidden" not in subject.settings:
         settings.pop("model.hidden")  # that of the run's own perceptron
-    everyone = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
-    if everyone or "participation.fraction" in settings:
+    takes_all = "all" in (settings.get("participation.clients"), part.kind == "client sampler" and part.name)
+    if takes_all or "participation.fraction" in settings:
         settings.pop("participation.count")
     if "local.steps" in settings:
         settings.pop("local.epochs")

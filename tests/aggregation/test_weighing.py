@@ -14,7 +14,7 @@ from fedmpi import Cohort, PartFailure, UserError, weights
 from fedmpi.aggregation.exact import FixedPointSum, FloatSum
 from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.weighing import JudgedSum, Weighing
-from fedmpi.clients.cohort import everyone
+from fedmpi.clients.cohort import full_participation
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
@@ -44,13 +44,13 @@ def weighing(chosen: Any, **options: Any) -> Weighing:
 
 
 def test_weights_of_ones_own_keep_their_ratios() -> None:
-    found = weighing(root).of(everyone(5), SIZES, 0)
+    found = weighing(root).of(full_participation(5), SIZES, 0)
     assert found / found.sum() == pytest.approx(np.sqrt(SIZES) / np.sqrt(SIZES).sum(), rel=1e-12)
 
 
 def test_normalised_weights_add_up_to_the_same_bits_in_any_order() -> None:
     sizes = np.random.default_rng(0).integers(1, 1000, 3001)
-    found = weighing(root).of(everyone(3001), sizes, 0)
+    found = weighing(root).of(full_participation(3001), sizes, 0)
     assert sum(found.tolist()) == sum(found[::-1].tolist()) == sum(np.sort(found).tolist())
     assert sum(np.sqrt(sizes).tolist()) != sum(np.sort(np.sqrt(sizes)).tolist())
 
@@ -58,14 +58,17 @@ def test_normalised_weights_add_up_to_the_same_bits_in_any_order() -> None:
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_the_total_weight_is_of_a_known_size(per_sample: bool) -> None:
     chosen = weighing(weights(per_sample=per_sample)(lambda cohort, sizes: np.sqrt(sizes[cohort.clients]) / 7e5))
-    found = chosen.of(everyone(5), SIZES, 0)
+    found = chosen.of(full_participation(5), SIZES, 0)
     assert 2**9 <= (found * (SIZES if per_sample else 1)).sum() < 2**10
 
 
 @pytest.mark.parametrize("name", ["samples", "uniform", "normalised"])
 def test_built_in_weights_are_left_as_they_are(name: str) -> None:
     part = resolve("weights", name)
-    assert weighing(name).of(everyone(5), SIZES, 0).tolist() == part.object(everyone(5), SIZES).tolist()
+    assert (
+        weighing(name).of(full_participation(5), SIZES, 0).tolist()
+        == part.object(full_participation(5), SIZES).tolist()
+    )
 
 
 def test_weights_cannot_change_the_cohort_or_the_sizes() -> None:
@@ -87,8 +90,8 @@ def test_a_normalisation_may_depend_on_the_cohort() -> None:
     def some(cohort: Cohort, sizes: np.ndarray) -> np.ndarray:
         return np.full(cohort.clients.size, 0.3)
 
-    assert [weighing(some).normalises(everyone(n)) for n in (3, 4)] == [False, True]
-    assert weighing(some).of(everyone(3), SIZES, 0).tolist() == [0.3] * 3
+    assert [weighing(some).normalises(full_participation(n)) for n in (3, 4)] == [False, True]
+    assert weighing(some).of(full_participation(3), SIZES, 0).tolist() == [0.3] * 3
 
 
 def answering(answer: Any, normalised: bool = True) -> Weighing:
@@ -120,7 +123,7 @@ def test_what_are_no_coefficients_is_refused_with_the_weights_named(answer: Any,
 
 
 def test_coefficients_of_a_sum_may_be_negative() -> None:
-    found = answering(lambda sizes: [-1.0, 1.0], normalised=False).of(everyone(2), SIZES, 0)
+    found = answering(lambda sizes: [-1.0, 1.0], normalised=False).of(full_participation(2), SIZES, 0)
     assert found.tolist() == [-1, 1]
 
 

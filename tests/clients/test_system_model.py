@@ -91,8 +91,8 @@ def test_where_fewer_are_left_than_wanted_over_selection_changes_no_inclusion() 
 
 
 def test_the_same_clients_drop_out_whoever_else_trains() -> None:
-    everyone, some = uniform(stream(), 200, 200), uniform(stream(), 200, 60)
-    left, left_of_some = (survivors(STREAMS, 4, cohort, 200, 0.3) for cohort in (everyone, some))
+    every, some = uniform(stream(), 200, 200), uniform(stream(), 200, 60)
+    left, left_of_some = (survivors(STREAMS, 4, cohort, 200, 0.3) for cohort in (every, some))
     assert np.array_equal(left_of_some.clients, np.intersect1d(left.clients, some.clients))
     assert left_of_some.inclusion == pytest.approx(np.full(len(left_of_some.clients), 0.7 * 60 / 200))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from data_prep.holdout import hold_out
+from data_prep.holdout import hold_out_validation
 from data_prep.partitions import partition
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset
@@ -62,7 +62,7 @@ def test_what_is_written_is_read_by_client_by_position_and_as_tensors(name: str,
     y, dealt = TARGETS[name], given()
     manifest = write_shards(raw(name), dealt, tmp_path / "out", 3, 0, "test", val_fraction=0.2)
     generator = fedmpi_generator()
-    rows, offsets, held, held_offsets = hold_out(dealt.rows, dealt.offsets, 0.2, generator)
+    rows, offsets, held, held_offsets = hold_out_validation(dealt.rows, dealt.offsets, 0.2, generator)
     store = open_store(tmp_path / "out", verify=True)
     data = ClientData(store)
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["schema"] == SCHEMA_OF_TARGETS

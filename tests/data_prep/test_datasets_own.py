@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets import tables
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import RowByRow, Scratch, hold_out, hold_out_groups
+from data_prep.datasets.files import RowByRow, Scratch, train_test_groups, train_test_rows
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi import UserError
@@ -45,7 +45,7 @@ def test_arrays_are_stored_as_their_shape_and_dtype_say(
     raw = _read("arrays", tmp_path / "a.npz")
     assert (raw.task, raw.feature_shape, raw.dtype) == (task, stored, kind)
     assert raw.class_names == ("a", "b", "c") and raw.user_names == ("0", "1", "2", "3")
-    train, test = hold_out(30)
+    train, test = train_test_rows(30)
     expected = np.moveaxis(x, -1, 1) if len(shape) == 4 and shape[-1] == 3 else x
     assert np.array_equal(raw.read(np.arange(24)).ravel(), expected[train].astype(kind).ravel())
     assert np.array_equal(raw.test_x.ravel(), expected[test].astype(kind).ravel())
@@ -131,7 +131,7 @@ def test_a_csv_table_is_read_with_its_label_and_user_columns(tmp_path: Path) -> 
     (tmp_path / "t.csv").write_text("\n".join([*lines, "1,x", "1,y,oops,u0"]) + "\n")
     tally = Tally()
     raw = _read("arrays", tmp_path / "t.csv", ReadOptions(label="kind"), tally)
-    train, _ = hold_out(10)
+    train, _ = train_test_rows(10)
     assert np.array_equal(raw.read(np.arange(8)), np.stack([train, train / 2], 1).astype(np.float32))
     assert [raw.class_names[label] for label in raw.labels] == ["xyz"[row % 3] for row in train]
     assert raw.user_names == ("u0", "u1") and raw.skipped == 2
@@ -148,7 +148,7 @@ def test_a_row_that_is_left_out_takes_its_features_along(
     (tmp_path / "t.csv").write_text("\n".join(["a,label,user", *lines]) + "\n")
     tally = Tally()
     raw = _read("arrays", tmp_path / "t.csv", tally=tally)
-    train, _ = hold_out(10)
+    train, _ = train_test_rows(10)
     assert raw.read(np.arange(8)).ravel().tolist() == train.tolist()
     assert [raw.class_names[label] for label in raw.labels] == ["xy"[row % 2] for row in train]
     assert raw.users.tolist() == [row // 5 for row in train] and tally.unreadable == 3
@@ -180,7 +180,7 @@ def test_whole_numbers_are_classes_in_the_order_of_numbers_however_they_are_writ
     for name in ("a.npz", "t.csv"):
         raw = _read("arrays", tmp_path / name)
         assert raw.class_names == tuple(map(str, range(12)))
-        assert raw.labels.tolist() == (hold_out(24)[0] % 12).tolist()
+        assert raw.labels.tolist() == (train_test_rows(24)[0] % 12).tolist()
     assert _read("arrays", tmp_path / "m.csv").class_names == ("10", "9a")
 
 
@@ -302,7 +302,7 @@ def test_rows_without_a_user_are_no_client_of_their_own(tmp_path: Path, user: np
     np.savez(tmp_path / "a.npz", x=RNG.random((20, 2)), y=np.arange(20) % 3, user=user)
     tally = Tally()
     raw = _read("arrays", tmp_path / "a.npz", tally=tally)
-    train, _ = hold_out(20)
+    train, _ = train_test_rows(20)
     nobody = int(np.isin(user[train].astype(str), ("", "nan")).sum())
     assert raw.users is None and raw.user_names is None
     assert raw.notes == (f"{nobody} of 16 training rows name no user, so the data have no natural clients",)
@@ -420,7 +420,7 @@ def test_rows_with_the_same_text_can_be_held_out_together(tmp_path: Path) -> Non
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60))
 def test_groups_are_held_out_whole_and_never_more_than_a_fifth(drawn: list[int]) -> None:
     groups = np.unique(drawn, return_inverse=True)[1]
-    train, test = hold_out_groups(groups)
+    train, test = train_test_groups(groups)
     assert np.array_equal(np.sort(np.r_[train, test]), np.arange(len(groups)))
     assert not set(groups[train]) & set(groups[test]) and len(test) <= len(groups) // 5
     room = len(groups) // 5 - len(test)
@@ -452,9 +452,9 @@ def test_users_are_kept_only_when_every_training_row_has_one(tmp_path: Path) -> 
 
 
 def test_the_held_out_rows_are_a_fifth_and_always_the_same() -> None:
-    train, test = hold_out(1003)
+    train, test = train_test_rows(1003)
     assert len(test) == 200 and np.array_equal(np.sort(np.r_[train, test]), np.arange(1003))
-    assert np.array_equal(test, hold_out(1003)[1])
+    assert np.array_equal(test, train_test_rows(1003)[1])
 
 
 def test_channel_statistics_are_those_of_numpy() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.columns import listed
-from data_prep.datasets.files import hold_out
+from data_prep.datasets.files import train_test_rows
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi import UserError
@@ -116,7 +116,7 @@ def test_columns_of_numbers_and_lists_are_a_vector(tmp_path: Path) -> None:
     columns = {"a": x, "kind": [f"k{row % 3}" for row in range(rows)], "b": more.tolist(), "who": np.arange(rows) // 50}
     pq.write_table(table(columns), tmp_path / "mine.parquet")
     raw = read(tmp_path / "mine.parquet", label="kind", user="who")
-    train, test = hold_out(rows)
+    train, test = train_test_rows(rows)
     expected = np.column_stack([x, more])
     np.testing.assert_array_equal(raw.read(np.arange(len(train))), expected[train])
     np.testing.assert_array_equal(raw.test_x, expected[test])

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import hold_out
+from data_prep.datasets.files import train_test_rows
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi import UserError
@@ -44,7 +44,7 @@ def write(path: Path, columns: dict[str, Any], names: dict[str, list[str]] | Non
 
 def targets(raw: RawDataset) -> np.ndarray:
     """Of all rows, in their order in the file, which has no test part."""
-    train, test = hold_out(len(raw.labels) + len(raw.test_y))
+    train, test = train_test_rows(len(raw.labels) + len(raw.test_y))
     found = np.empty((len(train) + len(test), *raw.target_shape), raw.test_y.dtype)
     found[train], found[test] = raw.targets_of(np.arange(len(train))), raw.test_y
     return found
@@ -88,7 +88,7 @@ def test_a_list_that_is_missing_leaves_those_of_the_others_what_they_are(tmp_pat
     write(tmp_path / "t.parquet", {"x": RNG.normal(size=18), "label": pa.array(held, IDS)})
     raw = read(tmp_path, targets=said, skip_unlabelled=True)
     assert (raw.targets, raw.target_shape) == (said, (2,))
-    train, test = hold_out(18)
+    train, test = train_test_rows(18)
     for rows, found in ((train, raw.targets_of(np.arange(len(raw.labels)))), (test, raw.test_y)):
         np.testing.assert_array_equal(found, [held[row] for row in rows if held[row]])
 
@@ -136,7 +136,7 @@ def test_lists_of_token_ids_are_padded_and_their_targets_count_where_they_are(tm
     raw = read(tmp_path, label="labels", task="text", features=("input_ids",))
     assert (raw.task, raw.targets, raw.feature_shape, raw.target_shape) == ("text", "tokens", (4,), (4,))
     assert raw.classes == len(raw.vocabulary) == 5
-    found, (train, _) = targets(raw), hold_out(ROWS)
+    found, (train, _) = targets(raw), train_test_rows(ROWS)
     for row, (ids, following) in enumerate(zip(x, y, strict=True)):
         assert found[row].tolist() == [*following[:-1], *[-1] * (5 - len(ids))]
     assert raw.read(np.arange(len(train))).tolist() == [x[row] + [0] * (4 - len(x[row])) for row in train]
@@ -168,7 +168,7 @@ def test_paths_of_images_below_a_relative_folder_may_be_absolute_or_lead_up(
     write(tmp_path / "data" / "t.parquet", {"image": held, "label": [0, 1] * 5})
     monkeypatch.chdir(tmp_path)
     raw = read(Path("."), task="image")
-    train, test = hold_out(10)
+    train, test = train_test_rows(10)
     assert raw.read(np.arange(8))[:, 0, 0, 0].tolist() == (20 * train).tolist()
     assert raw.test_x[:, 0, 0, 0].tolist() == (20 * test).tolist()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import hold_out
+from data_prep.datasets.files import train_test_rows
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi import UserError
@@ -31,7 +31,7 @@ def table(path: Path, rows: list[str], header: str = "a,b,rain,wind,user") -> Pa
 def test_several_columns_of_numbers_are_a_regression(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", [f"{row},{-row},{row / 4},{row * 3},u{row % 2}" for row in range(20)])
     raw = read(path, label="rain,wind")
-    train, test = hold_out(20)
+    train, test = train_test_rows(20)
     assert raw.targets == "regression" and raw.target_shape == (2,) and raw.classes == 2
     np.testing.assert_array_equal(raw.targets_of(np.arange(16)), np.column_stack([train / 4, train * 3]))
     np.testing.assert_array_equal(raw.test_y, np.column_stack([test / 4, test * 3]))
@@ -65,7 +65,7 @@ def test_several_columns_of_zeros_and_ones_are_labels_with_the_columns_names(tmp
 def test_one_column_of_numbers_is_a_regression_where_the_user_says_so(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", [f"{row},1,{row / 4},2,u" for row in range(10)])
     raw = read(path, label="rain", targets="regression")
-    train, _ = hold_out(10)
+    train, _ = train_test_rows(10)
     assert raw.target_shape == () and raw.classes == 1
     np.testing.assert_array_equal(raw.targets_of(np.arange(8)), (train / 4).astype(np.float32))
 
@@ -89,7 +89,7 @@ def test_arrays_of_several_values_are_recognised_by_their_numbers(tmp_path: Path
     np.savez(tmp_path / "t.npz", x=tokens, y=after)
     raw = read(tmp_path / "t.npz", task="text")
     assert raw.targets == "tokens" and raw.classes == len(raw.vocabulary) == 9
-    np.testing.assert_array_equal(raw.targets_of(np.arange(16)), after[hold_out(20)[0]])
+    np.testing.assert_array_equal(raw.targets_of(np.arange(16)), after[train_test_rows(20)[0]])
 
 
 def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

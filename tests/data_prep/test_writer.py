@@ -21,7 +21,7 @@ import data_prep.shard as shard
 import data_prep.writer as writer
 from data_prep.datasets.base import ReadOptions, Tally
 from data_prep.datasets.registry import DATASETS
-from data_prep.holdout import balanced_rows, hold_out
+from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.partitions import Partition, partition
 from data_prep.raw import RawDataset, measured
 from data_prep.writer import write_shards
@@ -126,7 +126,7 @@ def test_validation_takes_its_share_of_every_client_and_empties_none(tmp_path: P
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 0.99), st.integers(0, 2**32))
 def test_holding_out_splits_without_loss(sizes, fraction, seed) -> None:
     rows, offsets = np.random.default_rng(0).permutation(sum(sizes)), offsets_of(np.array(sizes))
-    kept, kept_offsets, held, held_offsets = hold_out(rows, offsets, fraction, np.random.default_rng(seed))
+    kept, kept_offsets, held, held_offsets = hold_out_validation(rows, offsets, fraction, np.random.default_rng(seed))
     assert sorted([*kept, *held]) == sorted(rows) and kept_offsets[-1] == len(kept) and held_offsets[-1] == len(held)
     assert ((np.diff(kept_offsets) > 0) == (np.array(sizes) > 0)).all()
     for client in range(len(sizes)):
@@ -155,7 +155,7 @@ def test_validation_texts_that_are_also_trained_on_are_reported(tmp_path: Path) 
     notes = write_shards(raw, made, tmp_path / "out", 1, 0, "c", val_fraction=0.5).notes
     store = open_store(tmp_path / "out")
     generator = Streams(0).generator(Purpose.PARTITION, 1)
-    kept, _, held, _ = hold_out(made.rows, made.offsets, 0.5, generator)
+    kept, _, held, _ = hold_out_validation(made.rows, made.offsets, 0.5, generator)
     shared = int(np.isin(held % 30, kept % 30).sum())
     assert store.part_samples("val") == 30 and 0 < shared < 30
     assert tuple(notes) == (f"{shared} of 30 validation texts also occur in the training part, word for word",)

@@ -141,7 +141,7 @@ def kill_one(job: Job, run: Path, dice: random.Random, report: Report) -> bool:
     if job.poll() is not None or not members:
         return False
     victim = dice.choice(sorted(members))
-    everyone = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+    processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
     report.rounds.append(recorded(run))
     try:
         members[victim].kill()
@@ -153,7 +153,7 @@ def kill_one(job: Job, run: Path, dice: random.Random, report: Report) -> bool:
         job.wait(LINGER)
     except subprocess.TimeoutExpired:
         report.wrong.append(f"the job did not end after {victim} was killed")
-    _, alive = psutil.wait_procs([process for process in everyone if process.pid != job.pid], timeout=LINGER)
+    _, alive = psutil.wait_procs([process for process in processes if process.pid != job.pid], timeout=LINGER)
     report.slowest = max(report.slowest, time.monotonic() - struck)
     if alive:
         report.wrong.append(f"{len(alive)} processes went on after {victim} was killed")

@@ -184,7 +184,7 @@ def texts(*lengths: list[int]) -> Source:
     return source
 
 
-def everyone(source: Source) -> list[ClientTask]:
+def all_tasks(source: Source) -> list[ClientTask]:
     return [ClientTask(client, None, 1.0) for client in range(len(source.sizes))]
 
 
@@ -193,9 +193,9 @@ SINGLE = LocalRule(lr=0.1, batch_size=1)
 
 def test_texts_with_most_padding_are_compared() -> None:
     source = texts([12, 12, 12], [12, 3, 12, 5], [12, 12], [11, 12, 2, 4, 12])
-    found = comparison_tasks(everyone(source), source, SINGLE)
+    found = comparison_tasks(all_tasks(source), source, SINGLE)
     assert [(task.client, task.rows.tolist()) for task in found] == [(3, [2, 3]), (1, [1, 3])]
-    whole = comparison_tasks(everyone(source), source, LocalRule(lr=0.1, batch_size=None))
+    whole = comparison_tasks(all_tasks(source), source, LocalRule(lr=0.1, batch_size=None))
     assert [(task.client, len(task.rows)) for task in whole] == [(1, 4), (3, 5)]
 
 
@@ -208,13 +208,13 @@ def test_of_chosen_rows_the_padded_ones_are_compared() -> None:
 
 def test_empty_texts_tell_nothing() -> None:
     source = texts([0, 12, 9, 10], [12, 0, 12])
-    found = comparison_tasks(everyone(source), source, SINGLE)
+    found = comparison_tasks(all_tasks(source), source, SINGLE)
     assert found[0].client == 0 and found[0].rows.tolist() == [2, 3]
 
 
 def test_without_padding_or_texts_all_clients_may_be_compared() -> None:
     source = texts([12, 12], [12])
-    assert comparison_tasks(everyone(source), source, SINGLE) == everyone(source)
+    assert comparison_tasks(all_tasks(source), source, SINGLE) == all_tasks(source)
     images = InMemorySource(SMALL_IMAGES, [3, 4])
     images.x = images.x.clamp_min(0)
     assert comparison_tasks(tasks_of(images), images, SINGLE) == tasks_of(images)
@@ -226,7 +226,7 @@ def test_no_more_than_some_texts_are_searched(monkeypatch: pytest.MonkeyPatch) -
     source, read = texts(*[[12]] * 8, [2]), []
     load = source.load
     monkeypatch.setattr(source, "load", lambda client, rows=None: read.append(client) or load(client, rows))
-    assert comparison_tasks(everyone(source), source, SINGLE)[0].client == 8
+    assert comparison_tasks(all_tasks(source), source, SINGLE)[0].client == 8
     assert read == [0, 4, 8]
 
 

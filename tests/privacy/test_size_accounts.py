@@ -93,12 +93,12 @@ STRATA = ("participation.clients=stratified", "participation.count=2")
 def test_strata_of_labels_openings_and_schedules_by_label_tell_sizes(settings: list[str], named: str | None):
     found = exposure(load_config(None, [*PRIVATE, *settings]))
     assert (found and found.setting.split(" = ")[0]) == named
-    assert found is None or found.everyone == named.startswith("participation")  # else of the participants only
+    assert found is None or found.all_clients == named.startswith("participation")  # else of the participants only
 
 
 def test_weights_of_ones_own_see_the_sizes_of_all():
     found = exposure(load_config(None, [*PRIVATE, "aggregation.weights=tests.end_to_end.own_sums:root"]))
-    assert found is not None and found.everyone and found.setting.startswith("aggregation.weights")
+    assert found is not None and found.all_clients and found.setting.startswith("aggregation.weights")
     assert found.message.count('own_sums:root", which sees all sizes, tells') == 1
 
 

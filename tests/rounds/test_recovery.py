@@ -104,7 +104,7 @@ def test_a_run_that_only_some_have_finished_goes_on_from_its_last_checkpoint(
     dies: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     answers = [True, False]
-    monkeypatch.setattr(recovery, "agree", lambda done: answers.pop())
+    monkeypatch.setattr(recovery, "all_done", lambda done: answers.pop())
     run = fedmpi.run(COMMON | {"checkpoint.every": 1}, out=tmp_path / "RUN")
     assert not answers and [lost["resumed_at"] for lost in run.summary["lost_ranks"]] == [6]
     assert [record["round"] for record in run.records] == [*range(6)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmpi.clients.availability_laws import Availability, available_clients, probabilities
-from fedmpi.clients.cohort import everyone
+from fedmpi.clients.cohort import full_participation
 from fedmpi.clients.devices import survivors
 from fedmpi.common.streams import Streams
 
@@ -37,7 +37,7 @@ def test_clients_are_available_as_often_as_their_law_says(law: Availability) -> 
 
 def test_drop_outs_are_as_frequent_as_stated_and_independent_of_availability() -> None:
     """2,000 rounds × 60 clients: frequency and correlation with availability within 5 standard errors (1e-6)."""
-    law, cohort = Availability("bernoulli", 0.5), everyone(CLIENTS)
+    law, cohort = Availability("bernoulli", 0.5), full_participation(CLIENTS)
     stayed, present = np.zeros((ROUNDS, CLIENTS)), np.zeros((ROUNDS, CLIENTS))
     for round in range(ROUNDS):
         stayed[round, survivors(STREAMS, round, cohort, CLIENTS, 0.25).clients] = 1

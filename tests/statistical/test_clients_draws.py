@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedmpi import Cohort, UserError
-from fedmpi.clients.cohort import cohort_size, everyone, size_proportional_inclusion, uniform, weighted
+from fedmpi.clients.cohort import cohort_size, full_participation, size_proportional_inclusion, uniform, weighted
 from fedmpi.common.streams import Purpose, Streams
 
 FALSE_ALARM = 1e-6
@@ -102,7 +102,7 @@ def test_when_too_few_clients_are_available_all_of_them_take_part():
 
 
 def test_everyone_is_everyone_once():
-    cohort = everyone(4)
+    cohort = full_participation(4)
     assert cohort.clients.tolist() == [0, 1, 2, 3]
     assert cohort.multiplicity.tolist() == cohort.inclusion.tolist() == [1, 1, 1, 1]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedmpi import Cohort, UserError
-from fedmpi.clients.cohort import StrataSummary, everyone
+from fedmpi.clients.cohort import StrataSummary, full_participation
 from fedmpi.common.streams import Streams
 from fedmpi.common.whole_numbers import offsets_of
 from fedmpi.samples.built_in_rules import bernoulli_rows, used_counts
@@ -85,7 +85,7 @@ def test_the_fedsampling_sum_is_the_gradient_of_the_pooled_batch():
     rows = bernoulli_rows(Streams(2), 0, sizes, 0.5)
     offsets = offsets_of(sizes)
     used = used_counts(rows, offsets)
-    c = coefficients("gradient-sum", everyone(4), sizes, used, wanted)
+    c = coefficients("gradient-sum", full_participation(4), sizes, used, wanted)
     sampled = [gradients[rows[(rows >= a) & (rows < b)]] for a, b in itertools.pairwise(offsets)]
     local = np.array([values.mean() if values.size else 0.0 for values in sampled])
     assert c @ local == pytest.approx(gradients[rows].sum() / wanted)
@@ -95,7 +95,7 @@ def test_the_fedsampling_sum_is_the_gradient_of_the_pooled_batch():
 def test_the_naive_ratio_with_uniform_weights_favours_small_clients():
     """FedSampling §3.3, Fig 1: with sizes 2, 1, 1 a sample of the first client counts half of another's."""
     sizes = np.array([2, 1, 1], np.int64)
-    per_sample = coefficients("uniform", everyone(3), sizes) / sizes
+    per_sample = coefficients("uniform", full_participation(3), sizes) / sizes
     assert per_sample[0] * 2 == pytest.approx(per_sample[1]) == pytest.approx(per_sample[2])
 
 
@@ -137,13 +137,13 @@ def test_a_participant_without_used_rows_weighs_nothing(kind: str):
 
 def test_impossible_weights_are_refused():
     with pytest.raises(UserError, match="strata"):
-        coefficients("stratified", everyone(6), SIZES)
+        coefficients("stratified", full_participation(6), SIZES)
     with pytest.raises(UserError, match="did you mean 'uniform'"):
-        coefficients("uniforms", everyone(6), SIZES)
+        coefficients("uniforms", full_participation(6), SIZES)
     with pytest.raises(UserError, match="inclusion probabilities"):
-        coefficients("unbiased", replace(everyone(6), inclusion=None), SIZES)
+        coefficients("unbiased", replace(full_participation(6), inclusion=None), SIZES)
     with pytest.raises(UserError, match="population = 'rows' does not suit"):
-        coefficients("unbiased", everyone(6), SIZES, population="rows")
+        coefficients("unbiased", full_participation(6), SIZES, population="rows")
 
 
 @pytest.mark.parametrize("middle, normalised", [(1.0, True), (0.0, True), (0.5, False)])
