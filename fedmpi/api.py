@@ -40,7 +40,7 @@ from fedmpi.models import build
 from fedmpi.process.exit_codes import ending_together
 from fedmpi.process.malloc import freed_memory_kept
 from fedmpi.process.watchdog import watched
-from fedmpi.records.client_table import Columns, joined, read_clients
+from fedmpi.records.client_table import Columns, concatenated, read_clients
 from fedmpi.records.history import Record
 from fedmpi.records.hold import refuse_held
 from fedmpi.records.model_file import load_model
@@ -51,7 +51,7 @@ from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.listener import OnRound
 from fedmpi.rounds.loop import Ending, Simulation
 from fedmpi.rounds.recovery import Recovery
-from fedmpi.rounds.round_record import announce, opening_lines
+from fedmpi.rounds.round_record import log_setup, opening_lines
 
 _one_at_a_time = threading.RLock()
 """Torch's threads and generators belong to the process: runs of several threads wait for one another."""
@@ -285,7 +285,7 @@ def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> 
     recorder = _open_recorder(experiment, wanted, recovery)
     try:
         with _exits_refused():  # here, so that the log tells what it makes of them
-            announce(experiment)
+            log_setup(experiment)
             if wanted.progress and cluster.is_server and not (recovery is not None and recovery.losses):
                 print("\n".join(map(paragraph, opening_lines(experiment, wanted.folder))), flush=True)
             simulation = Simulation(
@@ -318,7 +318,7 @@ def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> 
         config=lambda: config,
         records=finished,
         model=lambda: module,
-        clients=lambda: read_clients(recorder.folder) if recorder is not None else joined(seen),
+        clients=lambda: read_clients(recorder.folder) if recorder is not None else concatenated(seen),
         folder=Path(where) if where else None,
         ending=ending,
     )

@@ -196,7 +196,7 @@ def sweep(
     stop = interrupt.asked if interrupt else lambda: False
     from fedmpi.sweeps import runner
     from fedmpi.sweeps.display import SweepDisplay, show_plan
-    from fedmpi.sweeps.standing import announce, look
+    from fedmpi.sweeps.standing import look, write_notes
 
     if dry_run:
         show_plan(planned, runs, *runner.look_over(planned, runs))
@@ -209,13 +209,13 @@ def sweep(
             return 0
         runner.refuse_unprepared(run, planned)
         if world_rank() in (0, None):
-            announce(planned, runs)
+            write_notes(planned, runs)
         return _train(interrupt, run.config, run.folder, resume=True)
     with SweepDisplay(len(runs)) as shown:
         if prepare_only:
             runner.check_folders(planned, runs)  # before anything in them is changed
             code = runner.prepare_shards(runs, shown.show_line, stop)
-            announce(planned, runs)
+            write_notes(planned, runs)
             print(*(f"run in {run.folder}" for run in runs), sep="\n", flush=True)
             return code
         outcomes = runner.run_sweep(planned, runs, jobs, stop, shown.show_line, shown.done, shown.working)
@@ -248,7 +248,7 @@ def compare(
     """
     from fedmpi.results.comparison import compare_runs
     from fedmpi.results.gather import find_runs, read_runs
-    from fedmpi.results.tables import as_csv, as_latex, render
+    from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")
@@ -259,7 +259,7 @@ def compare(
             raise UserError(f"cannot write {path}: name a file in a folder that is there")
     keys = [key.strip() for key in by.split(",") if key.strip()] if by else []
     comparison = compare_runs(read_runs(find_runs(runs, planned=True)), keys, metric, target, reference, last)
-    render(comparison, console())
+    print_comparison(comparison, console())
     for path, text in ((csv, as_csv), (latex, as_latex)):
         if path is not None:
             try:
@@ -409,7 +409,7 @@ def estimate(
     held = open_store(sizes).sizes
     asked = len(held) if participants is None else participants
     samples = max(1, round(float(held.mean()) * asked / 10)) if wanted is None else wanted
-    assess.render(assess.assess(held, epsilon, threshold, samples, participants), samples, console())
+    assess.print_assessments(assess.assess(held, epsilon, threshold, samples, participants), samples, console())
     if plot is not None:
         assess.plot(held, epsilon, threshold, samples, plot, participants)
         print(f"drawn to {plot}")
@@ -459,12 +459,12 @@ def doctor(
     Example: mpiexec -n 3 fedmpi doctor
     """
     from fedmpi.doctor.advice import Advice
-    from fedmpi.doctor.examination import as_json, examine, report
+    from fedmpi.doctor.examination import as_json, examination_text, examine
     from fedmpi.doctor.findings import Findings
     from fedmpi.jobs.site import site_file
 
     def print_findings(found: list[Findings], advice: list[Advice]) -> None:
-        print(as_json(found, advice) if json else report(found, advice, site_file()), flush=True)
+        print(as_json(found, advice) if json else examination_text(found, advice, site_file()), flush=True)
 
     return int(not examine(print_findings))
 

@@ -38,8 +38,8 @@ DOORS = {"mpi4py": ("fedmpi.cluster",), "h5py": ("fedmpi.data", "data_prep")}
 """Who alone may import a library."""
 
 
-TWICE = {"Adam", "Dropout", "MaxOverTime"}
-"""Classes of one name in two modules: an optimizer of clients and of the server, layers of one model and of a stack."""
+TWICE = {"Adam", "stratified", "uniform"}
+"""Classes and functions of one name in two modules: optimizers of clients and of the server, draws and weights."""
 
 SHARED = {"fedmpi.data", "fedmpi.data.divergence", "fedmpi.data.schema"}
 """What built-in parts may lead to beside the common room, cohorts, and their own room: arithmetic, the data's
@@ -181,13 +181,16 @@ def bare_arrays(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, text
 
 
-def test_a_class_has_a_name_of_its_own() -> None:
-    """One name for one thing: what bears a name twice is the same thing for two engines, or for clients and server."""
-    homes: dict[str, list[str]] = {}
+def test_a_class_or_function_has_a_name_of_its_own() -> None:
+    """One name for one thing. Commands bear the names of what they call, checks of parts those of what they try, and
+    readers of data sets one name each."""
+    homes: dict[str, set[str]] = {}
     for name, path in sources().items():
+        functions = name.startswith("fedmpi.") and room(name) not in ("cli", "testing", "__main__")
+        kinds = ast.ClassDef | ast.FunctionDef if functions else ast.ClassDef
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(name)
+            if isinstance(node, kinds) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(name)
     assert {name: found for name, found in homes.items() if len(found) > 1}.keys() == TWICE
 
 

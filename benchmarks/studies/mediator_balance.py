@@ -18,7 +18,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.data.divergence import kl_divergence, pooled_counts
 from fedmpi.data.opening import open_store
-from fedmpi.mediators.scheduling import schedule
+from fedmpi.mediators.scheduling import assign_mediators
 from fedmpi.results.intervals import paired
 
 KINDS = ("greedy", "exchange", "random")
@@ -29,7 +29,7 @@ def divergences(counts: Ints, kind: str, seed: int, rounds: int, online: int, mo
     streams, generator, found = Streams(seed), np.random.default_rng(seed), []
     for t in range(rounds):
         clients = uniform(streams.generator(Purpose.COHORT, t), len(counts), online).clients
-        mediators = schedule(kind, counts[clients], most, generator)
+        mediators = assign_mediators(kind, counts[clients], most, generator)
         found.append(kl_divergence(pooled_counts(counts[clients], mediators)))
     return found
 

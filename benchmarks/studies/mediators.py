@@ -19,7 +19,7 @@ from fedmpi.common.types import Ints
 from fedmpi.data.copies.class_copies import rebalance
 from fedmpi.data.divergence import DivergenceSummary, kl_divergence, pooled_counts, summarise
 from fedmpi.data.opening import open_store
-from fedmpi.mediators.scheduling import schedule
+from fedmpi.mediators.scheduling import assign_mediators
 
 KINDS = ("greedy", "exchange", "random")
 
@@ -39,7 +39,7 @@ def grouped(kind: str, counts: Ints, cohorts: list[Ints], most: int) -> tuple[li
     """Divergences of the mediators of each cohort, and the mean processor seconds of a plan."""
     generator = Streams(0).generator(Purpose.SCHEDULE)
     found, began = [], time.process_time()
-    plans = [schedule(kind, counts[cohort], most, generator) for cohort in cohorts]
+    plans = [assign_mediators(kind, counts[cohort], most, generator) for cohort in cohorts]
     seconds = (time.process_time() - began) / len(cohorts)
     for cohort, mediators in zip(cohorts, plans, strict=True):
         found.append(summarise(kl_divergence(pooled_counts(counts[cohort], mediators))))

@@ -192,7 +192,7 @@ def _exact_shares(weights: Ints, count: int, capacity: Ints) -> tuple[Ints, int]
     return taken, 1
 
 
-def spread(matrix: NDArray[np.floating], labels: Ints, kind: Spread = "std") -> Floats:
+def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: Spread = "std") -> Floats:
     """S_h, how far apart the clients of each stratum are.
 
     Parameters

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.clients.allocation import spread
+from fedmpi.clients.allocation import stratum_spreads
 from fedmpi.clients.clustering import kmeans, optics
 from fedmpi.clients.features import (
     Features,
@@ -166,7 +166,7 @@ class Stratifier:
         else:
             generator = self.streams.generator(Purpose.CLUSTERING, t)
             labels = kmeans(matrix, min(part.strata, self.clients), generator)
-        spreads = spread(matrix, labels, part.spread) if part.allocation == "neyman" else None
+        spreads = stratum_spreads(matrix, labels, part.spread) if part.allocation == "neyman" else None
         strata = make_strata(labels, spreads, features.norms)
         log.info("round %d: %d strata of sizes %s", t, len(strata.sizes), strata.sizes.tolist())
         return strata

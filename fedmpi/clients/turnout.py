@@ -17,7 +17,7 @@ from fedmpi.clients.devices import RateLaw, draw_devices, first_to_arrive, parti
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.strata import Strata
-from fedmpi.clients.view import View, asked
+from fedmpi.clients.view import View, asked_count
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
@@ -213,7 +213,7 @@ class CohortDraw:
         clients = len(self.sizes)
         return View(
             round=t,
-            count=clients if everybody else asked(self._wanted(), over, clients),
+            count=clients if everybody else asked_count(self._wanted(), over, clients),
             sizes=self.sizes,
             present=present,
             streams=self.streams,

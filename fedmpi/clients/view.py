@@ -107,6 +107,6 @@ class View:
         return self.numbers
 
 
-def asked(wanted: int, over_selection: float, clients: int) -> int:
+def asked_count(wanted: int, over_selection: float, clients: int) -> int:
     """How many are asked so that `wanted` arrive: ⌈m · over-selection⌉, N at most."""
     return min(clients, math.ceil(wanted * over_selection - 1e-9))

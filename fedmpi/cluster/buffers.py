@@ -22,7 +22,7 @@ DIMENSIONS = 8
 HEADER = 2 + DIMENSIONS
 
 
-def describe(array: AnyArray) -> Ints:
+def header_of(array: AnyArray) -> Ints:
     """Dtype and shape of an array as int64 (HEADER,): dtype code, number of dimensions, shape.
 
     Raises
@@ -40,7 +40,7 @@ def describe(array: AnyArray) -> Ints:
 
 
 def dtype_and_shape(header: Ints) -> tuple[np.dtype, tuple[int, ...]]:
-    """What `describe` wrote."""
+    """What `header_of` wrote."""
     return DTYPES[header[0]], tuple(int(length) for length in header[2 : 2 + header[1]])
 
 
@@ -62,7 +62,7 @@ def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[AnyArray] | None) -> 
     headers = np.zeros((number[0], HEADER), np.int64)
     if arrays is not None:
         for row, array in zip(headers, arrays, strict=True):
-            row[:] = describe(array)
+            row[:] = header_of(array)
     if not number[0]:
         return []
     comm.Bcast(headers, root=0)
@@ -76,10 +76,10 @@ def broadcast_arrays(comm: MPI.Intracomm, arrays: Sequence[AnyArray] | None) -> 
     if arrays is not None:
         return list(arrays)
     pieces = np.split(payload, np.cumsum(sizes)[:-1])
-    return [restore(piece, header) for piece, header in zip(pieces, headers, strict=True)]
+    return [from_bytes(piece, header) for piece, header in zip(pieces, headers, strict=True)]
 
 
-def restore(payload: Bytes, header: Ints) -> AnyArray:
+def from_bytes(payload: Bytes, header: Ints) -> AnyArray:
     """An array of its own out of its bytes."""
     dtype, shape = dtype_and_shape(header)
     array = np.empty(shape, dtype)
@@ -90,7 +90,7 @@ def restore(payload: Bytes, header: Ints) -> AnyArray:
 def gather_arrays(comm: MPI.Intracomm, array: AnyArray) -> list[AnyArray] | None:
     """Every rank's array on rank 0, in rank order; None elsewhere. All ranks have arrived when this is called."""
     headers = np.empty((comm.size, HEADER), np.int64)
-    comm.Allgather(describe(array), headers)
+    comm.Allgather(header_of(array), headers)
     sizes = np.array([size_in_bytes(header) for header in headers], np.int64)
     received = [np.empty(shape, dtype) for dtype, shape in map(dtype_and_shape, headers)] if comm.rank == 0 else None
     mine = as_bytes(array)

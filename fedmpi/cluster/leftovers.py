@@ -42,7 +42,7 @@ def release() -> None:
         _own_note().unlink()
 
 
-def sweep() -> None:
+def remove_leftovers() -> None:
     """Remove what processes of this user have left behind that are gone."""
     notes = [*_notes()]
     dead = [(note, files) for note, files, alive in notes if not alive]

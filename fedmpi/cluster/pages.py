@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fedmpi.cluster.buffers import HEADER, as_bytes, describe, restore, size_in_bytes
+from fedmpi.cluster.buffers import HEADER, as_bytes, from_bytes, header_of, size_in_bytes
 from fedmpi.common.types import AnyArray, Bytes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Pages:
         """Put these arrays on the page of this number; of too large ones only that they are."""
         page = self._pages[number % PAGES]
         values = page.view(np.int64)
-        headers = np.array([describe(array) for array in arrays], np.int64).reshape(len(arrays), HEADER)
+        headers = np.array([header_of(array) for array in arrays], np.int64).reshape(len(arrays), HEADER)
         start = 8 * (TITLE + headers.size)
         fits = start + sum(array.nbytes for array in arrays) <= PAGE
         values[ARRAYS] = len(arrays) if fits else TOO_LARGE
@@ -75,7 +75,7 @@ class Pages:
         arrays, start = [], 8 * (TITLE + headers.size)
         for header in headers:
             end = start + size_in_bytes(header)
-            arrays.append(restore(page[start:end], header))
+            arrays.append(from_bytes(page[start:end], header))
             start = end
         return arrays
 

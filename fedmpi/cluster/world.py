@@ -25,7 +25,7 @@ from fedmpi.cluster.ending import abort_job
 from fedmpi.cluster.groups import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
-from fedmpi.cluster.leftovers import claim, release, sweep
+from fedmpi.cluster.leftovers import claim, release, remove_leftovers
 from fedmpi.cluster.living import living_communicator, stopped
 from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.pages import PAGE, PAGES, Pages
@@ -119,11 +119,11 @@ class Cluster:
         library, living = short_version(mpi.Get_library_version()), living_communicator()
         if living is None or living.Get_size() == 1:
             log.info("one process (%s)", library)
-            sweep()
+            remove_leftovers()
             return cls(None, library, reduction)
         cluster = cls(Communicators.split(living), library, reduction)
         if cluster.node_rank == 0:
-            sweep()
+            remove_leftovers()
         if cluster.is_server:
             log.info("%d processes on %d node(s) (%s)", cluster.size, cluster.nodes, library)
         return cluster

@@ -184,7 +184,7 @@ def _options_of_the_replaced(
             found |= {
                 f"{name}.{option.name}"
                 for option in part.options
-                if (_of_another(before, part.kind, option.name) or (part.foreign and owners(name, option.name)))
+                if (_of_another(before, part.kind, option.name) or (part.foreign and parts_with(name, option.name)))
                 and not any(other.option(option.name) for other in others)
             }
     return found - origins.keys()
@@ -195,14 +195,14 @@ def _of_another(before: list[Part], kind: str, option: str) -> bool:
 
 
 @cache
-def owners(table: str, key: str) -> list[Part]:
+def parts_with(table: str, key: str) -> list[Part]:
     """The built-in parts among whose options (or those of what they need) a key of a table is; [] of common keys."""
     return [part for kind in open_kinds(table) for part in parts(kind.name) if _has(part, key)]
 
 
 def means_something(config: ConfigTables, table: str, key: str) -> bool:
     """Whether a declared key is common to all choices of its table, or an option of one of the chosen parts."""
-    if not owners(table, key):
+    if not parts_with(table, key):
         return True
     return any(part.takes_any or _has(part, key) for part in chosen_in(config, table))
 
@@ -210,7 +210,7 @@ def means_something(config: ConfigTables, table: str, key: str) -> bool:
 def condition(table: str, key: str) -> str:
     """Which choices give an option its meaning, in words: 'participation.clients = "weighted"'."""
     by_key: dict[str, list[str]] = {}
-    for part in owners(table, key):
+    for part in parts_with(table, key):
         by_key.setdefault(part.key, []).append(f'"{part.name}"')
     return " or ".join(f"{chooser} = {' or '.join(names)}" for chooser, names in by_key.items())
 

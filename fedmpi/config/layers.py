@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
 from fedmpi.common.registry import KINDS, resolve
 from fedmpi.config.base import written
-from fedmpi.config.choices import owners, without_foreign_options
+from fedmpi.config.choices import parts_with, without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
 from fedmpi.config.objects import taken_apart
 from fedmpi.config.presets import preset_named
@@ -149,7 +149,7 @@ def drop_alternatives(older: Values, newer: Values) -> None:
                 older.pop(key, None)
 
 
-def filled(values: Mapping[str, Any]) -> Values:
+def with_preset(values: Mapping[str, Any]) -> Values:
     """Nested tables over those of the preset that they name, if they name one."""
     own = taken_apart(flatten({key: _plain(value) for key, value in values.items()}, "Config"), tables_by_name())
     if values.get("preset") is None:
@@ -206,7 +206,7 @@ def words_about_replaced(table: Values) -> str:
     own, replaced = preset_values(table["preset"], table), []
     for key, value in own.items():
         name, _, option = key.partition(".")
-        for kind in {part.kind for part in owners(name, option)} if table.get(key, value) != value else ():
+        for kind in {part.kind for part in parts_with(name, option)} if table.get(key, value) != value else ():
             chooser = KINDS[kind].key
             before = own.get(chooser, tables_by_name()[name].model_fields[chooser.partition(".")[2]].default)
             if before != table.get(chooser) and resolve(kind, before).option(option) is not None:

@@ -18,13 +18,13 @@ from fedmpi.config.keys import tables_by_name, why_meaningless
 from fedmpi.config.layers import (
     assignment,
     drop_alternatives,
-    filled,
     flatten,
     nested,
     preset_values,
     put_over,
     read_toml,
     refuse_values_of_digits,
+    with_preset,
 )
 from fedmpi.config.objects import taken_apart
 from fedmpi.config.tables import ConfigTables
@@ -44,7 +44,7 @@ class Config(ConfigTables):
 
     def __init__(self, **values: Any):
         try:
-            super().__init__(**filled(values))
+            super().__init__(**with_preset(values))
         except ValidationError as error:
             raise UserError(sentence(error)) from error
 

@@ -15,7 +15,7 @@ from fedmpi.common.made_with import OBJECT, holds_values, made_with
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import KINDS, SOURCE, Kind, object_name
 from fedmpi.config.base import written
-from fedmpi.config.choices import chosen_in, owners, storable
+from fedmpi.config.choices import chosen_in, parts_with, storable
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -144,7 +144,7 @@ def _apart(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values
     names = {option.name for option in options_of(made, positional=kind.name == "model")[0]}
     if options is None or not options.keys() <= names:
         return None
-    common = {name for name in options if name in table.model_fields and not owners(kind.table, name)}
+    common = {name for name in options if name in table.model_fields and not parts_with(kind.table, name)}
     if common or not all(map(storable, options.values())):
         return None
     return made, {kind.option_key(name): value for name, value in options.items()}

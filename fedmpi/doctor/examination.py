@@ -64,7 +64,7 @@ def _sees_folder(cluster: Cluster) -> bool:
     return seen
 
 
-def report(ranks: Sequence[Findings], advice: Sequence[Advice], site: Path) -> str:
+def examination_text(ranks: Sequence[Findings], advice: Sequence[Advice], site: Path) -> str:
     """What the ranks have found, and what to do about it, as text.
 
     Parameters

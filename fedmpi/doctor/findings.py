@@ -46,7 +46,7 @@ def find(cluster: Cluster | None, trouble: str = "", environ: Mapping[str, str] 
         "rank": cluster.rank if cluster else launch.rank if launch else 0,
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        **versions(),
+        **package_versions(),
         "mpi": cluster.mpi if cluster else "none",
         "mpi_trouble": trouble,
         "mpi_wheels": [name for name in MPI_WHEELS if installed(name) != "none"],
@@ -74,7 +74,7 @@ def installed(distribution: str) -> str:
         return "none"
 
 
-def versions() -> Findings:
+def package_versions() -> Findings:
     """Versions of what a run loads; a package that cannot be loaded has its error's words instead."""
     found: Findings = {"fedmpi": fedmpi.__version__, "python": platform.python_version(), "executable": sys.executable}
     for name in ("torch", "numpy", "h5py"):

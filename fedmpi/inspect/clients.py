@@ -15,7 +15,7 @@ from fedmpi.common.types import AnyArray, Floats
 from fedmpi.inspect.plot import check_picture
 from fedmpi.records.client_table import Columns, last_evaluation, read_clients
 from fedmpi.records.reading import read_summary
-from fedmpi.tasks.spread import spread
+from fedmpi.tasks.spread import spread_over_clients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ class ClientsOfRun:
         known = ~np.isnan(values)
         if not known.any():
             return ["-"] * len(STATISTICS)
-        found = spread(values[known], weights[known], "smallest" if score.endswith("loss") else "largest")
+        found = spread_over_clients(values[known], weights[known], "smallest" if score.endswith("loss") else "largest")
         numbers = [found[name] for name in ("mean", "weighted", "std", "worst10")]
         numbers += [float(np.median(values[known])), found["best10"], found["jain"]]
         return [_number(number) for number in numbers]

@@ -17,7 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.terminal import show_table
 from fedmpi.common.types import Floats, Ints
 from fedmpi.inspect.plot import check_picture
-from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, build, clip_sizes
+from fedmpi.privacy.mechanisms import LARGEST_EPSILON, MECHANISMS, SMALLEST_EPSILON, clip_sizes, make_mechanism
 
 SMALLEST_DRAWN = 1e-6
 """Smallest relative error on the axis of a plot: a total known better than that is known."""
@@ -113,7 +113,7 @@ def _assess_one(
     clipped = clip_sizes(distinct, threshold)
     clients, samples = round(float(counts.sum())), float(counts @ distinct)
     bias = float(counts @ (clipped - distinct))
-    deviation = math.sqrt(float(counts @ build(mechanism, epsilon, threshold).variance(clipped)))
+    deviation = math.sqrt(float(counts @ make_mechanism(mechanism, epsilon, threshold).variance(clipped)))
     mean = samples + bias
 
     def below(value: float) -> float:
@@ -141,7 +141,7 @@ def _assess_one(
     )
 
 
-def render(assessments: list[Assessment], wanted: int, console: Console) -> None:
+def print_assessments(assessments: list[Assessment], wanted: int, console: Console) -> None:
     """Print the assessments as a table, with one line of advice.
 
     Parameters

@@ -44,7 +44,7 @@ def check_picture(path: Path) -> None:
         raise UserError(f"the picture {path} cannot be written: the folder {path.parent} does not exist; make it first")
 
 
-def draw(store: ShardStore, path: Path) -> None:
+def write_plot(store: ShardStore, path: Path) -> None:
     """Write the picture in the format that the file name's ending asks for.
 
     Above `CLIENTS_SHOWN` clients the bubbles show as many, evenly spaced over the clients; the histogram shows all.

@@ -164,9 +164,9 @@ class Inspection:
 
     def plot(self, path: Path | str) -> None:
         """Draw the client x class bubble chart and the size histogram; see `fedmpi.inspect.plot`."""
-        from fedmpi.inspect.plot import draw  # imports matplotlib
+        from fedmpi.inspect.plot import write_plot  # imports matplotlib
 
-        draw(self.store, Path(path))
+        write_plot(self.store, Path(path))
 
     def _held_out(self) -> str:
         samples, offsets = self.store.part_samples("val"), self.store.validation_offsets

@@ -87,7 +87,7 @@ def submitted_script(job: TrainingJob, site: Site, flavour: str, prefix: Path, p
     words = ["train", *([str(job.config)] if job.config else [])]
     words += [word for setting in job.settings for word in ("--set", setting)]
     words += ["--out", job.run]
-    return filled(
+    return fill_template(
         "submitted.sbatch",
         shebang="#!/bin/bash -l" if site.modules else "#!/bin/bash",
         options="\n".join(f"#SBATCH {option}" for option in sbatch_options(job, site)),
@@ -143,13 +143,13 @@ def launch_words(job: TrainingJob, site: Site, flavour: str, prefix: Path) -> li
     return words + list(site.launcher_options)
 
 
-def filled(template: str, **slots: str) -> str:
+def fill_template(template: str, **slots: str) -> str:
     """A template with its slots replaced, those that other files of the templates fill among them."""
     folder = files("fedmpi.jobs") / "templates"
 
     def text(found: re.Match[str]) -> str:
         name = found.group(1)
-        content = slots[name] if name in slots else filled(f"{name}.sh", **slots)
+        content = slots[name] if name in slots else fill_template(f"{name}.sh", **slots)
         return content.rstrip("\n") + "\n" if content else ""
 
     return _SLOT.sub(text, (folder / template).read_text(encoding="utf-8"))

@@ -16,7 +16,16 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, write_whole
 from fedmpi.config import Config, load_config
 from fedmpi.data.schema import read_manifest
-from fedmpi.jobs.script import SCRIPTS, TASK, TrainingJob, filled, seconds_of, shown_time, submitted_script, tasks_of
+from fedmpi.jobs.script import (
+    SCRIPTS,
+    TASK,
+    TrainingJob,
+    fill_template,
+    seconds_of,
+    shown_time,
+    submitted_script,
+    tasks_of,
+)
 from fedmpi.jobs.site import Site, load_site, site_file
 
 SCRIPT, CONFIGURATION = "job.sbatch", "job.toml"
@@ -152,7 +161,7 @@ def write_scripts(folder: Path) -> list[Path]:
     try:
         make_folder(folder)
         for path in paths:
-            write_whole(path, filled(path.name).encode())
+            write_whole(path, fill_template(path.name).encode())
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder") from error
     return paths

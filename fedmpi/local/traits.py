@@ -21,7 +21,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel
-from fedmpi.tasks.evaluation import rows_at_once
+from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
 
 TRIAL_ROWS, MANY_ROWS = 4, 67
@@ -174,7 +174,7 @@ def _drops_across(model: FlatModel, description: DataDescription) -> bool:
     """
     previous = model.masks.source
     try:
-        many = rows_at_once(description, MANY_ROWS)
+        many = rows_per_pass(description, MANY_ROWS)
         model.masks.source = counting = _DropsOneRow(many)
         model.module(_made_up_samples(model, description, many))
         if counting.other:
@@ -211,7 +211,7 @@ def rows_of_a_pass(model: FlatModel, description: DataDescription, most: int, tr
     training : bool
         Whether the passes are made in training mode.
     """
-    rows = rows_at_once(description, most)
+    rows = rows_per_pass(description, most)
     if model.device.type != "cpu":
         return rows
     traits = forward_traits(model, description)

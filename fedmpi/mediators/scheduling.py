@@ -17,7 +17,7 @@ MOST_SWEEPS = 10
 EXCHANGE_CELLS = 250_000_000  # c² C times sweeps: about four seconds of one core, and one sweep at least
 
 
-def schedule(
+def assign_mediators(
     kind: str, class_counts: Ints, most: int, generator: np.random.Generator, target: Floats | None = None
 ) -> Ints:
     """The mediator of every online client.

@@ -67,7 +67,7 @@ def build(
     """
     lora = options.get("lora")
     options = {key: value for key, value in options.items() if key != "lora"}
-    checked = check_options(name, options)
+    checked = check_model_options(name, options)
     if isinstance(name, nn.Module):
         return _adapted(copy.deepcopy(name), lora, seed)
     part = resolve("model", name)
@@ -96,7 +96,7 @@ def _refused(part: Part) -> Iterator[None]:
         raise UserError(f"model.name = {part.name!r}: building it failed with {raised(error)}") from error
 
 
-def check_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def check_model_options(name: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a model, converted to their types; what `build` refuses, as far as it needs no data for that.
 
     Raises

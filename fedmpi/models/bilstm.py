@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.registry import register
-from fedmpi.models.text_layers import embedding, pooled_classifier, text_shape
+from fedmpi.models.text_layers import pooled_classifier, text_shape, word_vectors
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -65,7 +65,7 @@ def lstm(
         The data are no texts.
     """
     _, vocabulary = text_shape(description, "lstm")
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     return LSTMClassifier(words, dimension, units, layers, dropout, description.classes)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
-from fedmpi.models.text_layers import embedding, text_shape
+from fedmpi.models.text_layers import text_shape, word_vectors
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -91,7 +91,7 @@ def char_lstm(description: DataDescription, *, dimension: int = 8, units: int = 
     """
     _, vocabulary = text_shape(description, "char-lstm")
     everywhere = predicts_everywhere(description, "char-lstm")
-    words, dimension = embedding(vocabulary, dimension, None, False)
+    words, dimension = word_vectors(vocabulary, dimension, None, False)
     return NextToken(words, dimension, units, layers, 0, description.classes, everywhere)
 
 
@@ -129,5 +129,5 @@ def word_lstm(
     """
     _, vocabulary = text_shape(description, "word-lstm")
     everywhere = predicts_everywhere(description, "word-lstm")
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     return NextToken(words, dimension, units, layers, projection, description.classes, everywhere)

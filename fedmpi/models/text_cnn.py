@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import register
-from fedmpi.models.text_layers import MaxOverTime, embedding, pooled_classifier, text_shape
+from fedmpi.models.text_layers import MaxOverTime, pooled_classifier, text_shape, word_vectors
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription
@@ -52,7 +52,7 @@ def text_cnn(
     length, vocabulary = text_shape(description, "text-cnn")
     if not widths or max(widths) > length:
         raise UserError(f"model.widths = {list(widths)}: give at least one width, none above the text length {length}")
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     layers: OrderedDict[str, nn.Module] = OrderedDict(words=words, features=MaxOverTime(dimension, filters, widths))
     if dropout:
         layers["dropout"] = nn.Dropout(dropout)

@@ -42,7 +42,7 @@ class FrozenEmbedding(nn.Module):
         return nn.functional.embedding(tokens, self.vectors)
 
 
-def embedding(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
+def word_vectors(vocabulary: int, dimension: int, vectors: str | None, frozen: bool) -> tuple[nn.Module, int]:
     """The word vectors of a model and their dimension E.
 
     Parameters
@@ -180,7 +180,7 @@ def pooled_classifier(
         The data are no texts.
     """
     _, vocabulary = text_shape(description, model)
-    words, dimension = embedding(vocabulary, dimension, vectors, frozen)
+    words, dimension = word_vectors(vocabulary, dimension, vectors, frozen)
     name, encoding, width = encoder(dimension)
     layers: OrderedDict[str, nn.Module] = OrderedDict(words=words)
     layers[name] = encoding

@@ -210,7 +210,7 @@ MECHANISMS: dict[str, Callable[[float, int], Mechanism]] = {
 }
 
 
-def build(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
+def make_mechanism(mechanism: str, epsilon: float, threshold: int) -> Mechanism:
     """The mechanism of a configuration.
 
     Parameters

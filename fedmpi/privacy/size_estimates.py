@@ -14,7 +14,7 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.privacy.mechanisms import Exact, Mechanism, build, clip_sizes
+from fedmpi.privacy.mechanisms import Exact, Mechanism, clip_sizes, make_mechanism
 
 CLIPPING_WORTH_A_WARNING = 0.05
 EMPTY_WORTH_A_WARNING = 0.05
@@ -90,7 +90,7 @@ def answer_stream(streams: Streams, round: int, memoise: bool) -> np.random.Gene
     return streams.generator(Purpose.SIZE_ANSWER, 0 if memoise else round)
 
 
-def estimate(
+def estimate_total(
     mechanism: str,
     sizes: Ints,
     epsilon: float,
@@ -128,7 +128,7 @@ def estimate(
     """
     if not clip and mechanism in ("duchi", "piecewise"):
         raise UserError(f"samples.clip = false is defined for randomised-response only; {mechanism} answers within M")
-    law = build(mechanism, epsilon, threshold)
+    law = make_mechanism(mechanism, epsilon, threshold)
     exact = isinstance(law, Exact)
     answered = sizes if exact else clip_sizes(sizes, threshold) if clip else np.maximum(sizes, 1)
     answers = law.answer(answered, generator)

@@ -50,7 +50,7 @@ class Changes:
         return (head + config_toml(config)).encode()
 
 
-def compare(path: Path, config: Config) -> Changes:
+def changes_since(path: Path, config: Config) -> Changes:
     """What differs from the file config.toml.
 
     Raises

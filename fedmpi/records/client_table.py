@@ -121,7 +121,7 @@ class ClientTable:
                 _write_parquet(file, old, fresh, next_round)
             return
         tables = [*([read_file(old)] if old else []), *fresh]
-        whole = joined(tables)
+        whole = concatenated(tables)
         before = slice(None) if next_round is None else whole["round"] < next_round
         with whole_file(path) as file:
             kept: dict[str, Any] = {name: column[before] for name, column in whole.items()}
@@ -179,7 +179,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be read ({why}): it is damaged; put a whole copy back") from None
 
 
-def joined(tables: Sequence[Columns]) -> Columns:
+def concatenated(tables: Sequence[Columns]) -> Columns:
     """The rows of several tables with the same columns, one behind the other; no column of none."""
     return {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
 

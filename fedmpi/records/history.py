@@ -117,7 +117,7 @@ class History:
         if self.config.evaluation.target_accuracy is not None:
             summary["target_accuracy"] = self.config.evaluation.target_accuracy
             summary |= self._cost_to_target(self.config.evaluation.target_accuracy)
-        return dict(finite(summary))
+        return dict(json_value(summary))
 
     def _cost_to_target(self, target: float) -> Record:
         """Rounds and megabytes up to the first evaluation that reached the target (Astraea, Table III)."""
@@ -130,13 +130,13 @@ class History:
 
 def as_line(record: Record) -> bytes:
     """The record as one line of strict JSON, its end included."""
-    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+    return json.dumps(json_value(record), allow_nan=False).encode() + b"\n"
 
 
-def finite(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """The value as strict JSON can hold it: numbers that are infinite or not a number become null."""
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: json_value(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -24,7 +24,7 @@ from fedmpi.common.types import Ints
 from fedmpi.config import Config, config_toml
 from fedmpi.config.objects import not_repeatable
 from fedmpi.records import client_table
-from fedmpi.records.changes import Changes, compare
+from fedmpi.records.changes import Changes, changes_since
 from fedmpi.records.checkpoint import Beside, Checkpoint, copied, newest_checkpoint, save_checkpoint
 from fedmpi.records.confusion import CLASSES, CONFUSION, Confusion
 from fedmpi.records.history import History, Record, as_line
@@ -33,8 +33,8 @@ from fedmpi.records.model_file import model_file
 from fedmpi.records.plugin_files import FOLDER, digests, keep_sources, of_a_start, part_sources
 from fedmpi.records.run_log import RunLog
 from fedmpi.records.tracking import Trackers, open_trackers, refuse_unusable
-from fedmpi.records.tracking.names import numbers
-from fedmpi.records.tracking.picture import picture, shown
+from fedmpi.records.tracking.names import by_group
+from fedmpi.records.tracking.picture import clients_shown, picture
 
 log = logging.getLogger("fedmpi")
 WRITTEN = (
@@ -146,7 +146,7 @@ class Recorder:
                 "another --out"
             )
         if found:
-            self.changes = compare(path, self.config)
+            self.changes = changes_since(path, self.config)
         return bool(found)
 
     def _open_log(self) -> None:
@@ -260,7 +260,7 @@ class Recorder:
                 file.write(line)
             self._summed.update(line)
             self.history.add(record)
-            self._trackers.record(record["round"], numbers(record))
+            self._trackers.record(record["round"], by_group(record))
 
     def show_clients(self, clients: int, class_counts: Callable[[Ints], Ints]) -> None:
         """Show what clients hold of each class to the programs that follow the run.
@@ -273,7 +273,7 @@ class Recorder:
             (clients) -> int64 (m, C).
         """
         with self._writing():
-            self._trackers.show(lambda: picture(class_counts(shown(clients))))
+            self._trackers.show(lambda: picture(class_counts(clients_shown(clients))))
 
     @property
     def checkpoints(self) -> Path:

@@ -1,6 +1,6 @@
 """The page of a report: one HTML file that holds its data, its script and Vega-Lite, and asks nobody for anything.
 
-What is drawn is made here as numbers (`contents`); `page.js` draws it. vl-convert brings Vega-Lite.
+What is drawn is made here as numbers (`page_contents`); `page.js` draws it. vl-convert brings Vega-Lite.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import names_a_file, remedy, write_whole
-from fedmpi.records.history import SCORES, finite
+from fedmpi.records.history import SCORES, json_value
 from fedmpi.report import panels
 from fedmpi.report.configured import Configuration, configurations
 from fedmpi.report.curves import TITLES, completed, curves, rounded, targets
 from fedmpi.results.costs import AXES, Spread, spent
-from fedmpi.results.gather import OneRun, differing, find_runs, read_runs, shown
+from fedmpi.results.gather import OneRun, differing, find_runs, read_runs, table_value
 
 VEGA_LITE = "6.4"
 
@@ -54,9 +54,9 @@ def write_report(paths: Sequence[Path], out: Path, title: str = "") -> int:
     recorded = [run for run in runs if run.records]
     if not recorded:
         raise UserError(f"nothing to report: {runs[0].folder} and the others have no record of a round yet")
-    shown_runs = contents(recorded, title)
+    shown_runs = page_contents(recorded, title)
     shown_runs["notes"] += _without_records([run for run in runs if not run.records])
-    page = render(shown_runs, drawing_library()).encode(errors="replace")  # names may be no UTF-8
+    page = render_page(shown_runs, drawing_library()).encode(errors="replace")  # names may be no UTF-8
     try:
         write_whole(out, page)
     except OSError as error:
@@ -73,13 +73,13 @@ def drawing_library() -> str:
     return str(converter.javascript_bundle(vl_version=VEGA_LITE))
 
 
-def render(data: dict[str, Any], library: str) -> str:
+def render_page(data: dict[str, Any], library: str) -> str:
     """The page of some contents."""
     files = resources.files("fedmpi.report")
     parts = {
         "title": html.escape(data["title"]),
         "style": files.joinpath("page.css").read_text(encoding="utf-8"),
-        "data": json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
+        "data": json.dumps(json_value(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
             "<", "\\u003c"
         ),
         "library": library.replace("</script", "<\\/script"),
@@ -90,7 +90,7 @@ def render(data: dict[str, Any], library: str) -> str:
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
+def page_contents(runs: Sequence[OneRun], title: str = "") -> dict[str, Any]:
     """All that the page shows, as JSON can hold it; numbers to five digits.
 
     Parameters
@@ -186,12 +186,12 @@ def _spread(values: list[float]) -> list[float | int | None] | None:
 def _differences(groups: Sequence[Configuration]) -> list[list[str]]:
     """[key, its value in every configuration] where configurations differ."""
     keys = differing([group.table for group in groups])
-    return [[key, *(shown(group.table.get(key)) for group in groups)] for key in keys]
+    return [[key, *(table_value(group.table.get(key)) for group in groups)] for key in keys]
 
 
 def _common(groups: Sequence[Configuration]) -> list[list[str]]:
     apart = set(differing([group.table for group in groups]))
-    return [[key, shown(value)] for key, value in groups[0].table.items() if key not in apart]
+    return [[key, table_value(value)] for key, value in groups[0].table.items() if key not in apart]
 
 
 def _engine(description: str) -> str:

@@ -151,7 +151,7 @@ def _read(folder: Path) -> OneRun:
     ending = ending_of(summary, path) if summary else "stopped"
     labels, failure = note.get("labels", {}), str(note.get("failure", ""))
     if not isinstance(labels, dict):
-        raise UserError(f"{folder / NOTE} cannot be read (labels = {shown(labels)}): remove it")
+        raise UserError(f"{folder / NOTE} cannot be read (labels = {table_value(labels)}): remove it")
     records, clients = read_records(folder), summary.get("clients")
     largest = max((largest_client(record["clients"]) for record in records if "clients" in record), default=-1)
     if clients is not None and largest >= clients:
@@ -172,7 +172,7 @@ def differing(tables: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
 
 
-def shown(value: Any) -> str:
+def table_value(value: Any) -> str:
     """A value of a configuration as a table shows it; "–" where there is none."""
     if value is None:
         return "\u2013"

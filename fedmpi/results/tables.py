@@ -31,7 +31,7 @@ POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]?)0*(\d+)(?![\w.])")
 """A number as Python writes very large and very small ones: 1.5e-05."""
 
 
-def render(comparison: Comparison, screen: Console) -> None:
+def print_comparison(comparison: Comparison, screen: Console) -> None:
     """Every block as a table, with what a reader has to know below."""
     for block, rows in comparison.blocks:
         heads, cells = _cells(comparison, rows)

@@ -39,7 +39,7 @@ from fedmpi.rounds.evaluated import rows_evaluated
 from fedmpi.rounds.training import Trainer
 from fedmpi.rounds.workers import Layout
 from fedmpi.tasks.by_client import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, has_accuracy
-from fedmpi.tasks.spread import spread
+from fedmpi.tasks.spread import spread_over_clients
 
 log = logging.getLogger("fedmpi")
 
@@ -321,7 +321,7 @@ class ClientsView:
 
 
 def facts_of(table: Columns) -> Record:
-    """What a round's record says of the clients evaluated after it: `spread` of every score."""
+    """What a round's record says of the clients evaluated after it: `spread_over_clients` of every score."""
     facts: Record = {}
     for score in ("accuracy", "loss", "tuned_accuracy", "tuned_loss"):
         if score not in table:
@@ -331,7 +331,9 @@ def facts_of(table: Columns) -> Record:
         if score == "tuned_loss" and not known.all():
             facts["client_tuned_diverged"] = int((~known).sum())
         if known.any():
-            measures = spread(values[known], samples[known], "smallest" if score.endswith("loss") else "largest")
+            measures = spread_over_clients(
+                values[known], samples[known], "smallest" if score.endswith("loss") else "largest"
+            )
             facts |= {f"client_{score}_{name}": value for name, value in measures.items()}
     return facts
 

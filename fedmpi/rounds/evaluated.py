@@ -19,7 +19,7 @@ from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.memory import halved
 from fedmpi.records.confusion import Confusion
-from fedmpi.tasks.evaluation import Evaluation, evaluate, rows_at_once
+from fedmpi.tasks.evaluation import Evaluation, evaluate, rows_per_pass
 from fedmpi.tasks.metrics import Metric
 
 MOST_ROWS = 2000
@@ -38,7 +38,7 @@ def rows_evaluated(table: EvaluationTable, model: FlatModel, description: DataDe
     """Samples that a model is evaluated on at once (`evaluation.batch_size`)."""
     if table.batch_size == "auto":
         return rows_of_a_pass(model, description, MOST_ROWS)
-    return rows_at_once(description, table.batch_size)
+    return rows_per_pass(description, table.batch_size)
 
 
 class EvaluatedParts:

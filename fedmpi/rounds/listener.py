@@ -12,7 +12,7 @@ import numpy as np
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import PartFailure
 from fedmpi.common.registry import object_name
-from fedmpi.records.history import Record, finite
+from fedmpi.records.history import Record, json_value
 
 OnRound = Callable[[Record], Any]
 
@@ -57,7 +57,7 @@ class Listener:
         wanted, failure, cause = False, None, None
         if self.on_round is not None and record is not None:
             try:
-                wanted = bool(self.on_round(dict(finite(record))))
+                wanted = bool(self.on_round(dict(json_value(record))))
             except Exception as error:
                 failure, cause = _failure(self.on_round, error, record["round"]), error
         answer = json.dumps([wanted, failure]).encode() if self.cluster.is_server else b""

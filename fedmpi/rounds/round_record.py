@@ -82,7 +82,7 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
     return facts
 
 
-def announce(experiment: Experiment) -> None:
+def log_setup(experiment: Experiment) -> None:
     """Say in the run log what runs where, and why this engine."""
     log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, experiment.cluster.mpi)
     log.info(

@@ -31,7 +31,7 @@ from fedmpi.mediators.groups import MediatorGroups
 from fedmpi.privacy.size_estimates import (
     SizeEstimate,
     answer_stream,
-    estimate,
+    estimate_total,
     sampling_probability,
     saturations,
 )
@@ -214,7 +214,7 @@ class Planner:
         queried = turnout.asked if part.asked == "participants" else turnout.present
         asked = None if isinstance(queried, int) else queried
         answers = answer_stream(self.streams, t, part.memoise)
-        size = estimate(part.size_estimate, self.sizes, part.epsilon, part.threshold, answers, part.clip, asked)
+        size = estimate_total(part.size_estimate, self.sizes, part.epsilon, part.threshold, answers, part.clip, asked)
         for saturation in saturations(size, part.wanted, part.threshold):
             self._warn_once(saturation.kind, t, saturation.message)
         return DataSampling(sampling_probability(part.wanted, size.total), size, asked)

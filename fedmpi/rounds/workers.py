@@ -216,7 +216,7 @@ def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -
         if free < named > 1:
             log.log(level, "%s: the %d threads asked for will wait for one another: ask for fewer", busy, named)
         return fair
-    if values * rows_at_once(config, cluster, sizes) < WORK_WORTH_THREADS:
+    if values * rows_per_launch(config, cluster, sizes) < WORK_WORTH_THREADS:
         free = 1
         log.info("threads: 1, of %d that there is room for: a step is too small for more", fair)
     elif free < fair:
@@ -227,7 +227,7 @@ def settle_threads(config: Config, cluster: Cluster, values: int, sizes: Ints) -
     return free
 
 
-def rows_at_once(config: Config, cluster: Cluster, sizes: Ints) -> float:
+def rows_per_launch(config: Config, cluster: Cluster, sizes: Ints) -> float:
     """About how many samples one launch works on: a batch, of several clients where they may be trained together."""
     batch = float(sizes.mean()) if config.local.batch_size == "all" else float(config.local.batch_size)
     if config.local.engine == "sequential" or config.topology.kind == "mediators":

@@ -277,14 +277,14 @@ def _built(layers: list[tuple[str, Values]], origin: str, name: str) -> Config:
 
 def _refuse_models(runs: Sequence[PlannedRun], origin: str) -> None:
     """A model that there is not, or options that it does not take: what no configuration asks, as it imports torch."""
-    from fedmpi.models import check_options
+    from fedmpi.models import check_model_options
 
     different: dict[str, PlannedRun] = {}
     for run in runs:
         different.setdefault(repr((written(run.config.model.name), run.config.model.options)), run)
     for run in different.values():
         try:
-            check_options(run.config.model.name, run.config.model.options)
+            check_model_options(run.config.model.name, run.config.model.options)
         except UserError as error:
             raise UserError(f"{origin}, run {run.name}: {error}") from error
 

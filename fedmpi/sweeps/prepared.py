@@ -105,7 +105,7 @@ class Preparation:
         return True
 
 
-def prepare(wanted: Preparation, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
+def ensure_shards(wanted: Preparation, show_line: Callable[[str], None], stop: Callable[[], bool]) -> None:
     """Make sure that the shards are there: prepare them, or wait for who does.
 
     Raises

@@ -21,7 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.sweeps.children import ends_with_parent, how_it_ended, last_words
 from fedmpi.sweeps.plan import PlannedRun, Sweep
-from fedmpi.sweeps.standing import CONFIGURATION, OUTPUT, Standing, announce, look, note, recorded
+from fedmpi.sweeps.standing import CONFIGURATION, OUTPUT, Standing, look, note, recorded, write_notes
 
 RunEnding = Literal["finished", "failed", "stopped"]
 
@@ -206,7 +206,7 @@ def _next(waiting: deque[PlannedRun], settle: Callable[[Outcome], None]) -> Plan
 
 
 def _start(sweep: Sweep, run: PlannedRun, jobs: int) -> Started:
-    announce(sweep, (run,))  # once more: its folder may have been removed since
+    write_notes(sweep, (run,))  # once more: its folder may have been removed since
     environ = dict(os.environ)
     if jobs > 1:
         environ[MOST_THREADS] = str(max(1, cores_allowed() // (jobs * sweep.ranks)))

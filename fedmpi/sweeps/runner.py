@@ -14,15 +14,15 @@ from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import refuse_unwritable
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.sweeps.plan import PlannedRun, Sweep
-from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
+from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
 from fedmpi.sweeps.queue import Outcome, RunQueue, Started, launcher
-from fedmpi.sweeps.standing import Standing, announce, look
+from fedmpi.sweeps.standing import Standing, look, write_notes
 
 POLLED, POLLED_OTHERS = 0.1, 1.0
 """Seconds between two looks at own processes, and at runs of others."""
 
 
-def check(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
+def check_runs(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
     """How far each run is; whatever can be refused is refused here, before anything is started.
 
     Raises
@@ -37,7 +37,7 @@ def check(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[Standing]:
 
 
 def look_over(sweep: Sweep, runs: Sequence[PlannedRun]) -> tuple[list[Standing], list[MissingFiles]]:
-    """How far each run is, and what says which files of data sets are missing; all else is refused as in `check`."""
+    """How far each run is, and which files of data sets are missing; all else is refused as in `check_runs`."""
     standings = check_folders(sweep, runs)
     missing = []
     for data in _shards([run for run, now in zip(runs, standings, strict=True) if now.state != "finished"]):
@@ -97,10 +97,10 @@ def run_sweep(
     Raises
     ------
     UserError
-        As `check`.
+        As `check_runs`.
     """
-    standings = check(sweep, runs)
-    announce(sweep, tuple(runs))
+    standings = check_runs(sweep, runs)
+    write_notes(sweep, tuple(runs))
     queue = RunQueue(sweep, jobs, show_line, done)
     for run, standing in zip(runs, standings, strict=True):
         queue.add(run, standing)
@@ -173,7 +173,7 @@ def _prepared(
     lacking: dict[Path, UserError] = {}
     for data in shards:
         try:
-            prepare(data, show_line, stop)
+            ensure_shards(data, show_line, stop)
         except Stopped:
             return lacking, True
         except UserError as error:  # RunFailure is one

@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, read_plain, write_whole
 from fedmpi.config import config_toml
 from fedmpi.config.base import written
-from fedmpi.records.changes import compare
+from fedmpi.records.changes import changes_since
 from fedmpi.records.hold import Holder
 from fedmpi.records.reading import read_summary
 from fedmpi.sweeps.plan import PlannedRun, Sweep
@@ -57,7 +57,7 @@ def look(run: PlannedRun) -> Standing:
     holder = Holder.of(run.folder) if run.folder.is_dir() else None
     rounds = recorded(run.folder)
     try:
-        changed = {key for key, _, _ in compare(path, run.config).keys} if path.exists() else set()
+        changed = {key for key, _, _ in changes_since(path, run.config).keys} if path.exists() else set()
         summary = read_summary(run.folder / "summary.json")
     except UserError as error:
         raise UserError(f"run {run.name}: {error}") from error
@@ -86,7 +86,7 @@ def recorded(folder: Path) -> int:
         return 0
 
 
-def announce(sweep: Sweep, runs: tuple[PlannedRun, ...]) -> None:
+def write_notes(sweep: Sweep, runs: tuple[PlannedRun, ...]) -> None:
     """Leave in each run's folder what it is started with and what differs in it.
 
     Raises

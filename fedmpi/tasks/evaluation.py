@@ -93,7 +93,7 @@ def evaluate(
     return Evaluation(total / len(y), tally.numbers(), confusion)
 
 
-def rows_at_once(description: DataDescription, most: int) -> int:
+def rows_per_pass(description: DataDescription, most: int) -> int:
     """How many samples to pass through a model at once: `most`, and fewer where each has very many outputs."""
     if description.targets != "tokens":
         return most

@@ -11,7 +11,7 @@ from fedmpi.common.types import Floats
 SPREADS = ("mean", "weighted", "std", "worst10", "best10", "jain")
 
 
-def spread(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
+def spread_over_clients(values: Floats, weights: Floats, best: str = "largest") -> dict[str, float]:
     """How a number spreads over K clients, each counted once but in "weighted".
 
     Parameters

@@ -108,7 +108,7 @@ def _take(returned: Mapping[str, Any] | None, sums: dict[str, Any], names: Mappi
         sums[name] += float(found[name])
 
 
-def optimizer_checks(subject: Subject) -> Iterator[Check]:
+def server_optimizer_checks(subject: Subject) -> Iterator[Check]:
     """All checks of a server optimizer but those that start runs."""
     yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: descend(s)))
     yield subject.check("same step from the same update", lambda s: same_twice(lambda: descend(s)))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedmpi.common.errors import PartFailure, UserError
 from fedmpi.common.registry import KINDS, Part, describe, resolve
-from fedmpi.testing.algorithms import algorithm_checks, optimizer_checks
+from fedmpi.testing.algorithms import algorithm_checks, server_optimizer_checks
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Subject
 from fedmpi.testing.losses import loss_checks
 from fedmpi.testing.metrics import metric_checks
@@ -19,15 +19,15 @@ from fedmpi.testing.samplers import sampler_checks
 from fedmpi.testing.started import Starts, started_checks
 from fedmpi.testing.sums import combiner_checks, weights_checks
 from fedmpi.testing.surroundings import availability_checks, data_checks, scheduling_checks
+from fedmpi.testing.training import local_optimizer_checks as local_optimizer_checks
 from fedmpi.testing.training import model_checks
-from fedmpi.testing.training import optimizer_checks as local_optimizer_checks
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
     "client sampler": sampler_checks,
     "row rule": row_checks,
     "weights": weights_checks,
     "combiner": combiner_checks,
-    "server optimizer": optimizer_checks,
+    "server optimizer": server_optimizer_checks,
     "local algorithm": algorithm_checks,
     "local optimizer": local_optimizer_checks,
     "model": model_checks,

@@ -70,7 +70,7 @@ def world(clients: int = CLIENTS, round: int = 7, *, away: bool = True, fresh: b
 NAMES = ("loss", "accuracy", "update_norm", "gradient_norm", "seconds")
 
 
-def draw(drawer: Any, measures: Sequence[str], view: View) -> Cohort:
+def draw_cohort(drawer: Any, measures: Sequence[str], view: View) -> Cohort:
     """One round's cohort; the candidates of a sampler that measures are given made-up numbers."""
     if measures:
         candidates = np.asarray(drawer.candidates(view))
@@ -84,7 +84,7 @@ def draw(drawer: Any, measures: Sequence[str], view: View) -> Cohort:
 def checked(subject: Subject, view: View) -> Cohort:
     """A cohort as the server takes it: sorted, and refused where it is none."""
     sampler = ClientSampler(subject.part, subject.options)
-    return draw(sampler, sampler.measures, view)
+    return draw_cohort(sampler, sampler.measures, view)
 
 
 def measures(subject: Subject) -> Sequence[str]:
@@ -96,7 +96,7 @@ def exercise(subject: Subject) -> list[AnyArray]:
     """A few rounds' cohorts, by the part itself, without the care that runs take of generators."""
     made, found = subject.made(), []
     for t in range(3):
-        cohort = draw(made, measures(subject), world(round=t, away=t > 0, fresh=t == 0))
+        cohort = draw_cohort(made, measures(subject), world(round=t, away=t > 0, fresh=t == 0))
         found += [np.asarray(cohort.clients), np.asarray(cohort.multiplicity)]
     return found
 
@@ -105,9 +105,9 @@ def survives(subject: Subject) -> str:
     """A sampler made anew in a later round must draw what one draws that has been there from the start."""
     there, anew = (ClientSampler(subject.part, subject.options) for _ in range(2))
     for t in range(5):
-        draw(there, there.measures, world(round=t))
+        draw_cohort(there, there.measures, world(round=t))
     anew.load(there.state())
-    first, later = (draw(sampler, sampler.measures, world(round=5)).clients for sampler in (there, anew))
+    first, later = (draw_cohort(sampler, sampler.measures, world(round=5)).clients for sampler in (there, anew))
     demand(
         np.array_equal(first, later),
         "made anew before round 5, as after a resume, it draws other clients: it remembers what no checkpoint holds. "
@@ -162,7 +162,7 @@ def stated_inclusion(subject: Subject) -> str:
     stated, times = defaultdict[int, list[float]](list), defaultdict[int, int](int)
     draws, repeated, view = 0, False, world()
     for t in range(DRAWS):
-        cohort = draw(made, wanted, replace(view, round=t))
+        cohort = draw_cohort(made, wanted, replace(view, round=t))
         if cohort.inclusion is None:
             return "none stated: weights and accounts that need them refuse this sampler"
         draws, repeated = draws + cohort.draws, repeated or cohort.draws > len(np.unique(cohort.clients))

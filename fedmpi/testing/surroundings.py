@@ -25,8 +25,8 @@ SIZES = (1, 7, 9)
 
 def availability_checks(subject: Subject) -> Iterator[Check]:
     """All checks of a law of availability but those that start runs."""
-    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: asked(s)))
-    yield subject.check("same probabilities in the same round", lambda s: same_twice(lambda: asked(s)))
+    yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: answers(s)))
+    yield subject.check("same probabilities in the same round", lambda s: same_twice(lambda: answers(s)))
     yield subject.check("a probability for each client", lambda s: _range(np.concatenate(present(s))))
     yield subject.check("state survives a checkpoint", rounds_alone)
     yield subject.check(
@@ -34,7 +34,7 @@ def availability_checks(subject: Subject) -> Iterator[Check]:
     )
 
 
-def asked(subject: Subject) -> list[AnyArray]:
+def answers(subject: Subject) -> list[AnyArray]:
     """What the law says of some rounds, without the care that runs take of generators."""
     made = subject.made()
     return [np.asarray(made(world(round=t, away=False))) for t in range(ROUNDS)]

@@ -46,7 +46,7 @@ def suited(subject: Subject) -> tuple[DataDescription, nn.Module]:
         try:
             built = build(subject.choice, subject.options, description, 5)
             with torch.no_grad():
-                built.eval()(samples(description))
+                built.eval()(made_up_samples(description))
             return description, built
         except Exception as error:  # whatever a network says of data that it is not made for
             reasons.append(f"{description.feature_shape}: {error}")
@@ -54,7 +54,7 @@ def suited(subject: Subject) -> tuple[DataDescription, nn.Module]:
     raise CheckFailed(f"it takes none of the data that it is tried on{hint} ({'; '.join(reasons)})")
 
 
-def samples(description: DataDescription) -> Tensor:
+def made_up_samples(description: DataDescription) -> Tensor:
     """Made-up features (b, …) as a model receives them."""
     generator, shape = np.random.Generator(np.random.Philox(4)), (SAMPLES, *description.feature_shape)
     if description.task == "text":
@@ -73,7 +73,7 @@ def outputs(subject: Subject) -> str:
     classes = description.classes
     for count in (SAMPLES, 1):
         with torch.no_grad():
-            found = module.eval()(samples(description)[:count])
+            found = module.eval()(made_up_samples(description)[:count])
         demand(isinstance(found, Tensor), f"it returns {type(found).__name__}: return a tensor, a value a class")
         demand(
             tuple(found.shape) == (count, classes),
@@ -87,7 +87,7 @@ def outputs(subject: Subject) -> str:
 def alone(subject: Subject) -> str:
     """Each sample on its own must give the outputs that it gives beside the others, in evaluation mode."""
     description, module = suited(subject)
-    x = samples(description)
+    x = made_up_samples(description)
     with torch.no_grad():
         together = module.eval()(x)
         single = torch.cat([module(x[i : i + 1]) for i in range(SAMPLES)])
@@ -103,14 +103,14 @@ def gradients(subject: Subject) -> str:
     """Finite, and not zero everywhere."""
     description, module = suited(subject)
     model = FlatModel(module)
-    _, found = model.loss_gradient(samples(description), torch.arange(SAMPLES) % description.classes)
+    _, found = model.loss_gradient(made_up_samples(description), torch.arange(SAMPLES) % description.classes)
     whole = torch.cat([gradient.to_dense().reshape(-1) for gradient in found])
     demand(bool(whole.isfinite().all()), "a gradient is not finite for finite samples")
     demand(bool(whole.any()), "no parameter has a gradient: the outputs must follow from the parameters")
     return f"length {float(whole.norm()):.3g}"
 
 
-def optimizer_checks(subject: Subject) -> Iterator[Check]:
+def local_optimizer_checks(subject: Subject) -> Iterator[Check]:
     """All checks of a local optimizer but those that start runs."""
     yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: bare_steps(s)))
     yield subject.check("same steps from the same gradients", lambda s: same_twice(lambda: stepped(s)))

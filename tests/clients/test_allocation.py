@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
-from fedmpi.clients.allocation import _exact_shares, allocate, bounded_shares, spread, systematic_rounding
+from fedmpi.clients.allocation import _exact_shares, allocate, bounded_shares, stratum_spreads, systematic_rounding
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.whole_numbers import largest_remainders
 
@@ -136,7 +136,7 @@ def test_largest_remainders_go_to_the_largest_fractions() -> None:
 def test_spread_is_the_root_mean_squared_distance_to_the_centroid() -> None:
     vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
     labels = np.array([0, 0, 0, 0, 1, 2, 2, -1, -1])
-    first, second, third = spread(vectors, labels)
+    first, second, third = stratum_spreads(vectors, labels)
     assert first == pytest.approx(np.sqrt(vectors[:4].var(axis=0).sum()), rel=1e-5)
     assert second == 0.0
     assert third == pytest.approx(np.linalg.norm(vectors[5] - vectors[6]) / 2, rel=1e-5)
@@ -144,5 +144,5 @@ def test_spread_is_the_root_mean_squared_distance_to_the_centroid() -> None:
 
 def test_pairwise_spread_is_the_mean_distance_of_two_clients() -> None:
     vectors = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    values = spread(vectors, np.array([0, 0, 0, 0, 0, 1]), "pairwise")
+    values = stratum_spreads(vectors, np.array([0, 0, 0, 0, 0, 1]), "pairwise")
     assert values == pytest.approx([pdist(vectors[:5]).mean(), 0.0], rel=1e-5)

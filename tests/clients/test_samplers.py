@@ -17,7 +17,7 @@ from fedmpi.clients.cohort import StrataSummary
 from fedmpi.clients.numbers import ClientNumbers
 from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.sampling_designs import clustered_by_size
-from fedmpi.clients.view import View, asked
+from fedmpi.clients.view import View, asked_count
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
 from fedmpi.common.registry import resolve
@@ -315,8 +315,8 @@ def test_what_a_sampler_says_of_its_clients_stays_theirs() -> None:
 
 
 def test_as_many_are_asked_as_over_selection_says_and_no_more_than_there_are() -> None:
-    assert asked(3, 1.5, 99) == 5 and asked(10, 1.0, 99) == 10 and asked(10, 2.0, 15) == 15
-    assert asked(50, 1.1, 99) == 55 < 50 * 1.1  # in floats
+    assert asked_count(3, 1.5, 99) == 5 and asked_count(10, 1.0, 99) == 10 and asked_count(10, 2.0, 15) == 15
+    assert asked_count(50, 1.1, 99) == 55 < 50 * 1.1  # in floats
 
 
 def test_a_sampler_sees_only_what_it_has_asked_for_and_cannot_change_sizes() -> None:

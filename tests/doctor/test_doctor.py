@@ -11,7 +11,7 @@ import pytest
 
 from fedmpi.cluster import Cluster
 from fedmpi.doctor.advice import advise
-from fedmpi.doctor.examination import as_json, report
+from fedmpi.doctor.examination import as_json, examination_text
 from fedmpi.doctor.findings import Findings, file_system, find
 from tests.mpi.launch import run_alone, run_mpi
 
@@ -96,10 +96,10 @@ def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
 
 def test_the_report_names_nodes_and_advice(alone: Findings) -> None:
     ranks = [*job(alone), alone | {"host": "n2", "rank": 2}]
-    text = report(ranks, advise(ranks), Path("/nowhere/site.toml"))
+    text = examination_text(ranks, advise(ranks), Path("/nowhere/site.toml"))
     assert "2 rank(s), 4 of 4 cores" in text and "node n2" in text and "nothing to complain about" in text
     bad = [alone | {"mpi": "none"}]
-    assert "warning: no MPI" in report(bad, advise(bad), Path("/nowhere/site.toml"))
+    assert "warning: no MPI" in examination_text(bad, advise(bad), Path("/nowhere/site.toml"))
     assert json.loads(as_json(bad, advise(bad)))["advice"][0]["level"] == "warning"
 
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 from fedmpi import UserError
 from fedmpi.common.streams import Streams
-from fedmpi.inspect.estimates import advice, assess, plot, render
-from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability
+from fedmpi.inspect.estimates import advice, assess, plot, print_assessments
+from fedmpi.privacy.size_estimates import answer_stream, estimate_total, sampling_probability
 
 SIZES = np.concatenate([np.resize([1, 2, 3], 500), np.full(20, 60)]).astype(np.int64)
 
@@ -22,7 +22,7 @@ def test_bias_deviation_and_saturation_agree_with_500_simulated_rounds(place: in
     """z-test of the mean and χ² of the variance at 1e-6. The probabilities come from a normal approximation: binomial
     tests at 1e-6 after widening by 0.02 for its error (Berry-Esseen over 520 answers)."""
     one, trials = assess(SIZES, 2.0, 40, 1000)[place], 500
-    found = [estimate(one.mechanism, SIZES, 2.0, 40, answer_stream(Streams(8), t, False)) for t in range(trials)]
+    found = [estimate_total(one.mechanism, SIZES, 2.0, 40, answer_stream(Streams(8), t, False)) for t in range(trials)]
     raw = np.array([f.raw for f in found])
     assert found[0].standard_deviation == pytest.approx(one.standard_deviation)
     z = (raw.mean() - SIZES.sum() - one.bias) / (one.standard_deviation / math.sqrt(trials))
@@ -85,7 +85,7 @@ def test_fewer_samples_wanted_than_clients_can_never_saturate():
 def test_the_table_names_every_mechanism_and_ends_with_advice():
     out = io.StringIO()
     found = assess(SIZES, 3.0, 100, 1000)
-    render(found, 1000, Console(file=out, width=140))
+    print_assessments(found, 1000, Console(file=out, width=140))
     for name in ("randomised-response", "duchi", "piecewise"):
         assert name in out.getvalue()
     assert "samples." in out.getvalue()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedmpi import UserError
-from fedmpi.jobs.script import SCRIPTS, filled, seconds_of, shown_time, tasks_of
+from fedmpi.jobs.script import SCRIPTS, fill_template, seconds_of, shown_time, tasks_of
 from fedmpi.jobs.site import Site, load_site, site_file
 from fedmpi.jobs.submission import Submission, prepare_submission, submit, write_scripts
 
@@ -219,7 +219,7 @@ def test_submitting_keeps_script_and_configuration_in_the_run(tmp_path: Path, mo
 def test_the_scripts_for_use_by_hand_are_those_of_the_package(tmp_path: Path) -> None:
     for path in write_scripts(tmp_path / "scripts"):
         assert path.read_text() == (REPOSITORY / "jobs" / path.name).read_text(), "run: fedmpi submit --scripts jobs"
-    written = [filled(name) for name in SCRIPTS] + [ready().script, ready(gpus=1).script]
+    written = [fill_template(name) for name in SCRIPTS] + [ready().script, ready(gpus=1).script]
     for script in written:
         assert not [line for line in script.splitlines() if line.startswith("@")]
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)

@@ -11,7 +11,7 @@ import fedmpi
 from fedmpi import Cohort, PartFailure, UserError, client_sampler
 from fedmpi.clients.view import View
 from fedmpi.config import config_toml, load_config
-from fedmpi.rounds.round_record import announce
+from fedmpi.rounds.round_record import log_setup
 from tests.end_to_end.in_process import run
 
 OWN = "tests.local.own_algorithms"
@@ -102,7 +102,7 @@ def test_feddyn_agrees_on_the_joint_minimum_with_adam_too() -> None:
 def test_the_log_says_which_engine_and_why(settings: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
     done = run(*SMALL, *settings, "rounds=1")
     with caplog.at_level(logging.INFO, logger="fedmpi"):
-        announce(done.experiment)
+        log_setup(done.experiment)
     assert any("algorithm: " in line for line in caplog.messages)
     (engine,) = [line for line in caplog.messages if line.startswith("engine: ")]
     assert said in engine
@@ -111,7 +111,7 @@ def test_the_log_says_which_engine_and_why(settings: list[str], said: str, caplo
 def test_the_log_says_what_nothing_reads(caplog: pytest.LogCaptureFixture) -> None:
     done = run(*SMALL, "local.algorithm=tests.testing.bad_parts:NearlyNamed", "rounds=1")
     with caplog.at_level(logging.INFO, logger="fedmpi"):
-        announce(done.experiment)
+        log_setup(done.experiment)
     (line,) = [line for line in caplog.messages if line.startswith("algorithm: ")]
     assert line.endswith(":NearlyNamed: plain steps; has 'proximal', which nothing reads (or proximal_mu?)")
 

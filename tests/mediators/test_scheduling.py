@@ -10,7 +10,7 @@ from scipy.stats import entropy
 
 from fedmpi import UserError
 from fedmpi.data.divergence import kl_divergence, pooled_counts, summarise, target_distribution
-from fedmpi.mediators.scheduling import _divergence, exchange, greedy, random_groups, schedule
+from fedmpi.mediators.scheduling import _divergence, assign_mediators, exchange, greedy, random_groups
 
 GENERATOR = np.random.default_rng
 
@@ -87,7 +87,7 @@ def test_one_client_is_one_mediator() -> None:
 
 def test_nobody_online_is_no_mediator() -> None:
     for kind in ("greedy", "exchange", "random"):
-        assert schedule(kind, np.empty((0, 4), np.int64), 3, GENERATOR(0)).shape == (0,)
+        assert assign_mediators(kind, np.empty((0, 4), np.int64), 3, GENERATOR(0)).shape == (0,)
 
 
 def test_gamma_one_makes_singletons() -> None:
@@ -124,7 +124,7 @@ def test_it_is_the_papers_loop(seed: int, clients: int, classes: int, most: int)
 def test_every_client_has_one_mediator_and_all_but_the_last_are_full(
     seed: int, clients: int, most: int, kind: str
 ) -> None:
-    mediators = schedule(kind, random_counts(seed, clients, 5), most, GENERATOR(seed))
+    mediators = assign_mediators(kind, random_counts(seed, clients, 5), most, GENERATOR(seed))
     sizes = np.bincount(mediators)
     assert sizes.tolist() == [most] * (clients // most) + [clients % most] * (clients % most > 0)
 
@@ -172,7 +172,7 @@ def test_a_class_that_the_target_lacks_is_refused() -> None:
 
 def test_a_client_without_samples_does_no_harm() -> None:
     counts = np.array([[0, 0], [4, 0], [0, 4]])
-    assert np.bincount(schedule("exchange", counts, 2, GENERATOR(0))).tolist() == [2, 1]
+    assert np.bincount(assign_mediators("exchange", counts, 2, GENERATOR(0))).tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("counts", [[1, 2, 3], [-1, 2], [0, 0], [np.nan, 1]])

@@ -10,7 +10,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked import form_check
 from fedmpi.models.stacked.graph import GraphLayer
 from fedmpi.models.stacked.image import Geometry
-from fedmpi.models.stacked.net import stacked, why_not_stackable
+from fedmpi.models.stacked.net import stacked_form, why_not_stackable
 
 IMAGES = DataDescription((2, 8, 8), "float32", 3, "image", 0, (), ())
 TEXTS = DataDescription((6,), "int32", 3, "text", 11, (), ())
@@ -32,7 +32,7 @@ def test_unfolding_by_the_index_is_torchs_unfolding(kernel, stride, padding):
 
 def test_every_parameter_of_a_stack_starts_at_a_multiple_of_64_bytes_and_none_overlap():
     module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 7), nn.ReLU(), nn.Linear(7, 3))
-    net = stacked(module, IMAGES)
+    net = stacked_form(module, IMAGES)
     assert net is not None
     ends = [0] + [slot.start + slot.size for slot in net.slots]
     assert all(slot.start % 16 == 0 and slot.start >= end for slot, end in zip(net.slots, ends, strict=False))
@@ -132,7 +132,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_stacked_form_is_refused_with_the_reason(case: str):
     module, word = REFUSED[case]
-    assert stacked(module, IMAGES) is None
+    assert stacked_form(module, IMAGES) is None
     assert word in str(why_not_stackable(module, IMAGES))
 
 
@@ -146,7 +146,7 @@ def test_the_trial_of_a_stacked_form_leaves_the_module_and_the_generator_as_they
     before = {name: value.clone() for name, value in module.state_dict().items()}
     module.eval()
     state = torch.get_rng_state()
-    assert stacked(module, IMAGES) is not None
+    assert stacked_form(module, IMAGES) is not None
     assert not module.training and module[2].p == 0.5
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -164,19 +164,19 @@ def test_layers_one_after_another_have_the_forms_written_by_hand_however_they_ar
             return self.fc(torch.flatten(x, 1))
 
     modules = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
-    assert stacked(Functional(), IMAGES).layers == stacked(modules, IMAGES).layers
+    assert stacked_form(Functional(), IMAGES).layers == stacked_form(modules, IMAGES).layers
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [1, "same"])
 def test_padding_with_an_images_own_values_is_left_to_the_graph(mode: str, padding: int | str):
-    net = stacked(flat_linear(nn.Conv2d(2, 2, 3, padding=padding, padding_mode=mode)), IMAGES)
+    net = stacked_form(flat_linear(nn.Conv2d(2, 2, 3, padding=padding, padding_mode=mode)), IMAGES)
     assert net is not None and any(isinstance(layer, GraphLayer) for layer in net.layers)
 
 
 def test_texts_may_have_any_layers_before_and_after_their_words():
     padded = nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(24, 3))
-    net = stacked(padded, TEXTS)
+    net = stacked_form(padded, TEXTS)
     assert net.embedding.padding == 0 and len(net.slots) == 2
 
 
@@ -190,7 +190,7 @@ def dropping() -> nn.Module:
 def test_rounding_is_no_reason_to_refuse_a_stacked_form(monkeypatch: pytest.MonkeyPatch):
     """A limit below every rounding stands for networks whose gradients jump."""
     monkeypatch.setitem(form_check.TOLERANCE, torch.float32, 0.0)
-    assert stacked(dropping(), IMAGES) is not None
+    assert stacked_form(dropping(), IMAGES) is not None
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["outputs", "gradients"])
@@ -205,5 +205,5 @@ def test_a_form_that_is_off_by_more_than_rounding_is_refused(part: int, monkeypa
         return found
 
     monkeypatch.setattr(form_check, "_stacked", off)
-    assert stacked(dropping(), IMAGES) is None
+    assert stacked_form(dropping(), IMAGES) is None
     assert "gives other" in str(why_not_stackable(dropping(), IMAGES))

@@ -17,7 +17,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
 from fedmpi.models.stacked.image import Convolution, MaxPool
-from fedmpi.models.stacked.net import stacked
+from fedmpi.models.stacked.net import stacked_form
 from fedmpi.models.stacked.pooled import BLOCK, EvenColumnsFirst, PooledConvolution, to_the_larger
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
 
@@ -56,7 +56,7 @@ NETWORKS = {
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype, tolerance: float):
     module = network(*NETWORKS[name])
-    net = stacked(module, IMAGES)
+    net = stacked_form(module, IMAGES)
     assert net is not None
     assert sum(isinstance(layer, PooledConvolution) for layer in net.layers) == sum(
         isinstance(layer, nn.Conv2d) for layer in module
@@ -92,7 +92,7 @@ def test_a_gradient_goes_to_the_larger_value():
 
 
 def test_only_rows_that_are_pooled_are_made_and_patches_fill_whole_blocks():
-    net = stacked(network(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 9
+    net = stacked_form(network(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 9
     assert net is not None
     layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
     assert layer.pairs.output == (10, 4)
@@ -107,7 +107,7 @@ def test_many_filters_lie_as_they_are_left_columns_before_right_ones():
     assert split.output == (1, 4)
     assert image.flatten()[split.unfold_index()].tolist() == [0, 2, 1, 3]
     for filters, patch in ((63, 2 * 3 * 4), (64, 2 * 3 * 3)):
-        net = stacked(network(nn.Conv2d(2, filters, 3), nn.MaxPool2d(2)), IMAGES)
+        net = stacked_form(network(nn.Conv2d(2, filters, 3), nn.MaxPool2d(2)), IMAGES)
         assert net is not None
         assert next(one for one in net.layers if isinstance(one, PooledConvolution)).pairs.patch == patch
 
@@ -128,7 +128,7 @@ class Stack:
 
 @pytest.mark.parametrize("filters", [63, 64])
 def test_a_row_takes_the_memory_that_is_said(filters: int):
-    net = stacked(network(nn.Conv2d(2, 8, 1), nn.Conv2d(8, filters, 3), nn.MaxPool2d(2)), IMAGES)
+    net = stacked_form(network(nn.Conv2d(2, 8, 1), nn.Conv2d(8, filters, 3), nn.MaxPool2d(2)), IMAGES)
     assert net is not None
     layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
     workspace, rows = Workspace(torch.float32, torch.device("cpu")), 100
@@ -142,12 +142,12 @@ def test_a_row_takes_the_memory_that_is_said(filters: int):
     "pool", [nn.MaxPool2d(3), nn.MaxPool2d(2, stride=1), nn.MaxPool2d((2, 1)), nn.MaxPool2d(2, padding=1)]
 )
 def test_other_windows_are_pooled_by_torch(pool: nn.Module):
-    net = stacked(network(nn.Conv2d(2, 3, 3), nn.ReLU(), pool), IMAGES)
+    net = stacked_form(network(nn.Conv2d(2, 3, 3), nn.ReLU(), pool), IMAGES)
     assert net is not None
     assert [type(layer) for layer in net.layers if isinstance(layer, Convolution | MaxPool)] == [Convolution, MaxPool]
 
 
 def test_a_logistic_layer_keeps_convolutions_and_pools_apart():
-    net = stacked(network(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Sigmoid()), IMAGES)
+    net = stacked_form(network(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Sigmoid()), IMAGES)
     assert net is not None
     assert not any(isinstance(layer, PooledConvolution) for layer in net.layers)

@@ -10,7 +10,7 @@ import torch
 
 from fedmpi import PartFailure, UserError, parts
 from fedmpi.data.schema import DataDescription
-from fedmpi.models import build, check_options
+from fedmpi.models import build, check_model_options
 from tests.local.synthetic import SMALL_IMAGES, TEXTS
 
 PICTURES = DataDescription((3, 32, 32), "uint8", 10, "image", 0, (0.5,), (0.25,))
@@ -128,5 +128,5 @@ def test_what_a_built_in_model_cannot_be_built_with_is_the_users_to_change():
 
 def test_a_module_takes_no_options() -> None:
     with pytest.raises(UserError, match="model.hidden means nothing here: the model is given as a module"):
-        check_options(torch.nn.Linear(2, 2), {"hidden": [3], "lora": None})
-    assert check_options(torch.nn.Linear(2, 2), {"lora": None}) == {}
+        check_model_options(torch.nn.Linear(2, 2), {"hidden": [3], "lora": None})
+    assert check_model_options(torch.nn.Linear(2, 2), {"lora": None}) == {}

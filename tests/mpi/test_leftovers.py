@@ -43,7 +43,7 @@ def test_only_files_of_dead_processes_that_nobody_uses_are_removed(tmp_path: Pat
     dead = note_of(gone, tmp_path, *own)
     alive = note_of(living, tmp_path, "mpich_shm_alive", "mpich_shm_shared")
     elsewhere = note_of(Process("", gone.pid, gone.started + 1), tmp_path, "mpich_shm_elsewhere", processes="pid:[1]")
-    leftovers.sweep()
+    leftovers.remove_leftovers()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*names, "mpich_shm_link", alive.name, elsewhere.name} - {"mpich_shm_left", "sm_segment.x"}
     assert not dead.exists()
@@ -59,11 +59,11 @@ def test_what_a_process_has_mapped_is_not_removed(tmp_path: Path, monkeypatch) -
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline()
         note_of(gone, tmp_path, file.name)
-        leftovers.sweep()
+        leftovers.remove_leftovers()
         assert file.exists()
         holder.kill()
     note_of(gone, tmp_path, file.name)
-    leftovers.sweep()
+    leftovers.remove_leftovers()
     assert not file.exists()
 
 

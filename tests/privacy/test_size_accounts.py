@@ -15,7 +15,7 @@ from fedmpi.common.whole_numbers import BLOCK
 from fedmpi.config import load_config
 from fedmpi.privacy.exposure import exposure
 from fedmpi.privacy.mechanisms import RandomisedResponse
-from fedmpi.privacy.size_estimates import estimate, saturations
+from fedmpi.privacy.size_estimates import estimate_total, saturations
 from fedmpi.rounds.server import Planner
 
 SIZES = np.array([10, 1, 30, 5, 5, 20, 9, 20], np.int64)
@@ -125,7 +125,7 @@ def test_a_single_unclipped_client_is_said_once_with_the_key(caplog: pytest.LogC
     said = [record.message for record in caplog.records if "samples.clip = false" in record.message]
     assert len(said) == 1 and "1 of the 8 clients" in said[0]
     sizes = np.array([500, *[5] * 999])
-    found = estimate("randomised-response", sizes, 1.0, 300, np.random.default_rng(3), clip=False)
+    found = estimate_total("randomised-response", sizes, 1.0, 300, np.random.default_rng(3), clip=False)
     assert [one.kind for one in saturations(found, 10, 300)] == ["unclipped"]
 
 

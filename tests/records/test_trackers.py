@@ -22,7 +22,7 @@ from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.records.tracking.base import Tracker
 from fedmpi.records.tracking.choice import Trackers
-from fedmpi.records.tracking.names import GROUPS, name, numbers, settings
+from fedmpi.records.tracking.names import GROUPS, by_group, name, settings
 from fedmpi.records.tracking.picture import VIRIDIS, picture
 from fedmpi.records.tracking.to_tensorboard import TensorBoard
 from tests.keys.test_every_field import RECORD
@@ -68,7 +68,12 @@ def test_numbers_are_named_by_what_they_are_about() -> None:
         "clients": "0-3",
         "kl_mean": 1,
     }
-    assert numbers(record) == {"test/loss": 0.5, "time/seconds": 2.0, "time/plan": 0.1, "mediators/kl_mean": 1.0}
+    assert by_group(record) == {
+        "test/loss": 0.5,
+        "time/seconds": 2.0,
+        "time/plan": 0.1,
+        "mediators/kl_mean": 1.0,
+    }
     assert [name(key) for key in ("update_epsilon", "size_epsilon_max", "size_estimate", "bytes_client_up")] == [
         "privacy/update_epsilon",
         "privacy/size_epsilon_max",
@@ -112,7 +117,7 @@ def test_the_picture_has_a_cell_for_each_client_and_class_coloured_by_samples() 
 def test_tensorboard_shows_groups_settings_and_the_clients_data(tmp_path: Path) -> None:
     records = interrupted(tmp_path / "RUN", logging_tensorboard=True)
     events = EventAccumulator(str(tmp_path / "RUN"), size_guidance={SCALARS: 0, IMAGES: 0}).Reload()
-    tags = numbers(records[-1])
+    tags = by_group(records[-1])
     assert set(tags) <= set(events.Tags()["scalars"]) and {"time/train", "train/loss", "clients/participants"} <= set(
         tags
     )

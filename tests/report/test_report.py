@@ -19,7 +19,7 @@ from fedmpi.records.participants import clients_from_text
 from fedmpi.report import panels
 from fedmpi.report.configured import Configuration, configurations
 from fedmpi.report.curves import MOST_ROUNDS, completed, curves, targets, thinned
-from fedmpi.report.page import contents, drawing_library, render, write_report
+from fedmpi.report.page import drawing_library, page_contents, render_page, write_report
 from fedmpi.results.gather import OneRun, find_runs, read_runs
 
 SMALL: dict[str, Any] = {
@@ -49,7 +49,7 @@ def runs(folder: Path) -> list[OneRun]:
 
 @pytest.fixture(scope="module")
 def shown(runs: list[OneRun]) -> dict[str, Any]:
-    return json.loads(json.dumps(contents(runs, "all <three> of them")))
+    return json.loads(json.dumps(page_contents(runs, "all <three> of them")))
 
 
 def of(runs: list[OneRun], preset: str) -> list[OneRun]:
@@ -219,7 +219,7 @@ def test_what_is_not_finished_or_not_finite_is_said_and_nothing_is_made_up_for_i
     table = {"preset": "fedavg", "rounds": 3}
     records = [{"round": t, "test_accuracy": 0.1, "test_loss": 0.5, "clients": "0-4"} for t in range(3)]
     whole, lost = {"clients": 20}, {**records[2], "test_loss": None}
-    made = contents(
+    made = page_contents(
         [
             OneRun(tmp_path / "whole", table, records, whole, "finished"),
             OneRun(tmp_path / "half", table | {"seed": 1}, records[:2], {}, "stopped"),
@@ -257,7 +257,7 @@ def test_ranks_phases_and_warnings_are_shown(tmp_path: Path) -> None:
 def test_the_engine_that_auto_chose_is_shown_without_its_counts() -> None:
     def choice_text(engine: str) -> str:
         run = OneRun(Path("run"), {}, [{"round": 0}], {"engine": engine}, "finished")
-        return str(contents([run])["runs"][0]["engine"])
+        return str(page_contents([run])["runs"][0]["engine"])
 
     chosen = "auto: one-step clients are merged, the others batched (trial: sequential 18, batched 13 ms a client)"
     assert choice_text(f"{chosen}; so far 0 merged and 40 others on this rank") == chosen
@@ -277,7 +277,7 @@ def test_runs_that_failed_before_their_first_round_are_named(tmp_path: Path, mon
 
 
 def test_the_page_holds_its_data_and_asks_for_nothing(shown: dict[str, Any]) -> None:
-    page = render(shown, "/* </script> */")
+    page = render_page(shown, "/* </script> */")
     assert "<title>all &lt;three&gt; of them" in page and "@@" not in page
     held = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert held and json.loads(held[1]) == shown

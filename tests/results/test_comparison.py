@@ -21,7 +21,7 @@ from fedmpi.cli import compare
 from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
 from fedmpi.results.gather import find_runs, read_runs
-from fedmpi.results.tables import as_csv, as_latex, render
+from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
 Record = dict[str, Any]
 
@@ -371,7 +371,7 @@ def rendered(comparison: Comparison, columns: int = 200) -> str:
     screen = Console(width=columns, file=StringIO(), color_system=None)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("builtins.print", lambda text: screen.file.write(f"{text}\n"))
-        render(comparison, screen)
+        print_comparison(comparison, screen)
     assert isinstance(screen.file, StringIO)
     return screen.file.getvalue()
 

@@ -31,7 +31,7 @@ from fedmpi.tasks.by_client import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cu
 from fedmpi.tasks.evaluation import evaluate
 from fedmpi.tasks.losses import task_loss
 from fedmpi.tasks.metrics import Metric
-from fedmpi.tasks.spread import SPREADS, spread
+from fedmpi.tasks.spread import SPREADS, spread_over_clients
 from tests.end_to_end.in_process import QUIET, run, run_into
 from tests.reference.batch_norm import batch_norm_mlp
 
@@ -164,28 +164,28 @@ def _span(part: str) -> range:
 def test_spread_by_hand():
     accuracies = np.array([0.9, 0.1, 0.5, 0.7, 0.3, 0.8, 0.6, 0.4, 0.2, 1.0, 0.0])
     weights = np.arange(1.0, 12.0)
-    found = spread(accuracies, weights)
+    found = spread_over_clients(accuracies, weights)
     assert found["mean"] == pytest.approx(0.5)
     assert found["std"] == pytest.approx(math.sqrt(0.1))
     assert found["worst10"] == pytest.approx(0.05)  # of two: a tenth of eleven, rounded up
     assert found["best10"] == pytest.approx(0.95)
     assert found["weighted"] == pytest.approx(sum(w * a for w, a in zip(weights, accuracies, strict=True)) / 66)
     assert found["jain"] == pytest.approx(5.5**2 / (11 * 3.85))
-    falling = spread(accuracies, weights, "smallest")
+    falling = spread_over_clients(accuracies, weights, "smallest")
     assert (falling["worst10"], falling["best10"]) == (found["best10"], found["worst10"])
-    assert spread(np.zeros(3), np.ones(3))["jain"] == 1
-    assert spread(np.full(3, 0.3), np.ones(3))["jain"] == pytest.approx(1)
-    assert spread(np.array([0.0, 0.0, 0.0, 1.0]), np.ones(4))["jain"] == 0.25
-    assert spread(np.array([0.25]), np.array([7.0]))["worst10"] == 0.25
-    assert all(map(math.isnan, spread(np.array([1.0, math.nan]), np.ones(2), "smallest").values()))
+    assert spread_over_clients(np.zeros(3), np.ones(3))["jain"] == 1
+    assert spread_over_clients(np.full(3, 0.3), np.ones(3))["jain"] == pytest.approx(1)
+    assert spread_over_clients(np.array([0.0, 0.0, 0.0, 1.0]), np.ones(4))["jain"] == 0.25
+    assert spread_over_clients(np.array([0.25]), np.array([7.0]))["worst10"] == 0.25
+    assert all(map(math.isnan, spread_over_clients(np.array([1.0, math.nan]), np.ones(2), "smallest").values()))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_losses_without_bounds_spread_without_a_warning():
-    found = spread(np.array([math.inf, 1.0, 2.0]), np.ones(3), "smallest")
+    found = spread_over_clients(np.array([math.inf, 1.0, 2.0]), np.ones(3), "smallest")
     assert found["mean"] == found["weighted"] == found["worst10"] == math.inf and found["best10"] == 1.0
     assert math.isnan(found["std"]) and math.isnan(found["jain"])
-    assert spread(np.array([1e308, 1e308]), np.ones(2))["worst10"] == 1e308
+    assert spread_over_clients(np.array([1e308, 1e308]), np.ones(2))["worst10"] == 1e308
 
 
 def test_parts_follow_from_the_clients_alone_and_hold_as_many_rows_as_go():

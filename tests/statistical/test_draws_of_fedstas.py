@@ -15,7 +15,7 @@ from fedmpi.clients.devices import first_to_arrive, survivors
 from fedmpi.clients.draws import Design, inclusion_by_norm, proportional_inclusion, systematic
 from fedmpi.clients.strata import make_strata, stratified
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.privacy.size_estimates import estimate, sampling_probability
+from fedmpi.privacy.size_estimates import estimate_total, sampling_probability
 from tests.statistical.weighed import coefficients
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1])
@@ -162,7 +162,7 @@ def test_the_sampling_probability_converges_as_more_clients_take_part() -> None:
         wanted = 20 * clients
         truth = sampling_probability(wanted, float(sizes.sum()))
         answers = (streams.generator(Purpose.SIZE_ANSWER, round, clients) for round in range(600))
-        estimates = [estimate("randomised-response", sizes, 3.0, 100, generator).total for generator in answers]
+        estimates = [estimate_total("randomised-response", sizes, 3.0, 100, generator).total for generator in answers]
         return float(np.mean([(sampling_probability(wanted, total) - truth) ** 2 for total in estimates]))
 
     errors = [squared_error(clients) for clients in (50, 800, 12_800)]

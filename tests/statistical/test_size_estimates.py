@@ -12,8 +12,8 @@ from scipy import stats
 
 from fedmpi import UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.privacy.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, build, clip_sizes
-from fedmpi.privacy.size_estimates import answer_stream, estimate, sampling_probability, saturations
+from fedmpi.privacy.mechanisms import Duchi, Mechanism, Piecewise, RandomisedResponse, clip_sizes, make_mechanism
+from fedmpi.privacy.size_estimates import answer_stream, estimate_total, sampling_probability, saturations
 from fedmpi.samples.built_in_rules import bernoulli_rows
 
 PRIVATE = ("randomised-response", "duchi", "piecewise")
@@ -27,7 +27,7 @@ def mixed_sizes(clients: int, threshold: int) -> np.ndarray:
 def raw_estimates(mechanism: str, sizes: np.ndarray, epsilon: float, threshold: int, trials: int) -> np.ndarray:
     rounds = range(trials)
     return np.array(
-        [estimate(mechanism, sizes, epsilon, threshold, answer_stream(STREAMS, t, False)).raw for t in rounds]
+        [estimate_total(mechanism, sizes, epsilon, threshold, answer_stream(STREAMS, t, False)).raw for t in rounds]
     )
 
 
@@ -46,7 +46,7 @@ def answers_of(mechanism: Mechanism) -> np.ndarray:
 @pytest.mark.parametrize(("epsilon", "threshold"), [(0.5, 3), (3.0, 100), (3.0, 300), (8.0, 20)])
 def test_the_worst_ratio_of_two_likelihoods_of_an_answer_is_exactly_e_to_the_epsilon(name, epsilon, threshold):
     """Eq 16, 19 and 20, from the probabilities."""
-    mechanism = build(name, epsilon, threshold)
+    mechanism = make_mechanism(name, epsilon, threshold)
     sizes = np.arange(1, threshold)
     likelihood = mechanism.likelihood(sizes, answers_of(mechanism))
     inside = likelihood.min(axis=0) > 0  # rounding may put the end of an outermost window outside [-C, C]
@@ -57,7 +57,7 @@ def test_the_worst_ratio_of_two_likelihoods_of_an_answer_is_exactly_e_to_the_eps
 @pytest.mark.parametrize("name", ["randomised-response", "duchi"])
 def test_the_probabilities_of_all_answers_sum_to_one_and_decode_to_the_size(name: str):
     """Σ P = 1 and E[decoded] = n for every size, from the probabilities (Eq 5, 7)."""
-    mechanism = build(name, 2.0, 30)
+    mechanism = make_mechanism(name, 2.0, 30)
     sizes, answers = np.arange(1, 30), answers_of(mechanism)
     likelihood = mechanism.likelihood(sizes, answers)
     decoded = np.array([mechanism.total(np.array([answer])) for answer in answers])
@@ -89,7 +89,7 @@ def test_the_truth_probability_solves_equation_20():
 @pytest.mark.parametrize("name", PRIVATE)
 def test_answers_follow_the_stated_likelihoods(name: str):
     """χ² of 200,000 answers of one size at 1e-6 per mechanism."""
-    mechanism, size, draws = build(name, 1.5, 12), 4, 200_000
+    mechanism, size, draws = make_mechanism(name, 1.5, 12), 4, 200_000
     answers = mechanism.answer(np.full(draws, size), STREAMS.generator(Purpose.SIZE_ANSWER))
     if isinstance(mechanism, Piecewise):
         left, right = (float(end[0]) for end in mechanism.window(np.array([size])))
@@ -110,7 +110,7 @@ def test_the_estimate_is_unbiased_and_spreads_as_its_closed_form_says(name: str)
     """Eq 7 when nothing is clipped: z-test of the mean and χ² of the variance over 400 rounds, 1e-6 each."""
     sizes, trials = mixed_sizes(2000, 60), 400
     raw = raw_estimates(name, sizes, 3.0, 60, trials)
-    stated = estimate(name, sizes, 3.0, 60, answer_stream(STREAMS, 0, False)).standard_deviation
+    stated = estimate_total(name, sizes, 3.0, 60, answer_stream(STREAMS, 0, False)).standard_deviation
     z = (raw.mean() - sizes.sum()) / (stated / math.sqrt(trials))
     assert abs(z) < stats.norm.isf(5e-7)
     ratio = stats.chi2.cdf((trials - 1) * raw.var(ddof=1) / stated**2, trials - 1)
@@ -150,7 +150,7 @@ def test_the_toy_of_figure_1_is_sampled_evenly_and_independently():
     meet with probability 1/16. Binomial tests over 20,000 rounds, 1e-6 each."""
     sizes, rounds = np.array([2, 1, 1]), 20_000
     used = np.zeros((rounds, 4), bool)
-    p = sampling_probability(1, estimate("exact", sizes, 1.0, 3, answer_stream(STREAMS, 0, False)).total)
+    p = sampling_probability(1, estimate_total("exact", sizes, 1.0, 3, answer_stream(STREAMS, 0, False)).total)
     for t in range(rounds):
         used[t, bernoulli_rows(STREAMS, t, sizes, p)] = True
     assert p == 1 / 4
@@ -161,7 +161,8 @@ def test_the_toy_of_figure_1_is_sampled_evenly_and_independently():
 
 def test_a_tiny_estimate_is_floored_at_one_sample_per_client():
     found = [
-        estimate("randomised-response", np.full(50, 2), 0.5, 300, answer_stream(STREAMS, t, False)) for t in range(40)
+        estimate_total("randomised-response", np.full(50, 2), 0.5, 300, answer_stream(STREAMS, t, False))
+        for t in range(40)
     ]
     assert any(one.floored for one in found) and not all(one.floored for one in found)
     for one in found:
@@ -171,7 +172,7 @@ def test_a_tiny_estimate_is_floored_at_one_sample_per_client():
 
 def test_clipping_hides_what_lies_above_the_threshold_and_is_reported():
     sizes = np.array([5] * 90 + [1000] * 10)
-    found = estimate("piecewise", sizes, 40.0, 50, answer_stream(STREAMS, 0, False))
+    found = estimate_total("piecewise", sizes, 40.0, 50, answer_stream(STREAMS, 0, False))
     assert found.clipped_fraction == pytest.approx(0.1)
     assert found.true_total == sizes.sum()
     assert found.raw == pytest.approx(90 * 5 + 10 * 49, abs=6 * found.standard_deviation)
@@ -182,7 +183,7 @@ def test_unclipped_randomised_response_is_unbiased_but_gives_large_clients_away(
     """z-test over 400 rounds at 1e-6."""
     sizes = np.array([5] * 90 + [1000] * 10)
     found = [
-        estimate("randomised-response", sizes, 3.0, 50, answer_stream(STREAMS, t, False), clip=False)
+        estimate_total("randomised-response", sizes, 3.0, 50, answer_stream(STREAMS, t, False), clip=False)
         for t in range(400)
     ]
     z = (np.mean([one.raw for one in found]) - sizes.sum()) / (found[0].standard_deviation / 20)
@@ -196,7 +197,7 @@ def test_memoised_answers_repeat_whoever_else_is_asked():
     asked = np.array([3, 77, 150])
 
     def raw(round: int, memoise: bool, group: np.ndarray | None = None) -> float:
-        return estimate("duchi", sizes, 1.0, 50, answer_stream(STREAMS, round, memoise), asked=group).raw
+        return estimate_total("duchi", sizes, 1.0, 50, answer_stream(STREAMS, round, memoise), asked=group).raw
 
     assert raw(1, True) == raw(9, True) != raw(9, False)
     assert raw(4, True, asked) == raw(5, True, asked)
@@ -205,13 +206,13 @@ def test_memoised_answers_repeat_whoever_else_is_asked():
 
 
 def test_exact_sizes_need_no_estimate():
-    found = estimate("exact", np.array([3, 999]), 1.0, 5, answer_stream(STREAMS, 0, False))
+    found = estimate_total("exact", np.array([3, 999]), 1.0, 5, answer_stream(STREAMS, 0, False))
     assert (found.total, found.standard_deviation, found.clipped_fraction) == (1002, 0, 0)
     assert math.isinf(found.epsilon) and found.unprotected == 2
 
 
 def test_exact_sizes_are_summed_as_they_are_empty_clients_included():
-    found = estimate("exact", np.array([5] + [0] * 9), 1.0, 5, answer_stream(STREAMS, 0, False))
+    found = estimate_total("exact", np.array([5] + [0] * 9), 1.0, 5, answer_stream(STREAMS, 0, False))
     assert (found.total, found.true_total, found.empty, found.floored) == (5, 5, 9, False)
     assert saturations(found, 2, 5) == ()
     assert sampling_probability(2, found.total) == 2 / 5
@@ -224,10 +225,10 @@ def test_an_empty_client_answers_as_one_with_a_single_sample_and_is_reported(mec
         pytest.skip("answers unclipped in no case")
 
     def answered(sizes: list[int]) -> float:
-        return estimate(mechanism, np.array(sizes), 2.0, 20, answer_stream(STREAMS, 3, False), clip).raw
+        return estimate_total(mechanism, np.array(sizes), 2.0, 20, answer_stream(STREAMS, 3, False), clip).raw
 
     assert answered([0, 7, 0, 5] * 10) == answered([1, 7, 1, 5] * 10)  # some of them tell the truth
-    found = estimate(mechanism, np.array([0, 7, 0, 5]), 2.0, 20, answer_stream(STREAMS, 3, False), clip)
+    found = estimate_total(mechanism, np.array([0, 7, 0, 5]), 2.0, 20, answer_stream(STREAMS, 3, False), clip)
     assert found.unprotected == 0
     assert [one.kind for one in saturations(found, 1, 20)] == ["empty"]
 
@@ -251,27 +252,29 @@ def test_variances_hold_at_every_epsilon(epsilon: float, threshold: int):
                 "piecewise": (t * t / (root - 1) + (root + 3) / (3 * (root - 1) ** 2)) * unit,
             }
             for name, variance in expected.items():
-                found = build(name, epsilon, threshold).variance(sizes)[place]
+                found = make_mechanism(name, epsilon, threshold).variance(sizes)[place]
                 assert found > 0
                 assert found == pytest.approx(float(variance), rel=1e-9)
 
 
 def test_a_saturated_run_names_which_setting_to_change():
     """FedSTaS's own setting: 600 samples per client, M = 100, K = 2048: p is 1 and every client is clipped."""
-    found = estimate("randomised-response", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
+    found = estimate_total("randomised-response", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     by_kind = {one.kind: one.message for one in saturations(found, 2048, 100)}
     assert sampling_probability(2048, found.total) == 1
     assert set(by_kind) == {"probability", "clipping"}
     assert "raise samples.threshold (now 100)" in by_kind["probability"] and "threshold" in by_kind["clipping"]
     assert "lower samples.wanted" in saturations(found, 6000, 100)[0].message
-    well = estimate("exact", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
+    well = estimate_total("exact", np.full(10, 600), 3.0, 100, answer_stream(STREAMS, 0, False))
     assert saturations(well, 2048, 100) == ()
 
 
 def test_a_probability_of_one_by_noise_is_put_down_to_noise_with_its_share_of_the_rounds():
     """2,000 estimates: the share told has a standard error of 0.01, five of which are allowed (false alarms: 1e-6)."""
     sizes, rounds = np.full(20, 72), 2000
-    totals = [estimate("randomised-response", sizes, 3.0, 150, answer_stream(STREAMS, t, False)) for t in range(rounds)]
+    totals = [
+        estimate_total("randomised-response", sizes, 3.0, 150, answer_stream(STREAMS, t, False)) for t in range(rounds)
+    ]
     low = [found for found in totals if sampling_probability(256, found.total) == 1]
     (one,) = saturations(low[0], 256, 150)
     assert one.kind == "probability" and "raise samples.epsilon, ask more clients" in one.message
@@ -290,10 +293,10 @@ def test_a_probability_of_one_by_noise_is_put_down_to_noise_with_its_share_of_th
 )
 def test_settings_out_of_range_are_the_users_error(settings: tuple[str, float, int], named: str):
     with pytest.raises(UserError, match=named):
-        build(*settings)
+        make_mechanism(*settings)
 
 
 def test_only_randomised_response_can_answer_unclipped():
     with pytest.raises(UserError, match="clip"):
-        estimate("duchi", np.array([1]), 1.0, 10, answer_stream(STREAMS, 0, False), clip=False)
+        estimate_total("duchi", np.array([1]), 1.0, 10, answer_stream(STREAMS, 0, False), clip=False)
     assert clip_sizes(np.array([0, 5, 99]), 10).tolist() == [1, 5, 9]

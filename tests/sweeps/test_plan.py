@@ -273,8 +273,8 @@ def test_a_model_is_looked_at_once_whatever_the_number_of_runs(tmp_path: Path, m
     import fedmpi.models as models
 
     seen: list[object] = []
-    check = models.check_options
-    monkeypatch.setattr(models, "check_options", lambda name, options: seen.append(name) or check(name, options))
+    check = models.check_model_options
+    monkeypatch.setattr(models, "check_model_options", lambda name, options: seen.append(name) or check(name, options))
     planned('[sweep]\nmodel.name = ["mlp", "cnn"]\nseed = [0, 1, 2]', tmp_path)
     assert seen == ["mlp", "cnn"]
 

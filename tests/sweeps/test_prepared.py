@@ -11,7 +11,7 @@ import pytest
 from fedmpi import UserError
 from fedmpi.common.errors import MissingFiles, RunFailure
 from fedmpi.sweeps.children import TAIL, error_sentence, last_words
-from fedmpi.sweeps.prepared import Preparation, prepare
+from fedmpi.sweeps.prepared import Preparation, ensure_shards
 
 
 def test_folders_that_cannot_be_prepared_are_refused_before_that(
@@ -38,7 +38,7 @@ def test_folders_that_cannot_be_prepared_are_refused_before_that(
         patched.setattr(os, "access", lambda path, mode: False)  # root may do all
         with pytest.raises(UserError, match=rf"^\[prepare\] for digits: .* \({tmp_path} may not be written\)"):
             wanted.check()
-    prepare(wanted, print, lambda: False)
+    ensure_shards(wanted, print, lambda: False)
     answers = iter((False, True))
     monkeypatch.setattr(Preparation, "ready", lambda self: next(answers))
     wanted.check()
@@ -65,7 +65,7 @@ def test_a_failed_preparation_says_how_it_ended(
     monkeypatch.setattr(sys, "executable", str(script))
     wanted = Preparation("even", tmp_path / "shards", ("digits", "--partition", "iid"))
     with pytest.raises((UserError, RunFailure)) as failure:
-        prepare(wanted, print, lambda: False)
+        ensure_shards(wanted, print, lambda: False)
     if ending.endswith("exit 2"):
         assert failure.type is UserError and str(failure.value) == f"[prepare] for even: {said}"
     else:

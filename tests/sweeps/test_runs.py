@@ -29,10 +29,10 @@ from fedmpi.results.comparison import compare_runs
 from fedmpi.results.gather import find_runs, read_runs
 from fedmpi.sweeps import queue, runner
 from fedmpi.sweeps.plan import plan_sweep
-from fedmpi.sweeps.prepared import Preparation, Stopped, prepare
+from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
 from fedmpi.sweeps.queue import Started, command
-from fedmpi.sweeps.runner import check, exit_code, look_over, run_sweep
-from fedmpi.sweeps.standing import announce, look
+from fedmpi.sweeps.runner import check_runs, exit_code, look_over, run_sweep
+from fedmpi.sweeps.standing import look, write_notes
 from tests.end_to_end.runs import curve, records
 from tests.mpi.launch import end_job, run_alone, start_job
 
@@ -99,7 +99,7 @@ def test_a_sweep_asked_to_stop_starts_nothing_and_says_so(tmp_path: Path) -> Non
     assert [one.ending for one in outcomes] == ["stopped"] * 2 and exit_code(outcomes) == 75
     assert not (tmp_path / "shards" / "digits").exists()
     with pytest.raises(Stopped):
-        prepare(Preparation("digits", tmp_path / "elsewhere", DIGITS), print, lambda: True)
+        ensure_shards(Preparation("digits", tmp_path / "elsewhere", DIGITS), print, lambda: True)
 
 
 def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
@@ -110,7 +110,7 @@ def test_shards_are_found_from_any_folder_however_the_way_to_them_is_written(
     monkeypatch.chdir(tmp_path)
     [run] = plan_sweep(tables, Path("out")).runs
     assert run.data is not None
-    prepare(run.data, print, lambda: False)
+    ensure_shards(run.data, print, lambda: False)
     api.run(run.config, {"rounds": 1}, out=run.folder)
     monkeypatch.chdir(tmp_path / "elsewhere")
     for out in (tmp_path / "out", Path("../out")):
@@ -144,7 +144,7 @@ def test_ranks_that_nothing_could_start_are_refused_before_anything_starts(
     for ranks in (1, 2):
         planned = plan_sweep(TWO_SEEDS, tmp_path / "out", ranks=ranks)
         with pytest.raises(UserError, match="ranks = 2, but there is no mpiexec") if ranks == 2 else nullcontext():
-            check(planned, planned.runs)
+            check_runs(planned, planned.runs)
     assert not any(tmp_path.iterdir())
 
 
@@ -187,7 +187,7 @@ def test_shards_that_cannot_be_prepared_are_refused_before_anything_starts(
 ) -> None:
     planned = plan_sweep({**TWO_SEEDS, "prepare": prepared}, tmp_path)
     with pytest.raises(UserError) as raised:
-        check(planned, planned.runs)
+        check_runs(planned, planned.runs)
     assert f"[prepare] for {prepared['dataset']}: " in str(raised.value) and said in str(raised.value)
     assert isinstance(raised.value, MissingFiles) == ("raw" in prepared), "all else stops --dry-run too"
     assert not any(tmp_path.iterdir())
@@ -227,7 +227,7 @@ def test_a_file_where_runs_would_lie_is_refused_before_anything_starts(tmp_path:
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         planned = plan_sweep(TWO_SEEDS, out)
         with pytest.raises(UserError, match=rf"cannot write {out} \(.*/file is no folder\): choose another --out"):
-            check(planned, planned.runs)
+            check_runs(planned, planned.runs)
 
 
 def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anything_starts(
@@ -243,23 +243,23 @@ def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anyth
     planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UserError, match=rf"cannot write .*/new/seed=0 \({tmp_path} may not be written\): choose"):
-        check(planned, planned.runs)
+        check_runs(planned, planned.runs)
     for run in planned.runs:
         run.folder.mkdir(parents=True)
         (run.folder / "summary.json").write_text('{"final": {"round": 2}}')
-    assert [one.state for one in check(planned, planned.runs)] == ["finished"] * 2, "nothing has to be written"
+    assert [one.state for one in check_runs(planned, planned.runs)] == ["finished"] * 2, "nothing has to be written"
 
 
 def test_what_lies_damaged_in_a_runs_folder_is_put_right_or_refused(tmp_path: Path) -> None:
     planned = plan_sweep({**COMMON, "sweep": {"seed": [0]}}, tmp_path)
     [run] = planned.runs
-    announce(planned, planned.runs)
+    write_notes(planned, planned.runs)
     note = (run.folder / "sweep.json").read_bytes()
     (run.folder / "sweep.json").write_bytes(b"\xff\xfe")
-    announce(planned, planned.runs)
+    write_notes(planned, planned.runs)
     assert (run.folder / "sweep.json").read_bytes() == note
     file = (run.folder / "sweep.json").stat().st_ino
-    announce(planned, planned.runs)
+    write_notes(planned, planned.runs)
     assert (run.folder / "sweep.json").stat().st_ino == file, "what is right is not written again"
     os.mkfifo(run.folder / "metrics.jsonl")
     assert look(run).rounds == 0, "nobody waits for a fifo"
@@ -282,9 +282,9 @@ def test_what_another_sweep_puts_there_at_the_same_moment_is_as_good(
 
     monkeypatch.setattr(os, "replace", by_nobody)
     with pytest.raises(UserError, match=r"cannot write .*seed=0 \(the folder is no longer there\)"):
-        announce(planned, planned.runs)
+        write_notes(planned, planned.runs)
     monkeypatch.setattr(os, "replace", by_another)
-    announce(planned, planned.runs)
+    write_notes(planned, planned.runs)
     assert (planned.runs[0].folder / "sweep.toml").exists() and (planned.runs[0].folder / "sweep.json").exists()
 
 
@@ -297,7 +297,7 @@ def test_shards_that_cannot_be_prepared_keep_no_others_back(tmp_path: Path, monk
         if wanted.title in failing:
             raise (UserError if wanted.title == "b" else RunFailure)(f"{wanted.title} failed")
 
-    monkeypatch.setattr(runner, "prepare", fails)
+    monkeypatch.setattr(runner, "ensure_shards", fails)
     part = {"dataset": "digits", "partition": "iid", "clients": 6}
     tables = {
         **COMMON,
@@ -320,7 +320,7 @@ def test_what_failed_to_be_prepared_before_a_stop_is_said(
     def fails(wanted: Preparation, *others: object) -> None:
         raise Stopped if wanted.title == "c" else kind(f"{wanted.title}: {ending}")
 
-    monkeypatch.setattr(runner, "prepare", fails)
+    monkeypatch.setattr(runner, "ensure_shards", fails)
     part = {"dataset": "digits", "partition": "iid", "clients": 6}
     tables = {**COMMON, "prepare": dict.fromkeys("abc", part), "sweep": {"data.shards": ["a", "b", "c"]}}
     planned = plan_sweep(tables, tmp_path)
@@ -421,7 +421,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
     written = {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
     found = compare_runs(read_runs(find_runs([tmp_path / "out"], planned=True)))
     assert [run.failure.partition(" does")[0] for run in found.left_out] == [f"the shard folder {tmp_path}/no"]
-    prepare(Preparation("no", tmp_path / "no", DIGITS), print, lambda: False)
+    ensure_shards(Preparation("no", tmp_path / "no", DIGITS), print, lambda: False)
     again = sweep(tmp_path / "mine.toml", tmp_path / "out", ranks=2)
     assert [run.ending for run in again] == ["finished"] * 3
     assert written == {name: (tmp_path / "out" / name / "summary.json").stat().st_mtime_ns for name in "ac"}
@@ -582,7 +582,7 @@ def test_shards_are_prepared_once_by_several_that_need_them_and_anew_after_a_kil
         {**TWO_SEEDS, "prepare": {"dataset": "digits", "partition": "iid", "clients": 9}}, tmp_path / "out"
     )
     with pytest.raises(UserError, match=r"prepared otherwise \(--clients: 8 there, 9 here\)"):
-        check(other, other.runs)
+        check_runs(other, other.runs)
 
 
 def test_shards_are_prepared_for_no_run_whose_folder_holds_another(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stacked
+from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stack_each
 from fedmpi.models.stacked.weights import Weight
 from fedmpi.models.word_convolution import WordConvolution
 
@@ -186,7 +186,7 @@ class OneByOne(torch.autograd.Function):
             of_input = spread
         return (
             of_input,
-            ctx.weight.plain(stacked(of_weight)) if wanted[1] else None,
+            ctx.weight.plain(stack_each(of_weight)) if wanted[1] else None,
             ctx.bias_weight.plain(torch.stack(of_bias)) if wanted[2] else None,
             None,
             None,

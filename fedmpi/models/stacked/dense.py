@@ -138,7 +138,7 @@ class _SquashOp:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class StackedDropout:
     """Multiplies by masks that each client's own stream gives (`models.dropout.draw_mask`), in place.
 
     Parameters
@@ -168,7 +168,7 @@ class Dropout:
 class DropoutOp:
     """Dropout bound to k clients: `drawn` float32 (k, b, units) on the CPU is to be filled before every forward."""
 
-    def __init__(self, layer: Dropout, place: Place, x: Tensor):
+    def __init__(self, layer: StackedDropout, place: Place, x: Tensor):
         self.units, self.p, self.output = layer.units, layer.p, x
         shape = (place.clients, place.rows, layer.units)
         if place.workspace.device.type == "cpu":

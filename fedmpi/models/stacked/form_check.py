@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.rounding import explained_by_rounding
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.dropout import ClientMasks, Masks, NoMasks, draw_mask
-from fedmpi.models.dropout import Dropout as ClientDropout
+from fedmpi.models.dropout import ClientMasks, Dropout, Masks, NoMasks, draw_mask
 from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.stacked.base import Ahead, Drift, NotStackable, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
@@ -51,7 +50,7 @@ class _Values:
         return slot.of_stack(self.gradients, shape)
 
 
-def check(net: StackedNet, module: nn.Module, description: DataDescription) -> None:
+def check_form(net: StackedNet, module: nn.Module, description: DataDescription) -> None:
     """Compare outputs and gradients of a stacked form with the module's own.
 
     Raises
@@ -206,7 +205,7 @@ def _dropout(module: nn.Module) -> Iterator[tuple[Masks, bool]]:
     """Within: what serves the model's dropout, and whether it drops; not where some layers are torch's own, which then
     pass everything on."""
     layers = [layer for layer in module.modules() if isinstance(layer, DROPOUTS)]
-    own = [layer for layer in layers if isinstance(layer, ClientDropout)]
+    own = [layer for layer in layers if isinstance(layer, Dropout)]
     drops = len(own) == len(layers)
     masks = own[0].masks if own else Masks()
     chances, source = [layer.p for layer in layers], masks.source

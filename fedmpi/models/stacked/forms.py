@@ -128,7 +128,7 @@ LARGE = 1 << 14
 """
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
+def stack_each(parts: Sequence[Tensor]) -> Tensor:
     """torch.stack of one result a client; images keep the order in which their values lie."""
     if len(parts) == 1:
         return parts[0].unsqueeze(0)
@@ -189,7 +189,7 @@ def _of_last(layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> tuple[int, ...]:
 def layer_norm(layer: nn.LayerNorm, weights: Mapping[str, Weight], x: Tensor) -> Tensor:
     if weights and x[0].numel() > LARGE:
         shape, parts = list(layer.normalized_shape), [x.squeeze(0)] if len(x) == 1 else x.unbind(0)
-        return stacked(_each(lambda one, w, b: functional.layer_norm(one, shape, w, b, layer.eps), weights, parts))
+        return stack_each(_each(lambda one, w, b: functional.layer_norm(one, shape, w, b, layer.eps), weights, parts))
     normed = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
     return _scaled(normed, weights, _of_last(layer, x))
 

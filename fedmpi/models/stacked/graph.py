@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from fedmpi.models.stacked.base import Op, Place, Slot
-from fedmpi.models.stacked.dense import Dropout, DropoutOp
+from fedmpi.models.stacked.dense import DropoutOp, StackedDropout
 from fedmpi.models.stacked.trace import Along
 from fedmpi.models.stacked.weights import Weight, finish
 
@@ -83,7 +83,7 @@ class GraphOp:
         self.output = place.take("output", place.clients, place.rows, layer.outputs)
         self.weights = {key: Weight.of(slot, place.parameters, key in layer.alone) for key, slot in layer.slots.items()}
         self.dropouts = [
-            Dropout(units, p, columns=False).bind(replace(place, number=(place.number, number)), self.output)
+            StackedDropout(units, p, columns=False).bind(replace(place, number=(place.number, number)), self.output)
             for number, (units, p) in enumerate(layer.dropouts)
         ]
         self.x = x.view(place.clients * place.rows, *x.shape[2:] if layer.words else layer.feature_shape)

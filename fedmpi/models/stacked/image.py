@@ -19,7 +19,7 @@ from fedmpi.models.stacked.base import Op, Place, Slot
 
 
 @dataclass(frozen=True)
-class Columns:
+class ImageColumns:
     """Rows become columns: the images as they are read, before the first convolution."""
 
     trained: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class Columns:
 
 
 class _ColumnsOp:
-    def __init__(self, layer: Columns, place: Place, x: Tensor):
+    def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
         self.output = place.take("output", place.clients, layer.units, place.rows, guard=place.rows)
         self._arranged, self._rows = self.output.transpose(1, 2), x
 

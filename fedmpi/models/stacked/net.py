@@ -16,19 +16,19 @@ from fedmpi.common.errors import raised
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
 from fedmpi.models.stacked.chain import chain
-from fedmpi.models.stacked.form_check import check
+from fedmpi.models.stacked.form_check import check_form
 from fedmpi.models.stacked.forms import ARRANGED, LAYERS
 from fedmpi.models.stacked.sequence import StackedNet, parts_of, sequence
 from fedmpi.models.stacked.text import Embedding
 from fedmpi.models.stacked.trace import Traced, trace
 from fedmpi.models.stacked.writer import Writer
 
-__all__ = ["NotStackable", "StackedNet", "stacked", "translate", "why_not_stackable"]
+__all__ = ["NotStackable", "StackedNet", "stacked_form", "translate", "why_not_stackable"]
 
 CASTS = {"long", "int", "to", "type", "contiguous"}
 
 
-def stacked(module: nn.Module, description: DataDescription) -> StackedNet | None:
+def stacked_form(module: nn.Module, description: DataDescription) -> StackedNet | None:
     """The stacked form of a model, or None where it has none (`why_not_stackable` says why)."""
     try:
         return translate(module, description)
@@ -95,7 +95,7 @@ def _followed(module: nn.Module, description: DataDescription) -> StackedNet:
         raise
     except Exception as error:  # whatever a form cannot do, the sequential engine can
         raise NotStackable(f"{type(module).__name__} has no stacked form: {raised(error)}") from error
-    check(net, module, description)
+    check_form(net, module, description)
     return net
 
 

@@ -329,7 +329,9 @@ def _client_by_client(
 
 
 @built_in(nn.LSTM, dropping=True)
-def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, hx: Any = None, drop: Drops | None = None) -> Any:
+def stacked_lstm(
+    layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, hx: Any = None, drop: Drops | None = None
+) -> Any:
     _need_plain(layer, x)
     form = _client_by_client if _fills_the_machine(layer, x) else _over_layers
     states, (h, c) = form(layer, weights, x, None if hx is None else list(hx), drop)
@@ -337,7 +339,7 @@ def lstm(layer: nn.LSTM, weights: Mapping[str, Weight], x: Tensor, hx: Any = Non
 
 
 @built_in(nn.GRU, nn.RNN, dropping=True)
-def gru_or_rnn(
+def stacked_gru_or_rnn(
     layer: nn.GRU | nn.RNN,
     weights: Mapping[str, Weight],
     x: Tensor,

@@ -10,14 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.dropout import Dropout as ClientDropout
+from fedmpi.models.dropout import Dropout
 from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
-from fedmpi.models.stacked.dense import Dropout, Flatten, Linear, ReLU, Squash
-from fedmpi.models.stacked.image import Columns, Convolution, Geometry, MaxPool, MeanPool
+from fedmpi.models.stacked.dense import Flatten, Linear, ReLU, Squash, StackedDropout
+from fedmpi.models.stacked.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
 from fedmpi.models.stacked.pooled import with_pools
-from fedmpi.models.stacked.text import Embedding, MaxOverTime
-from fedmpi.models.text_layers import FrozenEmbedding
-from fedmpi.models.text_layers import MaxOverTime as MaxOverTimeModule
+from fedmpi.models.stacked.text import Embedding, StackedMaxOverTime
+from fedmpi.models.text_layers import FrozenEmbedding, MaxOverTime
 
 ROWS, COLUMNS, WORDS = "rows", "columns", "words"
 
@@ -175,7 +174,7 @@ class _Translation:
 
     def need_columns(self, part: nn.Module) -> None:
         if self.form == ROWS and len(self.shape) == 3:
-            self.layers.append(Columns(self.units))
+            self.layers.append(ImageColumns(self.units))
             self.form = COLUMNS
         self.need(COLUMNS, 3, part)
 
@@ -204,16 +203,16 @@ class _Translation:
         for layer in reversed(self.layers):
             if isinstance(layer, ReLU):
                 return True
-            if not isinstance(layer, Squash | Dropout | Flatten):
+            if not isinstance(layer, Squash | StackedDropout | Flatten):
                 break
         return False
 
-    def dropout(self, part: ClientDropout | nn.Dropout) -> None:
+    def dropout(self, part: Dropout | nn.Dropout) -> None:
         if part.p == 0:
             return
         if self.form == WORDS or part.p == 1 or getattr(part, "channels", False):
             raise NotStackable("Dropout of words, of whole channels, or of everything")
-        self.layers.append(Dropout(self.units, part.p, self.form == COLUMNS))
+        self.layers.append(StackedDropout(self.units, part.p, self.form == COLUMNS))
 
     def flatten(self, part: nn.Flatten) -> None:
         if part.start_dim != 1 or part.end_dim not in (-1, len(self.shape)) or self.form == WORDS:
@@ -283,7 +282,7 @@ class _Translation:
         self.layers.append(layer)
         self.shape = (layer.length, layer.dimension)
 
-    def max_over_time(self, part: MaxOverTimeModule) -> None:
+    def max_over_time(self, part: MaxOverTime) -> None:
         self.need(WORDS, 2, part)
         length, dimension = self.shape
         banks = [bank for bank in part.convolutions if isinstance(bank, nn.Conv1d)]
@@ -291,7 +290,7 @@ class _Translation:
         filters = banks[0].out_channels
         weights = tuple(self.slot(bank.weight, axes=(0, 2, 1)) for bank in banks)
         biases = tuple(self.slot(bank.bias) for bank in banks)
-        self.layers.append(MaxOverTime(length, dimension, filters, widths, weights, biases))
+        self.layers.append(StackedMaxOverTime(length, dimension, filters, widths, weights, biases))
         self.shape, self.form = (filters * len(widths),), ROWS
 
     def _image(self) -> tuple[int, int, int]:
@@ -318,7 +317,7 @@ _HANDLERS: dict[type[nn.Module], Callable[[_Translation, Any], None]] = {
     nn.Linear: _Translation.linear,
     nn.ReLU: _Translation.relu,
     nn.Dropout: _Translation.dropout,
-    ClientDropout: _Translation.dropout,
+    Dropout: _Translation.dropout,
     nn.Flatten: _Translation.flatten,
     nn.Conv2d: _Translation.convolution,
     nn.MaxPool2d: _Translation.pool,
@@ -328,6 +327,6 @@ _HANDLERS: dict[type[nn.Module], Callable[[_Translation, Any], None]] = {
     nn.Sigmoid: _Translation.squash,
     nn.Embedding: _Translation.embedding,
     FrozenEmbedding: _Translation.frozen_embedding,
-    MaxOverTimeModule: _Translation.max_over_time,
+    MaxOverTime: _Translation.max_over_time,
     nn.Identity: lambda translation, part: None,
 }

@@ -142,7 +142,7 @@ class EmbeddingOp:
 
 
 @dataclass(frozen=True)
-class MaxOverTime:
+class StackedMaxOverTime:
     """Filters of several widths over the words, the maximum over the positions, ReLU; the result lies as rows.
 
     Parameters
@@ -174,7 +174,7 @@ class MaxOverTime:
 
 
 class _MaxOverTimeOp:
-    def __init__(self, layer: MaxOverTime, place: Place, x: Tensor):
+    def __init__(self, layer: StackedMaxOverTime, place: Place, x: Tensor):
         self.output = place.take("output", place.clients, place.rows, layer.filters * len(layer.widths))
         self.word_gradient = place.take("gradient", *x.shape)
         self.banks = [_Bank(layer, number, place, x, self) for number in range(len(layer.widths))]
@@ -194,7 +194,7 @@ class _MaxOverTimeOp:
 class _Bank:
     """The filters of one width."""
 
-    def __init__(self, layer: MaxOverTime, number: int, place: Place, x: Tensor, parent: _MaxOverTimeOp):
+    def __init__(self, layer: StackedMaxOverTime, number: int, place: Place, x: Tensor, parent: _MaxOverTimeOp):
         width, filters, dimension = layer.widths[number], layer.filters, layer.dimension
         clients, rows, positions = place.clients, place.rows, layer.length - width + 1
         parameters, shape = place.parameters, (filters, width * dimension)

@@ -25,8 +25,7 @@ from torch.fx.node import map_aggregate
 from fedmpi.common.errors import raised
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.dropout import Dropout as ClientDropout
-from fedmpi.models.dropout import Masks
+from fedmpi.models.dropout import Dropout, Masks
 from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.stacked.base import NotStackable
 
@@ -38,7 +37,7 @@ FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "ran
 AUGMENTED = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"}
 FLAT_WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
 """What torch's recurrent layers make of their parameters again when these are others than in the call before."""
-DROPOUTS = (ClientDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+DROPOUTS = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 

@@ -31,7 +31,7 @@ TARGETS = ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "train/loss
 """What settings are judged by."""
 
 
-def numbers(record: Record) -> dict[str, float]:
+def by_group(record: Record) -> dict[str, float]:
     """The numbers of a record by grouped name; phases of the round are "time/plan", "time/train", …"""
     found = {name(key): float(value) for key, value in record.items() if key != "round" and _number(value)}
     return found | {f"time/{phase}": float(value) for phase, value in record.get(PHASES, {}).items()}

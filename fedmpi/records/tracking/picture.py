@@ -16,7 +16,7 @@ VIRIDIS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [
 """Five colours of matplotlib's scale, evenly spaced; between them colours are mixed."""
 
 
-def shown(clients: int, most: int = MOST_CLIENTS) -> Ints:
+def clients_shown(clients: int, most: int = MOST_CLIENTS) -> Ints:
     """The clients that are drawn: all, or as many as there is room for, evenly spaced."""
     return np.unique(np.linspace(0, clients - 1, min(clients, most)).astype(np.int64))
 
@@ -33,7 +33,7 @@ def picture(class_counts: Ints) -> AnyArray:
     uint8 (height, width, 3)
         Cells of equal sides; of more than 100 classes as many, evenly spaced.
     """
-    counts = class_counts[:, shown(class_counts.shape[1], MOST_CLASSES)].T.astype(np.float64)
+    counts = class_counts[:, clients_shown(class_counts.shape[1], MOST_CLASSES)].T.astype(np.float64)
     place = counts / max(1.0, counts.max()) * (len(VIRIDIS) - 1)
     low = np.minimum(place.astype(np.int64), len(VIRIDIS) - 2)
     part = (place - low)[..., None]
