@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.files import complete, growing_h5, nothing_partial, reserve, shard_starts, smallest_unsigned, store
+from data_prep.hdf5_files import complete, growing_h5, nothing_partial, reserve, shard_starts, smallest_unsigned, store
 from data_prep.partitions.common import Partition, class_count_blocks
 from data_prep.raw import RawDataset
 from data_prep.room import GrowingFile

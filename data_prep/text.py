@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import RowByRow, Scratch, lines
+from data_prep.datasets.raw_files import RowByRow, Scratch, lines
 from fedmpi.common.errors import UserError
 from fedmpi.common.task_kinds import IGNORED
 from fedmpi.common.types import Ints

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.files import complete, entry, growing_h5, nothing_partial, reserve, store, whole_file, write_text
 from data_prep.folder import abandon, claim, let_go, release
+from data_prep.hdf5_files import complete, entry, growing_h5, nothing_partial, reserve, store, whole_file, write_text
 from data_prep.holdout import balanced_rows, hold_out_validation
 from data_prep.partitions.common import Partition
 from data_prep.raw import RawDataset

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.config import Config, presets
     from fedmpi.data.arrays import ClientArrays
     from fedmpi.local.algorithm import LocalAlgorithm
-    from fedmpi.sweeps.calling import sweep
+    from fedmpi.sweeps.from_python import sweep
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ _HOMES = {
     **dict.fromkeys(("ClientFailure", "PartFailure", "UserError"), "fedmpi.common.errors"),
     **dict.fromkeys(("Run", "load_run", "load_runs", "run"), "fedmpi.api"),
     "parts": "fedmpi.common.registry",
-    "sweep": "fedmpi.sweeps.calling",
+    "sweep": "fedmpi.sweeps.from_python",
     **dict.fromkeys(
         ("client_sampler", "combiner", "row_rule", "server_optimizer", "weights"), "fedmpi.common.decorators"
     ),

@@ -179,7 +179,7 @@ def sweep(
     Example: fedmpi sweep docs/examples/sweep.toml --out runs/sweep --dry-run
     """
     from fedmpi.cluster import read_launch
-    from fedmpi.sweeps.plan import plan_sweep
+    from fedmpi.sweeps.planned_runs import plan_sweep
 
     if jobs < 1:
         raise UserError(f"--jobs {jobs}: give 1 or more")
@@ -247,8 +247,8 @@ def compare(
     Example: fedmpi compare runs/sweep --reference FedAvg --target 0.9
     """
     from fedmpi.results.comparison import compare_runs
+    from fedmpi.results.comparison_tables import as_csv, as_latex, print_comparison
     from fedmpi.results.gather import find_runs, read_runs
-    from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
     if last < 1:
         raise UserError(f"--last {last}: give 1 or more")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of, lines, train_test_groups, train_test_rows
+from data_prep.datasets.raw_files import folder_of, lines, train_test_groups, train_test_rows
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import train_test_rows
 from data_prep.datasets.labels import UNLABELLED, LabelRule, classes_of, not_missing
+from data_prep.datasets.raw_files import train_test_rows
 from data_prep.datasets.tables import BLOCK_ROWS, read_npz, read_table
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError

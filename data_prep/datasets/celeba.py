@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, compact, folder_of
 from data_prep.datasets.folders import SUFFIXES, ImageForm, ImageRows, image_facts
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, pairs, require_leaf
+from data_prep.datasets.raw_files import Names, compact, folder_of
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 

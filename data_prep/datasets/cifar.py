@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.cifar_pickle import read_pickle
-from data_prep.datasets.files import Scratch, require
+from data_prep.datasets.raw_files import Scratch, require
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError

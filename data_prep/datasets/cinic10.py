@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of
 from data_prep.datasets.folders import ImageForm, survey
+from data_prep.datasets.raw_files import folder_of
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets import idx
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import find, require
+from data_prep.datasets.raw_files import find, require
 from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source
 from fedmpi.common.errors import UserError

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
 from data_prep.datasets.cifar import SHAPE
-from data_prep.datasets.files import Scratch, require
+from data_prep.datasets.raw_files import Scratch, require
 from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_prep.datasets.base import SEQUENCE_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import require
+from data_prep.datasets.raw_files import require
 from data_prep.datasets.sequences import BEGIN, END, Sequences, sequence_data_set
 from data_prep.datasets.shakespeare import WRITTEN
 from data_prep.datasets.tff import texts, tff_clients

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, folder_of
 from data_prep.datasets.leaf import leaf_users
+from data_prep.datasets.raw_files import Names, Scratch, folder_of
 from data_prep.datasets.tff import tff_clients
 from data_prep.raw import RawDataset, measured
 from data_prep.sources import Source

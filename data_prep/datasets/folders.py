@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import Scratch
+from data_prep.datasets.raw_files import Scratch
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.types import Ints
 

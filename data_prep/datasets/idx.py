@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.datasets.files import BLOCK, Scratch, open_bytes
+from data_prep.datasets.raw_files import BLOCK, Scratch, open_bytes
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of, train_test_rows
 from data_prep.datasets.folders import Found, ImageForm, ImageRows, class_folders, look
+from data_prep.datasets.raw_files import folder_of, train_test_rows
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_prep.datasets.files import open_bytes
 from data_prep.datasets.json_stream import members
+from data_prep.datasets.raw_files import open_bytes
 from fedmpi.common.errors import UserError
 
 PARTS = ("train", "test")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, lines, require, sort_classes
+from data_prep.datasets.raw_files import Names, lines, require, sort_classes
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
 from fedmpi.common.errors import UserError

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets import idx
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import require
+from data_prep.datasets.raw_files import require
 from data_prep.raw import RawDataset
 from data_prep.sources import Source
 from fedmpi.common.types import Ints

@@ -11,11 +11,11 @@ import numpy as np
 from data_prep.datasets.arrays import token_names, with_targets
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.columns import ColumnFiles, blocks, column_files, listed
-from data_prep.datasets.files import Names, Scratch, train_test_rows
 from data_prep.datasets.imagefolder import common_form
 from data_prep.datasets.labels import LabelRule, classes_of
 from data_prep.datasets.parquet_features import Images, Kind, Numbers, Places, Texts, Tokens
 from data_prep.datasets.parquet_targets import Targets
+from data_prep.datasets.raw_files import Names, Scratch, train_test_rows
 from data_prep.datasets.texts import natural_clients, text_data_set
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError

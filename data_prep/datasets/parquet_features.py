@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from data_prep.datasets.arrays import LARGEST_TOKEN
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import Names, RowByRow, Scratch
 from data_prep.datasets.folders import Found, ImageForm, decode, image_facts
+from data_prep.datasets.raw_files import Names, RowByRow, Scratch
 from data_prep.datasets.texts import LabelledTexts
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.types import AnyArray, Ints

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.datasets.base import SEQUENCE_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, pairs, require_leaf
+from data_prep.datasets.raw_files import folder_of
 from data_prep.datasets.sequences import Sequences, sequence_data_set
 from data_prep.raw import RawDataset
 

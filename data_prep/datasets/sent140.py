@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import TEXT_OPTIONS, DataSet, ReadOptions, Tally
-from data_prep.datasets.files import folder_of
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, pairs, require_leaf
+from data_prep.datasets.raw_files import folder_of
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.raw import RawDataset
 

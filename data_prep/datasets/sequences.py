@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, RowByRow, compact
+from data_prep.datasets.raw_files import Names, RowByRow, compact
 from data_prep.raw import RawDataset
 from data_prep.text import BUFFER_ROWS, PADDING, read_vectors, renumbered
 from fedmpi.common.errors import UserError

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, compact, folder_of
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, require_leaf
+from data_prep.datasets.raw_files import Names, Scratch, compact, folder_of
 from data_prep.raw import RawDataset
 from data_prep.text import SPECIAL, UNKNOWN
 from fedmpi.common.errors import UserError

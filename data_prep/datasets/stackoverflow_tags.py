@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from data_prep.datasets.arrays import with_targets
 from data_prep.datasets.base import SEQUENCE_OPTIONS, DataSet, ReadOptions, Tally
 from data_prep.datasets.fed_texts import PAGE, REDDI, STACK_OVERFLOW_FILES
-from data_prep.datasets.files import Names, Scratch, require
+from data_prep.datasets.raw_files import Names, Scratch, require
 from data_prep.datasets.texts import LabelledTexts, text_data_set
 from data_prep.datasets.tff import texts, tff_clients
 from data_prep.raw import RawDataset

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, Scratch, compact, folder_of
 from data_prep.datasets.leaf import CITATION, HINT, PAGE, leaf_users, require_leaf
+from data_prep.datasets.raw_files import Names, Scratch, compact, folder_of
 from data_prep.raw import RawDataset, measured
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Floats, Ints

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from data_prep.datasets.base import Tally
-from data_prep.datasets.files import BLOCK, UTF_16, RowByRow, Scratch, lines, open_bytes
 from data_prep.datasets.labels import UNLABELLED, is_missing
+from data_prep.datasets.raw_files import BLOCK, UTF_16, RowByRow, Scratch, lines, open_bytes
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.types import AnyArray
 

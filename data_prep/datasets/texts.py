@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.datasets.base import DataSet, ReadOptions, Tally
-from data_prep.datasets.files import Names, compact
+from data_prep.datasets.raw_files import Names, compact
 from data_prep.raw import RawDataset
 from data_prep.text import TextRows, read_vectors
 from fedmpi.common.errors import UserError

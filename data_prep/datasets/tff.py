@@ -9,7 +9,7 @@ from typing import Any
 
 import h5py
 
-from data_prep.datasets.files import chosen_users
+from data_prep.datasets.raw_files import chosen_users
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import AnyArray
 

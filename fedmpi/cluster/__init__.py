@@ -4,7 +4,7 @@ from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.ending import abort_job, agree_on_end, leave, world_rank
 from fedmpi.cluster.launcher import Launch, LauncherMismatch, read_launch, start_mpi
 from fedmpi.cluster.living import RankLost
-from fedmpi.cluster.relay import RankGroup
+from fedmpi.cluster.rank_group import RankGroup
 from fedmpi.cluster.resources import choose_device
 from fedmpi.cluster.world import Cluster, who_runs
 

@@ -17,20 +17,20 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedmpi.cluster.board import LINE, board_of
 from fedmpi.cluster.buffers import broadcast_arrays, exchange_parts, gather_arrays
-from fedmpi.cluster.choice import build_sum, shared_memory_lacks
 from fedmpi.cluster.communicators import Communicators, count_nodes, maximum, total
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.dealt_rows import DealtRows
 from fedmpi.cluster.ending import abort_job
-from fedmpi.cluster.groups import Groups
+from fedmpi.cluster.free_memory import free_memory
+from fedmpi.cluster.group_communicators import Groups
 from fedmpi.cluster.heartbeat import Heartbeat
 from fedmpi.cluster.launcher import read_launch, short_version, start_mpi
 from fedmpi.cluster.leftovers import claim, release, remove_leftovers
 from fedmpi.cluster.living import living_communicator, stopped
-from fedmpi.cluster.memory import free_memory
 from fedmpi.cluster.pages import PAGE, PAGES, Pages
 from fedmpi.cluster.pending_sends import calls_from_threads
-from fedmpi.cluster.relay import RankGroup
+from fedmpi.cluster.rank_group import RankGroup
+from fedmpi.cluster.reduction_choice import build_sum, shared_memory_lacks
 from fedmpi.cluster.resources import Load, choose_device, core_mask, cores_allowed, fair_threads
 from fedmpi.cluster.sums import Reduction, Sum
 from fedmpi.cluster.waiting import meet
@@ -282,7 +282,7 @@ class Cluster:
         """The sub-communicators of exactly these ranks, in this order; None for those that this rank is not in.
 
         Called by all ranks with the same groups. They are of use until the next call: those used last keep their
-        communicators, up to `fedmpi.cluster.groups.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
+        communicators, up to `group_communicators.MOST_COMMUNICATORS` in the job, and the others are freed. Groups
         beyond that share one communicator, so messages between two ranks take different tags in different groups.
 
         Parameters

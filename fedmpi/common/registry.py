@@ -81,7 +81,9 @@ KINDS = {
             ("fedmpi.clients.sampling_designs", "fedmpi.clients.by_loss"),
         ),
         Kind("row rule", "samples.rule", ("fedmpi.samples.built_in_rules",)),
-        Kind("weights", "aggregation.weights", ("fedmpi.aggregation.weights", "fedmpi.aggregation.fair_weights")),
+        Kind(
+            "weights", "aggregation.weights", ("fedmpi.aggregation.built_in_weights", "fedmpi.aggregation.fair_weights")
+        ),
         Kind("combiner", "aggregation.rule", ("fedmpi.aggregation.combiners",)),
         Kind("server optimizer", "aggregation.optimizer", ("fedmpi.aggregation.server_optimizers",)),
         Kind("local algorithm", "local.algorithm", ("fedmpi.local.built_in_algorithms",)),

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from fedmpi.common.calling import calling, takes
 from fedmpi.config.choices import chosen, chosen_in, options_of_part
 from fedmpi.config.local_algorithm import algorithm_refusals
-from fedmpi.config.task_kinds import task_refusals
+from fedmpi.config.task_checks import task_refusals
 from fedmpi.config.update_privacy import privacy_refusals
 
 if TYPE_CHECKING:

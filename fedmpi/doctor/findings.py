@@ -16,7 +16,7 @@ from typing import Any
 import fedmpi
 from fedmpi.cluster import Cluster, read_launch
 from fedmpi.cluster.device import cuda_aware
-from fedmpi.cluster.memory import free_memory
+from fedmpi.cluster.free_memory import free_memory
 from fedmpi.cluster.resources import cores_allowed
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -25,7 +25,7 @@ from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, task_size
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
-from fedmpi.models.memory import halved
+from fedmpi.models.model_memory import halved
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}

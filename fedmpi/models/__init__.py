@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedmpi.cluster.memory import free_memory
+from fedmpi.cluster.free_memory import free_memory
 from fedmpi.common.calling import naming, refuse_result, takes
 from fedmpi.common.errors import UserError, raised, shown
 from fedmpi.common.registry import Part, object_name, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
-from fedmpi.models.memory import BuiltWithin
+from fedmpi.models.model_memory import BuiltWithin
 
 if TYPE_CHECKING:
     from fedmpi.data.schema import DataDescription

@@ -25,15 +25,15 @@ from fedmpi.rounds.agreement import agree_on_traits, agree_on_values
 from fedmpi.rounds.clients_view import ClientsView, clients_view
 from fedmpi.rounds.decisions import Decisions
 from fedmpi.rounds.evaluated import EvaluatedParts
+from fedmpi.rounds.layout import Layout, agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.rounds.local_state import LocalState
-from fedmpi.rounds.memory import build_model, refuse_large_run
+from fedmpi.rounds.round_sum import SingleUpdates, one_by_one
 from fedmpi.rounds.run_data import DataFacts, RunData
 from fedmpi.rounds.run_facts import open_and_compare
+from fedmpi.rounds.run_memory import build_model, refuse_large_run
 from fedmpi.rounds.server_step import ServerStep
-from fedmpi.rounds.sum import SingleUpdates, one_by_one
 from fedmpi.rounds.training import Trainer, evaluation_cost
 from fedmpi.rounds.worker import Worker
-from fedmpi.rounds.workers import Layout, agree_on_work, lay_out, prepare_device, settle_threads
 from fedmpi.samples.row_rule import RowRule
 from fedmpi.tasks.losses import task_loss
 from fedmpi.updates.attacks import attacked_updates

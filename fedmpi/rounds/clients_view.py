@@ -32,12 +32,12 @@ from fedmpi.data.source import ClientData
 from fedmpi.local.failures import OnDivergence, check_update, named_client
 from fedmpi.local.traits import couples_in_evaluation, forward_traits, kept_generator, seed_module
 from fedmpi.local.work import ClientTask
-from fedmpi.models.memory import halved
+from fedmpi.models.model_memory import halved
 from fedmpi.records.client_table import Columns
 from fedmpi.records.history import Record
 from fedmpi.rounds.evaluated import rows_evaluated
+from fedmpi.rounds.layout import Layout
 from fedmpi.rounds.training import Trainer
-from fedmpi.rounds.workers import Layout
 from fedmpi.tasks.by_client import JUDGED, LOSS, RIGHT, SAMPLES, client_sums, cut, has_accuracy
 from fedmpi.tasks.spread import spread_over_clients
 

@@ -25,10 +25,10 @@ from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.balance import BalanceLearner
 from fedmpi.rounds.inquiry import Inquiry, Trial
+from fedmpi.rounds.layout import Layout
+from fedmpi.rounds.round_sum import RoundTotals
 from fedmpi.rounds.run_data import RunData
 from fedmpi.rounds.server import Planner
-from fedmpi.rounds.sum import RoundTotals
-from fedmpi.rounds.workers import Layout
 
 
 @dataclass

@@ -17,7 +17,7 @@ from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES
 from fedmpi.local.traits import rows_of_a_pass
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.memory import halved
+from fedmpi.models.model_memory import halved
 from fedmpi.records.confusion import Confusion
 from fedmpi.tasks.evaluation import Evaluation, evaluate, rows_per_pass
 from fedmpi.tasks.metrics import Metric

@@ -19,7 +19,7 @@ from fedmpi.local.hooks import Hooks
 from fedmpi.local.pipeline import UpdateObserver
 from fedmpi.records.client_records import load_records, save_records
 from fedmpi.rounds.homes import Homes
-from fedmpi.rounds.workers import Layout
+from fedmpi.rounds.layout import Layout
 from fedmpi.updates.compression import RESIDUALS
 
 

@@ -23,8 +23,8 @@ from fedmpi.rounds.clients_view import facts_of
 from fedmpi.rounds.listener import Listener, OnRound
 from fedmpi.rounds.recovery import Recovery
 from fedmpi.rounds.round_record import round_record, summary_facts
+from fedmpi.rounds.round_sum import RankWork, RoundSum, RoundTotals
 from fedmpi.rounds.saved_state import SavedState
-from fedmpi.rounds.sum import RankWork, RoundSum, RoundTotals
 
 VIEWING = ("clients", "fine_tune")
 """Phases of the evaluation on clients."""

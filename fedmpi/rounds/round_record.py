@@ -22,7 +22,7 @@ from fedmpi.records.participants import clients_as_text
 from fedmpi.records.provenance import git_commit, versions
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance
-from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.round_sum import RoundTotals
 from fedmpi.rounds.traffic_count import paper_formula, round_links
 
 log = logging.getLogger("fedmpi")

@@ -16,7 +16,7 @@ from fedmpi.local.algorithm import Totals
 from fedmpi.local.hooks import Hooks
 from fedmpi.privacy.gaussian import add_noise
 from fedmpi.privacy.updates import adds_noise, planned_participants
-from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.round_sum import RoundTotals
 
 LARGEST_POWER = 1023
 """Of two, among floats."""

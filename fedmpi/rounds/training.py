@@ -24,8 +24,8 @@ from fedmpi.mediators.relay import run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
 from fedmpi.rounds.agreement import TakenClients, check_work
 from fedmpi.rounds.local_state import LocalState
+from fedmpi.rounds.round_sum import RankWork
 from fedmpi.rounds.server import rate_of
-from fedmpi.rounds.sum import RankWork
 from fedmpi.rounds.traffic_count import keeps_moments
 from fedmpi.rounds.worker import Worker
 from fedmpi.samples.row_rule import SampledRows

@@ -14,8 +14,8 @@ from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.optimizers import own_optimizer
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.rounds.balance import Balance
+from fedmpi.rounds.layout import Layout
 from fedmpi.rounds.placement import equal_parts, longest_first, planned_cost, planned_work
-from fedmpi.rounds.workers import Layout
 from fedmpi.samples.built_in_rules import holders
 from fedmpi.samples.row_rule import RowRule, SampledRows
 

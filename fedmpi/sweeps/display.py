@@ -11,7 +11,7 @@ from rich.text import Text
 from fedmpi.common.errors import MissingFiles
 from fedmpi.common.terminal import console, on_terminal, paragraph, readable_duration, show_table
 from fedmpi.sweeps.labels import labels_text
-from fedmpi.sweeps.plan import PlannedRun, Sweep
+from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 from fedmpi.sweeps.queue import Outcome, Started
 from fedmpi.sweeps.standing import Standing, recorded
 

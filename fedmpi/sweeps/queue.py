@@ -20,7 +20,7 @@ from fedmpi.cluster.resources import MOST_THREADS, cores_allowed
 from fedmpi.common.errors import UserError
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
 from fedmpi.sweeps.children import ends_with_parent, how_it_ended, last_words
-from fedmpi.sweeps.plan import PlannedRun, Sweep
+from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 from fedmpi.sweeps.standing import CONFIGURATION, OUTPUT, Standing, look, note, recorded, write_notes
 
 RunEnding = Literal["finished", "failed", "stopped"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedmpi.common.errors import MissingFiles, RunFailure, UserError
 from fedmpi.common.files import refuse_unwritable
 from fedmpi.process.signals import STOPPED_AFTER_SAVING
-from fedmpi.sweeps.plan import PlannedRun, Sweep
+from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
 from fedmpi.sweeps.queue import Outcome, RunQueue, Started, launcher
 from fedmpi.sweeps.standing import Standing, look, write_notes

@@ -15,7 +15,7 @@ from fedmpi.config.base import written
 from fedmpi.records.changes import changes_since
 from fedmpi.records.hold import Holder
 from fedmpi.records.reading import read_summary
-from fedmpi.sweeps.plan import PlannedRun, Sweep
+from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 
 CONFIGURATION, NOTE, OUTPUT = "sweep.toml", "sweep.json", "output.log"
 """In a run's folder: what it is started with; what differs in it, and why it failed last; what it printed."""

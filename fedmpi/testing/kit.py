@@ -13,14 +13,14 @@ from fedmpi.testing.algorithms import algorithm_checks, server_optimizer_checks
 from fedmpi.testing.check import Check, CheckFailed, CheckSkipped, Subject
 from fedmpi.testing.losses import loss_checks
 from fedmpi.testing.metrics import metric_checks
+from fedmpi.testing.models_and_optimizers import local_optimizer_checks as local_optimizer_checks
+from fedmpi.testing.models_and_optimizers import model_checks
 from fedmpi.testing.preparation import data_set_checks, noise_checks, partition_checks, prepared_checks, shift_checks
 from fedmpi.testing.rows import row_checks
 from fedmpi.testing.samplers import sampler_checks
 from fedmpi.testing.started import Starts, started_checks
-from fedmpi.testing.sums import combiner_checks, weights_checks
 from fedmpi.testing.surroundings import availability_checks, data_checks, scheduling_checks
-from fedmpi.testing.training import local_optimizer_checks as local_optimizer_checks
-from fedmpi.testing.training import model_checks
+from fedmpi.testing.weights_and_combiners import combiner_checks, weights_checks
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Check]]] = {
     "client sampler": sampler_checks,

@@ -16,7 +16,7 @@ from fedmpi.common.arithmetic import FIXED_WORKSPACE, WORKSPACE, full_precision
 from fedmpi.config import load_config
 from fedmpi.local.traits import forward_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.rounds.workers import prepare_device
+from fedmpi.rounds.layout import prepare_device
 from tests.local.synthetic import SMALL_IMAGES
 
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import chosen_users
+from data_prep.datasets.raw_files import chosen_users
 from data_prep.datasets.registry import DATASETS
 from data_prep.datasets.shakespeare import LETTERS
 from data_prep.raw import RawDataset

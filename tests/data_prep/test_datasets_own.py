@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_prep.datasets import tables
 from data_prep.datasets.base import ReadOptions, Tally
-from data_prep.datasets.files import RowByRow, Scratch, train_test_groups, train_test_rows
+from data_prep.datasets.raw_files import RowByRow, Scratch, train_test_groups, train_test_rows
 from data_prep.datasets.registry import DATASETS
 from data_prep.raw import RawDataset
 from fedmpi import UserError

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.datasets.files import Scratch
 from data_prep.datasets.idx import read_idx
-from data_prep.files import growing_h5, store
+from data_prep.datasets.raw_files import Scratch
+from data_prep.hdf5_files import growing_h5, store
 from data_prep.sources import Source, fetch
 from fedmpi import UserError
 from fedmpi.data.schema import PREPARING

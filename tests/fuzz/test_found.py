@@ -27,7 +27,7 @@ from fedmpi.inspect.report import inspect_store
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import WRITTEN
 from fedmpi.records.run_log import ended_by
-from fedmpi.rounds.workers import check_threads
+from fedmpi.rounds.layout import check_threads
 from tests.fuzz import checkpoints, parts, places, raw, readers, runs, shards, texts
 
 FEDAVG = ("preset=fedavg", "data.shards=digits:clients=6")

@@ -26,8 +26,8 @@ from fedmpi.records import client_records
 from fedmpi.records.client_records import load_records, save_records
 from fedmpi.rounds import homes as homes_module
 from fedmpi.rounds.homes import Homes
+from fedmpi.rounds.layout import Layout
 from fedmpi.rounds.local_state import LocalState
-from fedmpi.rounds.workers import Layout
 from tests.mpi.algorithm_runs import run
 
 RECORD = 2 * 5 * 4

@@ -11,11 +11,11 @@ from torch.nn import functional
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.stacked import forms, peaks
 from fedmpi.models.stacked.base import Step
+from fedmpi.models.stacked.client_weights import Weight
 from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.models.stacked.peaks import Peaks, highest
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.trace import trace
-from fedmpi.models.stacked.weights import Weight
 
 TEXTS = DataDescription((12,), "int32", 3, "text", 20, (), ())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.cluster import Cluster, board, choice, pages, waiting, world
+from fedmpi.cluster import Cluster, board, pages, reduction_choice, waiting, world
 from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
 from fedmpi.process.exit_codes import run_guarded
@@ -114,7 +114,7 @@ def many_meetings(rounds: str) -> None:
 
 def server_away() -> None:
     """Sums are the same where a server that only serves leaves them to the others, as it does on shared cores."""
-    choice.WINDOW_FROM_BYTES = choice.WINDOW_FROM_BYTES_CROWDED = 0
+    reduction_choice.WINDOW_FROM_BYTES = reduction_choice.WINDOW_FROM_BYTES_CROWDED = 0
     cluster = Cluster.connect()
     cluster.server_trains = False
     check_sum(cluster, 30_011, "float32", 60)

@@ -16,7 +16,7 @@ from fedmpi.config import load_config
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
-from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.round_sum import RoundTotals
 from tests.mpi.trace import Tracer
 
 SLOWNESS, STEP_ROWS = 3.0, 20.0

@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from fedmpi import ClientFailure, UserError
-from fedmpi.cluster import Cluster, buffers, groups, relay, sums, waiting, window
+from fedmpi.cluster import Cluster, buffers, group_communicators, rank_group, sums, waiting, window
 from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
@@ -32,7 +32,7 @@ DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "floa
 def exchanges(chunk: str = "") -> None:
     """Broadcast, gather, maximum and counters; with a chunk every message longer than it is cut."""
     if chunk:
-        buffers.CHUNK = relay.CHUNK = sums.MOST_VALUES = int(chunk)
+        buffers.CHUNK = rank_group.CHUNK = sums.MOST_VALUES = int(chunk)
     cluster = Cluster.connect()
     check_broadcast(cluster)
     check_gather(cluster)
@@ -131,7 +131,7 @@ def round_sums() -> None:
 
     from fedmpi.common.plan import Plan
     from fedmpi.local.work import WorkReport
-    from fedmpi.rounds.sum import RankWork, RoundSum
+    from fedmpi.rounds.round_sum import RankWork, RoundSum
 
     def update(rank: int, t: int) -> torch.Tensor:
         return torch.from_numpy(np.random.default_rng((rank, t)).standard_normal(5_003).astype(np.float32))
@@ -317,7 +317,7 @@ def relay_between_all(cluster: Cluster) -> None:
             assert np.all(model == 2 * sum(range(1, cluster.size + 1)))
 
 
-def joined(cluster: Cluster, ranks: Sequence[int]) -> relay.RankGroup:
+def joined(cluster: Cluster, ranks: Sequence[int]) -> rank_group.RankGroup:
     """The one group of these ranks, this one among them."""
     group = cluster.groups([ranks])[0]
     assert group is not None
@@ -326,7 +326,7 @@ def joined(cluster: Cluster, ranks: Sequence[int]) -> relay.RankGroup:
 
 def relays(most: str, rounds: str, made_at_least: str) -> None:
     """Rounds of random groups of all lengths, handing values around, with few communicators at a time."""
-    groups.MOST_COMMUNICATORS = int(most)
+    group_communicators.MOST_COMMUNICATORS = int(most)
     cluster = Cluster.connect()
     all_groups = [ranks for size in range(1, cluster.size + 1) for ranks in permutations(range(cluster.size), size)]
     made = count_made()
@@ -369,7 +369,9 @@ def more_groups_than_allowed() -> None:
     made = count_made()
     mine = cluster.groups(wanted)
     own = [cluster.rank in ranks for ranks in wanted]
-    assert made[0] == sum(own[: groups.MOST_COMMUNICATORS]) < sum(own), "some of this rank's have none of their own"
+    assert made[0] == sum(own[: group_communicators.MOST_COMMUNICATORS]) < sum(own), (
+        "some of this rank's have none of their own"
+    )
     assert [group is not None for group in mine] == own
     for tag, group in enumerate(mine):
         if group is not None:
@@ -383,13 +385,13 @@ def more_groups_than_allowed() -> None:
 
 def count_made() -> list[int]:
     """How many communicators this rank will have made, as a list of one number that grows."""
-    made, create = [0], groups.Groups._create
+    made, create = [0], group_communicators.Groups._create
 
-    def counted(self: groups.Groups, ranks: tuple[int, ...]) -> Any:
+    def counted(self: group_communicators.Groups, ranks: tuple[int, ...]) -> Any:
         made[0] += 1
         return create(self, ranks)
 
-    groups.Groups._create = counted  # type: ignore[method-assign]
+    group_communicators.Groups._create = counted  # type: ignore[method-assign]
     return made
 
 
@@ -489,7 +491,7 @@ class Sleeps:
             self.file.touch()
 
 
-def send_to_all(group: relay.RankGroup) -> None:
+def send_to_all(group: rank_group.RankGroup) -> None:
     for member in range(1, group.size):
         group.send(np.zeros(100_000), to=member)
 
@@ -536,10 +538,10 @@ def say_hello() -> None:
 
 REPLACED = (
     (buffers, "CHUNK"),
-    (relay, "CHUNK"),
+    (rank_group, "CHUNK"),
     (sums, "MOST_VALUES"),
-    (groups, "MOST_COMMUNICATORS"),
-    (groups.Groups, "_create"),
+    (group_communicators, "MOST_COMMUNICATORS"),
+    (group_communicators.Groups, "_create"),
     (waiting, "time"),
     (Board, "_rest"),
 )

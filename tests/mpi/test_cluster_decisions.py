@@ -12,7 +12,6 @@ import pytest
 
 from fedmpi import UserError
 from fedmpi.cluster import waiting
-from fedmpi.cluster.choice import choose_reduction
 from fedmpi.cluster.device import sums_on_device
 from fedmpi.cluster.launcher import (
     Launch,
@@ -23,6 +22,7 @@ from fedmpi.cluster.launcher import (
     read_launches,
     short_version,
 )
+from fedmpi.cluster.reduction_choice import choose_reduction
 from fedmpi.cluster.resources import MOST_CORES, Load, choose_device, fair_threads, threads_beside_others
 from fedmpi.cluster.waiting import wait_until
 from fedmpi.cluster.window import CACHE_LINE, slice_of

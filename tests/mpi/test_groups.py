@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.groups import MOST_COMMUNICATORS, Recent
+from fedmpi.cluster.group_communicators import MOST_COMMUNICATORS, Recent
 from fedmpi.cluster.pending_sends import PendingSends
 from fedmpi.mediators.scheduling import random_groups
 

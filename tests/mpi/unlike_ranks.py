@@ -29,12 +29,11 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import ForwardTraits
 from fedmpi.mediators import relay
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds import agreement
-from fedmpi.rounds import workers as layout
+from fedmpi.rounds import agreement, layout
 from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.layout import agree_on_work
 from fedmpi.rounds.loop import Simulation
 from fedmpi.rounds.worker import Worker
-from fedmpi.rounds.workers import agree_on_work
 
 FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
 ASTRAEA = (

@@ -20,8 +20,8 @@ from fedmpi import UserError
 from fedmpi.cli import compare
 from fedmpi.config.layers import nested
 from fedmpi.results.comparison import Comparison, compare_runs
+from fedmpi.results.comparison_tables import as_csv, as_latex, print_comparison
 from fedmpi.results.gather import find_runs, read_runs
-from fedmpi.results.tables import as_csv, as_latex, print_comparison
 
 Record = dict[str, Any]
 

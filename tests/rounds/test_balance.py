@@ -12,8 +12,8 @@ from fedmpi.records.checkpoint import Checkpoint
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import LIKELY, MEMORY, MOST_STEP_ROWS, NOISE, STATE, Balance, BalanceLearner
 from fedmpi.rounds.placement import STEP_ROWS, equal_parts, longest_first
+from fedmpi.rounds.round_sum import RankWork
 from fedmpi.rounds.saved_state import SavedState
-from fedmpi.rounds.sum import RankWork
 from fedmpi.rounds.training import Trainer
 from tests.end_to_end.in_process import run
 

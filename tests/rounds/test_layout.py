@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmpi.rounds.workers import lay_out
+from fedmpi.rounds.layout import lay_out
 
 SIZES = np.array([5, 3, 9, 1], np.int64)
 ONE_SHARD = np.array([0, 4], np.int64)

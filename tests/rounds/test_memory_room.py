@@ -14,14 +14,14 @@ from torch import nn
 import fedmpi
 from fedmpi import UserError
 from fedmpi.cluster import Cluster
-from fedmpi.cluster.memory import address_space, free_memory
+from fedmpi.cluster.free_memory import address_space, free_memory
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
 from fedmpi.local.hooks import make_hooks
 from fedmpi.local.traits import forward_traits, known_traits
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.memory import BuiltWithin, NoRoom, asked_bytes, shown_bytes
-from fedmpi.rounds.memory import _evaluated, refuse_large_run
+from fedmpi.models.model_memory import BuiltWithin, NoRoom, asked_bytes, shown_bytes
+from fedmpi.rounds.run_memory import _evaluated, refuse_large_run
 
 GIB = 2**30
 N, SIZES = 1000, np.full(1000, 200)
@@ -68,7 +68,7 @@ def test_control_groups_of_version_1_and_machines_that_say_nothing(tmp_path: Pat
 
 def test_a_limit_of_address_space_counts_less_what_is_held() -> None:
     program = (
-        "import resource; from fedmpi.cluster.memory import *;"
+        "import resource; from fedmpi.cluster.free_memory import *;"
         "held = address_space(); resource.setrlimit(resource.RLIMIT_AS, (held + 10**8,) * 2); print(free_memory())"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -99,7 +99,7 @@ def test_the_bytes_of_a_tensor_are_known_before_it_is_made(
 
 def test_what_is_built_piece_by_piece_is_refused_when_the_pieces_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     layers: list[nn.Module] = []
-    monkeypatch.setattr("fedmpi.models.memory.address_space", lambda: 4_000_000 * len(layers))
+    monkeypatch.setattr("fedmpi.models.model_memory.address_space", lambda: 4_000_000 * len(layers))
     words = "it: at least .* held 3 times in training, but there is room for 100 MB"
     with pytest.raises(NoRoom, match=words), BuiltWithin(10**8, "it", vectors=3):
         for _ in range(100):

@@ -12,8 +12,8 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.local.schedule import schedule
 from fedmpi.local.work import LocalRule
 from fedmpi.rounds.assemble import Experiment
+from fedmpi.rounds.layout import Layout, server_trains, shares_data
 from fedmpi.rounds.placement import LONGEST_FIRST_UP_TO, STEP_ROWS, equal_parts, longest_first, planned_cost
-from fedmpi.rounds.workers import Layout, server_trains, shares_data
 
 COSTS = st.lists(st.integers(0, 1000), min_size=1, max_size=60).map(lambda costs: np.array(costs, np.float64))
 

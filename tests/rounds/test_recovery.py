@@ -16,7 +16,7 @@ from fedmpi.cluster import RankLost
 from fedmpi.common.plan import Plan
 from fedmpi.rounds import recovery
 from fedmpi.rounds.loop import Simulation
-from fedmpi.rounds.sum import RoundTotals
+from fedmpi.rounds.round_sum import RoundTotals
 from tests.end_to_end.runs import TIMINGS
 
 COMMON: dict[str, Any] = {

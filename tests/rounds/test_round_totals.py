@@ -5,7 +5,7 @@ import torch
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.plan import Plan
-from fedmpi.rounds.sum import RankWork, RoundSum, RoundTotals
+from fedmpi.rounds.round_sum import RankWork, RoundSum, RoundTotals
 
 
 def test_the_seconds_of_a_phase_are_those_of_the_slowest_rank():

@@ -10,7 +10,7 @@ import torch
 
 from fedmpi.cluster import Cluster
 from fedmpi.config import load_config
-from fedmpi.rounds.workers import WORK_WORTH_THREADS, prepare_device, settle_threads
+from fedmpi.rounds.layout import WORK_WORTH_THREADS, prepare_device, settle_threads
 
 SIZES = np.full(20, 50)
 LARGE = WORK_WORTH_THREADS

@@ -13,8 +13,8 @@ from fedmpi.config import load_config
 from fedmpi.local.work import ClientTask
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.balance import Balance
+from fedmpi.rounds.layout import lay_out
 from fedmpi.rounds.worker import Worker
-from fedmpi.rounds.workers import lay_out
 
 RULES = {
     "all": [],

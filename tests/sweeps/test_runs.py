@@ -28,7 +28,7 @@ from fedmpi.records.hold import Hold
 from fedmpi.results.comparison import compare_runs
 from fedmpi.results.gather import find_runs, read_runs
 from fedmpi.sweeps import queue, runner
-from fedmpi.sweeps.plan import plan_sweep
+from fedmpi.sweeps.planned_runs import plan_sweep
 from fedmpi.sweeps.prepared import Preparation, Stopped, ensure_shards
 from fedmpi.sweeps.queue import Started, command
 from fedmpi.sweeps.runner import check_runs, exit_code, look_over, run_sweep

@@ -30,7 +30,7 @@ from fedmpi.local.schedule import batch_rows, needs_order, schedule, step_count
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.memory import halved, ran_out
+from fedmpi.models.model_memory import halved, ran_out
 from fedmpi.models.stacked.ahead import steps_at_once
 from fedmpi.models.stacked.net import StackedNet, translate, why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone

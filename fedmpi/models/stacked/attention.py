@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedmpi.models.dropout_calls import shares
 from fedmpi.models.stacked.base import NotStackable
+from fedmpi.models.stacked.client_weights import Weight
 from fedmpi.models.stacked.forms import built_in, dense, mapped_layer, product
 from fedmpi.models.stacked.small_attention import attend
-from fedmpi.models.stacked.weights import Weight
 
 
 @built_in(nn.MultiheadAttention, dropping=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmpi.models.stacked.client_weights import Weight
 from fedmpi.models.stacked.forms import ARRANGED, built_in, separately, stack_each
-from fedmpi.models.stacked.weights import Weight
 from fedmpi.models.word_convolution import WordConvolution
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from fedmpi.models.stacked.base import NotStackable
-from fedmpi.models.stacked.weights import Weight
+from fedmpi.models.stacked.client_weights import Weight
 
 Form = Callable[..., Any]
 LAYERS: dict[type[nn.Module], Form] = {}

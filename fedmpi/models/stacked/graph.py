@@ -15,9 +15,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from fedmpi.models.stacked.base import Op, Place, Slot
+from fedmpi.models.stacked.client_weights import Weight, finish
 from fedmpi.models.stacked.dense import DropoutOp, StackedDropout
 from fedmpi.models.stacked.trace import Along
-from fedmpi.models.stacked.weights import Weight, finish
 
 CLIENT, SHARED, NUMBER = "client", "shared", "number"
 """What a value is that is no batch of all clients' samples (`Along`): one (k, …) a client; the same for all; a number

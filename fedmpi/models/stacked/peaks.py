@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedmpi.models.stacked.weights import Weight
+from fedmpi.models.stacked.client_weights import Weight
 
 MOST_FILTERS = 2
 """Filters a value of a word up to which every word of every filter gets a place of its own beside every word."""

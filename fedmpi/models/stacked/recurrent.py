@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedmpi.models.dropout_calls import CALLS
 from fedmpi.models.stacked.base import NotStackable
+from fedmpi.models.stacked.client_weights import Weight
 from fedmpi.models.stacked.forms import built_in, product
 from fedmpi.models.stacked.graph import Drops
-from fedmpi.models.stacked.weights import Weight
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input

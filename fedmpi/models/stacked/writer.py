@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedmpi.models.dropout_calls import CALLS
 from fedmpi.models.stacked.base import NotStackable, Slot
+from fedmpi.models.stacked.client_weights import Weight
 from fedmpi.models.stacked.forms import (
     DROPPING,
     ELEMENT_BY_ELEMENT,
@@ -31,7 +32,6 @@ from fedmpi.models.stacked.peaks import highest
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
 from fedmpi.models.stacked.small_attention import attend
 from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, in_place, named
-from fedmpi.models.stacked.weights import Weight
 
 OWN: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: attend}
 """Functions of samples alone that are done in another way."""

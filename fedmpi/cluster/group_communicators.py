@@ -20,7 +20,7 @@ from fedmpi.cluster.communicators import meet_members
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.living import opened
 from fedmpi.cluster.pending_sends import PendingSends, calls_from_threads
-from fedmpi.cluster.relay import RankGroup
+from fedmpi.cluster.rank_group import RankGroup
 from fedmpi.cluster.waiting import meet
 
 if TYPE_CHECKING:

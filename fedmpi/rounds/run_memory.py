@@ -26,7 +26,7 @@ from fedmpi.local.traits import known_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models import build, in_words
 from fedmpi.models.flat import FlatModel
-from fedmpi.models.memory import VECTORS, VECTORS_BESIDE_A_DEVICE, NoRoom, shown_bytes, too_large
+from fedmpi.models.model_memory import VECTORS, VECTORS_BESIDE_A_DEVICE, NoRoom, shown_bytes, too_large
 from fedmpi.rounds.evaluated import rows_evaluated
 
 BYTES_A_VISIT = 100

@@ -9,7 +9,7 @@ from typing import Any
 from fedmpi.api import Run, load_run
 from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.sweeps.display import SweepDisplay
-from fedmpi.sweeps.plan import plan_sweep
+from fedmpi.sweeps.planned_runs import plan_sweep
 from fedmpi.sweeps.runner import run_sweep
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fedmpi.cluster.memory import address_space
+from fedmpi.cluster.free_memory import address_space
 from fedmpi.common.errors import UserError
 
 log = logging.getLogger("fedmpi")
