@@ -216,7 +216,7 @@ class Cluster:
         self._moved.exchange += outgoing.itemsize * int(sent.sum() - sent[self.rank])
 
     def dealt_rows(self) -> DealtRows:
-        """What deals rows of values out to the ranks by columns, until `close`; the first call is collective."""
+        """The exchange by which each rank gets its columns of all ranks' rows, until `close`; first call collective."""
         if self._dealt is None:
             self._dealt = DealtRows(None if self._comms is None else self._comms.world, self._moved)
         return self._dealt

@@ -51,7 +51,7 @@ def taken_apart(given: Values, tables: Mapping[str, type[BaseModel]]) -> Values:
         of_class = isinstance(choice, partial) and inspect.isclass(choice.func)
         if kind.name in CALLED_THEMSELVES or not (of_class or _is_made(choice)):
             continue
-        apart = _apart(kind, choice, tables[kind.table])
+        apart = _class_and_options(kind, choice, tables[kind.table])
         if apart is not None:
             found[kind.key] = apart[0]
             found |= {key: value for key, value in apart[1].items() if key not in given}
@@ -78,7 +78,7 @@ def as_class_names(config: ConfigTables) -> Values:
         named: list[Any] = []
         options: Values = {}
         for choice in choices:
-            apart = _apart(kind, choice, type(table)) if _is_object(choice) else None
+            apart = _class_and_options(kind, choice, type(table)) if _is_object(choice) else None
             if apart is None or _option_of_another(config, kind, choice, apart[1]):
                 named.append(choice)
             else:
@@ -130,7 +130,7 @@ def _given(config: ConfigTables) -> Iterator[tuple[Kind, list[Any], bool]]:
             yield kind, choices, several
 
 
-def _apart(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values] | None:
+def _class_and_options(kind: Kind, choice: Any, table: type[BaseModel]) -> tuple[Any, Values] | None:
     """The class or function behind an object, and {"table.key": value} that make one like it; None where none do."""
     made = choice
     options: dict[str, Any] | None = {}

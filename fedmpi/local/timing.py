@@ -92,7 +92,7 @@ def relative_difference(
         0 where there is nothing to compare; not a number where only one of the sums is finite.
     """
     with _unobserved(engines):
-        return _apart(engines, (start, start), _few(tasks, sizes), rule, round)
+        return _relative_difference(engines, (start, start), _few(tasks, sizes), rule, round)
 
 
 def differ_by_rounding(
@@ -114,7 +114,7 @@ def differ_by_rounding(
     few = _few(tasks, sizes)
     with _unobserved([engine]):
         return explained_by_rounding(
-            apart, lambda beside: _apart((engine, engine), (start, beside), few, rule, round), start
+            apart, lambda beside: _relative_difference((engine, engine), (start, beside), few, rule, round), start
         )
 
 
@@ -123,7 +123,7 @@ def _few(tasks: Sequence[ClientTask], sizes: Ints) -> list[ClientTask]:
     return _spread(tasks, sizes)[:COMPARED_CLIENTS] if tasks else []
 
 
-def _apart(
+def _relative_difference(
     engines: Sequence[Engine], starts: Sequence[Tensor], tasks: list[ClientTask], rule: LocalRule, round: int
 ) -> float:
     """How far the tasks' mean updates by two engines, each from its start, lie apart, relative to the first one's."""

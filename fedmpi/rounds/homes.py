@@ -38,7 +38,7 @@ class Homes:
         self.moved = 0
 
     def settle(self, clients: Ints, ranks: Ints) -> None:
-        """Take down where the records of these clients lie."""
+        """Note on which ranks the records of these clients lie."""
         self._rank[clients] = ranks
 
     def bring(self, clients: Ints, ranks: Ints) -> None:

@@ -1,4 +1,4 @@
-"""What ranks keep for the local work from round to round: an algorithm's vectors, and what transport has left over.
+"""What ranks keep for the local work from round to round: an algorithm's vectors, and the residuals of compression.
 
 Vectors of the server are the same on every rank. Those of clients, and residuals, lie with the ranks that train them.
 """

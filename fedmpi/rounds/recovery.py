@@ -128,7 +128,7 @@ class Recovery:
             self._processes = dict(zip(living_ranks(), processes(cluster), strict=True))
 
     def _go_on(self) -> None:
-        """Leave the dead behind; collective among those that live."""
+        """Shrink the job to the ranks that live, and note those that died; collective among them."""
         dead = shrink()
         if not dead:
             raise RuntimeError("MPI has told of a dead rank, but all live: the run cannot go on")

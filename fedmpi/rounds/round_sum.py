@@ -188,7 +188,7 @@ class RoundSum:
         observer: UpdateObserver | None = None,
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Put this rank's metrics, and what it observed of single updates, beside its update.
+        """Write this rank's metrics, and what it observed of single updates, into the buffer behind its update.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class RoundSum:
         return RoundTotals(self.updates.to_update(update), sums, busy, load, idle, rows, steps, further)
 
     def release(self) -> None:
-        """Let go of the buffer's memory before the cluster closes."""
+        """Drop the references to the buffer's memory before the cluster closes."""
         self.updates, self.own = FloatSum(np.zeros(0, np.float32), torch.device("cpu")), None
         self.further = {}
 

@@ -84,7 +84,7 @@ class ServerStep:
         return self.config.privacy.clip_norm is not None and adds_noise(self.config)
 
     def _surplus(self, plan: Plan, totals: RoundTotals) -> float:
-        """What `Weighing.surplus` leaves over of the coefficients that came back."""
+        """Σ c_k − 1 of the clients whose updates came back (`Weighing.surplus`); 0 unless weights average models."""
         returned = plan.coefficients
         if totals.sums["diverged"] and returned.size:  # of some nothing came back
             returned = np.array([totals.sums["weight"]])

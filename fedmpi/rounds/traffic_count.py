@@ -70,7 +70,7 @@ def round_links(
 
 
 def keeps_moments(config: Config, one_step: bool) -> bool:
-    """Whether an optimizer's memory goes along with a mediator's model: SGD, of opening rounds too, has none."""
+    """Whether a mediator sends the optimizer's moments with the model: SGD, which opening rounds use too, has none."""
     return config.topology.keep_optimizer and config.local.optimizer == "adam" and not one_step
 
 

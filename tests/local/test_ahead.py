@@ -201,7 +201,7 @@ def test_with_corrections_kept_apart_the_same_values_come_out(
     monkeypatch.setattr(KeptApart, "settle", lambda apart, steps: (settled.append(steps), settle(apart, steps)))
     together = three_rounds(name, dtype, rule, chunk=4)
     assert opened == [(3, 3)] * 4 and len(settled) == 6, "two chunks have not the steps for it"
-    monkeypatch.setattr(batched, "spares_passes", lambda *given: False)
+    monkeypatch.setattr(batched, "pays_off", lambda *given: False)
     passes = three_rounds(name, dtype, rule, chunk=4)
     assert len(opened) == 4 and not torch.equal(together, passes)
     assert relative_difference(together, passes) < tolerance

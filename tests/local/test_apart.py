@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.local.batched import engine as batched
-from fedmpi.local.batched.apart import KeptApart, spares_passes
+from fedmpi.local.batched.apart import KeptApart, pays_off
 from fedmpi.local.batched.engine import BatchedEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
@@ -62,7 +62,7 @@ def test_values_kept_apart_end_where_passes_over_them_end(
     rule = LocalRule(**{**vars(EPOCHS), "proximal_mu": mu})
     apart = three_rounds(name, dtype, rule, chunk=4)
     assert opened == [3] * 6
-    monkeypatch.setattr(batched, "spares_passes", lambda *given: False)
+    monkeypatch.setattr(batched, "pays_off", lambda *given: False)
     passes = three_rounds(name, dtype, rule, chunk=4)
     assert opened == [3] * 6 and not torch.equal(apart, passes)
     assert relative_difference(apart, passes) < tolerance
@@ -78,7 +78,7 @@ def test_the_size_of_the_chunk_does_not_matter_to_values_kept_apart(name: str, o
 def test_only_first_layers_that_gain_by_it_are_kept_apart() -> None:
     def spares(model: FlatModel, taken: int = STEPS, description: object = IMAGES, **changes: object) -> bool:
         rule = LocalRule(**{**vars(EPOCHS), **changes})
-        return spares_passes(translate(model.module, description), rule, taken)
+        return pays_off(translate(model.module, description), rule, taken)
 
     mlp = flat_model("mlp", IMAGES, torch.float32, hidden=[8])
     assert spares(mlp) and spares(mlp, batch_size=24) and spares(mlp, proximal_mu=9.0)

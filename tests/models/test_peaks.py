@@ -94,8 +94,8 @@ def test_many_filters_of_short_vectors_go_back_patch_by_patch(filters: int, patc
     where = torch.randint(0, 4, (2, 3, filters), generator=generator)
     gradient = torch.randn(2, 3, filters, generator=generator, dtype=torch.float64)
     weight = torch.randn(2, filters, 2 * 4, generator=generator, dtype=torch.float64)
-    calls, by_patch = [], Peaks._by_patch
-    monkeypatch.setattr(Peaks, "_by_patch", lambda *given: calls.append(given) or by_patch(*given))
+    calls, by_patch = [], Peaks._add_patch_gradients
+    monkeypatch.setattr(Peaks, "_add_patch_gradients", lambda *given: calls.append(given) or by_patch(*given))
     expected = torch.zeros(2, 3, 5, 4, dtype=torch.float64)
     for client, row, one in np.ndindex(2, 3, filters):
         place = int(where[client, row, one])

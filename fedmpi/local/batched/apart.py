@@ -1,11 +1,12 @@
-"""First layers whose weights lie apart from what constant corrections move them by, so that no step passes over them.
+"""First layers whose weights are stored as two parts, so that a constant correction need not be added in every step.
 
 With SGD's pull p = ημ and what every step adds, v = p w_start − η c, a weight after t steps is
 
     w_t = (1 − p)^t ŵ_t + Σ_{j<t} (1 − p)^j v,  ŵ_{t+1} = ŵ_t − η / (1 − p)^{t+1} ∇ℓ(w_t),  ŵ_0 = w_start,
 
-by induction from w_{t+1} = (1 − p) w_t − η ∇ℓ(w_t) + v. A first layer reads samples, so that x·w_t needs x·v of all
-samples once, one large product before the first step, and no gradient of x is asked for.
+by induction from w_{t+1} = (1 − p) w_t − η ∇ℓ(w_t) + v. Stored is ŵ_t, which changes by gradients only; the multiple of
+v is known. A first layer reads samples, so that x·w_t needs x·v of all samples once, one large product before the first
+step, and no gradient of x is needed.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from fedmpi.models.stacked.dense import Linear
 from fedmpi.models.stacked.sequence import StackedNet
 
 MOST_SAMPLES_A_STEP = 12
-"""Samples a step above which nothing is kept apart: for five clients of 784 × 200 weights and one epoch in batches of
-10 the products take 8 ms and the passes that they spare 13; the former grow with the samples, the latter with steps."""
+"""Samples a step above which this is slower: for five clients of 784 × 200 weights and one epoch in batches of 10 the
+products take 8 ms, and adding corrections to all weights in every step would take 13; the former grows with the
+samples, the latter with the steps."""
 LEAST_SCALE = 1e-6
-"""(1 − p)^t below which a weight is not kept apart."""
+"""(1 − p)^t below which ŵ_t would be too inaccurate."""
 
 
 class KeptApart:
-    """The first layer's weights of the clients side by side.
+    """The first layer's weights of the clients side by side, stored as ŵ_t and v.
 
     Parameters
     ----------
@@ -60,7 +62,7 @@ class KeptApart:
         drift.on = True
 
     def add(self, weight: Tensor, correction: Tensor, start: Tensor, moves: Tensor) -> None:
-        """The next client.
+        """Add the next client: make its v, and the products of its samples with it.
 
         Parameters
         ----------
@@ -78,27 +80,27 @@ class KeptApart:
         self.weights.append((weight, moves))
 
     def begin_step(self, number: int) -> None:
-        """Let the layer know of step `number` (from 0)."""
-        self._place(number)
+        """Set the factors of `Drift`, which the layer reads, for step `number` (from 0)."""
+        self._set_factors(number)
         self.drift.rate = self.optimizer.rate / (self.drift.scale * self.optimizer.keep)
 
     def settle(self, steps: Sequence[int]) -> None:
-        """Put the weights together, each client's after so many steps of its own."""
+        """Replace each client's ŵ by its w, after so many steps of its own."""
         for (weight, moves), number in zip(self.weights, steps, strict=True):
-            self._place(number)
+            self._set_factors(number)
             if self.drift.scale != 1:
                 weight.mul_(self.drift.scale)
             weight.add_(moves, alpha=self.drift.shift)
         self.drift.on, self.samples = False, ()
 
-    def _place(self, steps: int) -> None:
+    def _set_factors(self, steps: int) -> None:
         self.drift.scale, self.drift.shift = self.optimizer.keep**steps, self.optimizer.summed(steps)
 
 
-def spares_passes(net: StackedNet, rule: LocalRule, steps: int) -> bool:
-    """Whether to keep the first layer's weights apart in so many steps of corrected SGD.
+def pays_off(net: StackedNet, rule: LocalRule, steps: int) -> bool:
+    """Whether so many steps of SGD with corrections are quicker with the first layer's weights stored as two parts.
 
-    Of several epochs each reads the same products. They take no more memory than the samples.
+    All epochs read the same products, which take no more memory than the samples.
     """
     if net.head is None or net.head.outputs > net.head.inputs or rule.optimizer != "sgd":
         return False

@@ -1,6 +1,6 @@
 """The batched engine: many clients advance together, their parameters stacked along a client dimension.
 
-For models made of layers with a stacked form (`models.layers_net`). Results equal the sequential engine's to rounding:
+For models that have a stacked form (`models/stacked`). Results equal the sequential engine's to rounding:
 the same batches, the same masks, the same updates; only the order of additions differs.
 """
 
@@ -19,7 +19,7 @@ from fedmpi.common.errors import ClientFailure, Divergence, PartFailure
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.batched.apart import spares_passes
+from fedmpi.local.batched.apart import pays_off
 from fedmpi.local.batched.feed import Feed, MaskFeed, Timetable, Weights
 from fedmpi.local.batched.stack import BoundNet, Stack
 from fedmpi.local.batched.update import StackSGD, stack_optimizer
@@ -185,7 +185,7 @@ class BatchedEngine:
         optimizer = stack_optimizer(rule)
         clients = self._open(tasks, labels)
         corrections = self._corrections(tasks, clients) if self.hooks is not None and self.hooks.corrects else None
-        apart = corrections is not None and spares_passes(self.net, rule, timetable.steps)
+        apart = corrections is not None and pays_off(self.net, rule, timetable.steps)
         read = stack.open(features, start, optimizer, corrections, apart)
         finishes = optimizer.finishes or corrections is not None
         passes = finishes and stack.apart is None  # every step changes all weights
@@ -206,7 +206,7 @@ class BatchedEngine:
             try:
                 net.step(*weights.of(step, net.clients, net.rows))
             except PartFailure:
-                self._name_the_culprit(net, tasks, timetable.counts[step])
+                self._name_failing_client(net, tasks, timetable.counts[step])
                 raise
             for block in stack.blocks(net.clients) if finishes else ():
                 optimizer.finish(block, step + 1)
@@ -313,7 +313,7 @@ class BatchedEngine:
                 drift = _drift(client, rule, steps[number]) if words_drift else None
                 deliver(task, stack.change_of(number, drift), rule, self.observe, total, client, steps[number])
 
-    def _name_the_culprit(self, net: BoundNet, tasks: list[ClientTask], counts: Ints) -> None:
+    def _name_failing_client(self, net: BoundNet, tasks: list[ClientTask], counts: Ints) -> None:
         """Raise the loss's failure again for the first client whose own samples it fails on."""
         for number, task in enumerate(tasks[: net.clients]):
             with named_client(task.client, self.rank):
@@ -338,7 +338,7 @@ def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str 
 
 
 def _drift(client: ClientHooks | None, rule: LocalRule, steps: int) -> Tensor | None:
-    """What a client's correction moves in its steps where the loss has no gradient."""
+    """The change by a client's correction, in all its steps, of values whose gradients are zero; None without one."""
     optimizer = stack_optimizer(rule)
     if client is None or client.correction is None or not isinstance(optimizer, StackSGD):
         return None

@@ -97,7 +97,7 @@ class Feed:
         What the steps read of every client.
     labels : list of int64 Tensor (n_j,)
     products : Tensor (Σ n_j, outputs), optional
-        What the first layer is to have of every sample beforehand (`KeptApart`).
+        x·v of every sample, for a first layer whose weights are stored as two parts (`KeptApart`).
     samples : bool
         Whether the first layer reads a step's samples; else their `order` is all that it needs.
     joined : bool, optional

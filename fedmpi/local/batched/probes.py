@@ -26,16 +26,16 @@ SMALL = 64
 
 
 class _Gradient:
-    """The "optimizer" that keeps the gradient."""
+    """In the place of an optimizer: layers write the gradient over the values, and nothing is changed after that."""
 
     fused, finishes = True, False
     step = Step(keep=0, rate=1)
 
     def prepare(self, corrections: object, start: object, into: object) -> None:
-        """Nothing is corrected."""
+        """Do nothing: there are no corrections."""
 
     def finish(self, block: object, number: int) -> None:
-        """Nothing follows."""
+        """Do nothing: the gradient stays."""
 
 
 class BatchedProbe:

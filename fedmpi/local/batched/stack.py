@@ -43,9 +43,9 @@ class Stack:
     losses : Tensor
         Its sum is that of the losses of all rows seen since `open`.
     apart : KeptApart or None
-        The first layer's weights where they lie apart from what their corrections move them by.
+        The first layer's weights where they are stored as two parts (module `apart`).
     ahead : ProductsAhead
-        The first layer's products where those of several steps are made at once.
+        The first layer's products with the samples, where those of several steps are made at once.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Stack:
         self._corrected = self._block
         self._corrections: Tensor | None = None
         self._blocks: dict[int, list[Block]] = {}
-        self._parts = [(slot, slot.size, self._of_row(self.start[0], slot)) for slot in net.slots]
+        self._parts = [(slot, slot.size, self._parameter_in(self.start[0], slot)) for slot in net.slots]
         self._bound: dict[tuple[int, int], BoundNet] = {}
 
     def begin(self, start: Tensor) -> None:
@@ -102,7 +102,7 @@ class Stack:
         corrections : iterable of Tensor (d,) or None, optional
             What is added to each client's gradients; None = nothing. Each is read before the next one is asked for.
         apart : bool
-            Whether the first layer's weights are kept apart from what the corrections move them by.
+            Whether the first layer's weights are stored as two parts (module `apart`).
 
         Returns
         -------
@@ -160,7 +160,13 @@ class Stack:
             self.apart.begin_step(number)
 
     def settle(self, steps: Sequence[int]) -> None:
-        """After the last step, each client having taken so many: the values are what the steps made of them."""
+        """After the last step: complete the values that `ahead` and `apart` keep in parts.
+
+        Parameters
+        ----------
+        steps : list of int
+            How many steps each client has taken.
+        """
         if self.ahead.on:
             self.ahead.settle()
         if self.apart is not None:
@@ -172,15 +178,15 @@ class Stack:
             self._corrections = torch.zeros_like(self.values)
         for number, correction in enumerate(corrections):
             given = self.values.new_zeros(self.net.size) if correction is None else correction
-            parts = self._beside(self._corrections[number], given)
+            parts = self._parameter_views(self._corrections[number], given)
             if self.apart is not None:
                 moves, start, part = next(parts)
-                self.apart.add(self._of_row(self.values[number], self.net.slots[0]), part, start, moves)
+                self.apart.add(self._parameter_in(self.values[number], self.net.slots[0]), part, start, moves)
             for own, start, part in parts:
                 optimizer.prepare(part, start, own)
         self._corrected = replace(self._block, correction=self._corrections)
         if self.apart is not None:
-            self._corrected = self._corrected.behind(self.net.slots[0].size)
+            self._corrected = self._corrected.columns_from(self.net.slots[0].size)
 
     def _of_words(self, corrections: Iterable[Tensor | None] | None) -> Tensor | None:
         """The corrections of the word vectors that the open clients' texts use, one client's words after another's."""
@@ -249,28 +255,28 @@ class Stack:
         client : int
             Its place in the stack.
         drift : Tensor (d,), optional
-            What moved the vectors of words that its texts do not use; by default nothing did.
+            The change of the vectors of words that its texts do not use; by default they have not changed.
         """
         whole = self.net.stack_size == self.net.size  # the slots fill all of it
         delta = (torch.empty if whole else torch.zeros)(self.net.size, dtype=self.dtype, device=self.device)
         if drift is not None and self.tables is not None:
             self._table(delta).copy_(self._table(drift))
-        for own, start, change in self._beside(self.values[client], delta):
+        for own, start, change in self._parameter_views(self.values[client], delta):
             torch.sub(own, start, out=change)
         if self.tables is not None:
             words = slice(self.tables.bounds[client], self.tables.bounds[client + 1])
             self._table(delta)[self.tables.rows[words]] = self.tables.values[words] - self.tables.start[words]
         return delta
 
-    def _beside(self, row: Tensor, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Parameter by parameter: views of a row (d',), of the server's and of a flat vector (d,), alike in shape."""
+    def _parameter_views(self, row: Tensor, flat: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each parameter three views of one shape: of a stack's row (d',), of the start, of a flat vector (d,)."""
         for slot, size, start in self._parts:
-            own = self._of_row(row, slot)
+            own = self._parameter_in(row, slot)
             yield own, start, flat.narrow(0, slot.offset, size) if slot.axes is None else slot.from_flat(flat)
 
     @staticmethod
-    def _of_row(row: Tensor, slot: Slot) -> Tensor:
-        """A parameter's values in a row (d',) of the stack; one axis where they lie there as in a flat vector."""
+    def _parameter_in(row: Tensor, slot: Slot) -> Tensor:
+        """A view of one parameter in a row (d',); with a single axis where its axes lie in their own order."""
         own = row.narrow(0, slot.start, slot.size)
         return own if slot.axes is None else own.view(slot.arranged)
 
@@ -281,7 +287,7 @@ class Stack:
 
 
 class _Parameters:
-    """The first k clients of a stack, seen by a layer."""
+    """A layer's access to the parameters of the first k clients of a stack (`base.Parameters`)."""
 
     def __init__(self, stack: Stack, clients: int):
         self.step, self.drift = stack.step, stack.drift
@@ -305,8 +311,8 @@ class BoundNet:
     dropouts : list of DropoutOp
         In the order in which a client's stream serves them.
     own_padding : bool
-        Whether a client's padding is to be a sample of its own: of zeros, a model of the user's may make what is no
-        number, which no weight of zero takes away again.
+        Whether smaller batches are filled up with a sample of the client instead of zeros: a user's model may give NaN
+        for zeros, which a weight of zero does not remove.
     """
 
     def __init__(self, stack: Stack, clients: int, rows: int):

@@ -13,7 +13,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models.stacked.base import Step
 
 LEAST_PULL = 1e-15
-"""ημ below which a pull moves no value by a digit."""
+"""ημ below which the proximal term is below rounding."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Block:
         correction = None if self.correction is None else self.correction[:count]
         return Block(values, gradient, start, first, second, scratch, correction)
 
-    def behind(self, first: int) -> Block:
+    def columns_from(self, first: int) -> Block:
         """The columns from `first` on."""
         parts = (self.values, self.gradient, self.start, self.first, self.second, self.scratch)
         values, gradient, start, moment, square, scratch = (part[:, first:] for part in parts)
@@ -101,9 +101,10 @@ class StackOptimizer(Protocol):
 class StackSGD:
     """w ← (1 − ημ) w − η ∇ℓ(w) + ημ w_start − η c, two terms of which the layers do with their products.
 
-    With corrections c the other two are one vector v, made before the first step. Below ημ = 1/2 the layers take
-    w − η/(1 − ημ) ∇ℓ(w), and what remains is (1 − ημ) w + v, or without corrections a step of ημ towards w_start, which
-    spares a pass over the values; a pull that moves no value by a digit is left to the other way.
+    With corrections c the last two terms are one vector v, made before the first step. For LEAST_PULL < ημ < 1/2 the
+    layers compute w − η/(1 − ημ) ∇ℓ(w), and `finish` (1 − ημ) w + v, or without corrections a linear interpolation
+    towards w_start: one pass over the values where the other way takes two. Else the layers compute
+    (1 − ημ) w − η ∇ℓ(w), and `finish` adds the rest.
 
     Attributes
     ----------
@@ -136,11 +137,11 @@ class StackSGD:
             block.values.add_(block.start, alpha=self._pull)
 
     def drift(self, steps: int) -> float:
-        """What a correction of 1 moves a value by whose gradients are zero, in so many steps: −η Σ (1 − ημ)^j."""
+        """The change by a correction of 1 in so many steps of a value whose gradients are zero: −η Σ (1 − ημ)^j."""
         return self.rate * self.summed(steps)
 
     def summed(self, steps: int) -> float:
-        """What so many steps make of 1 that each of them adds: Σ (1 − ημ)^j."""
+        """Σ (1 − ημ)^j over so many steps j: what becomes of 1 added in every step."""
         return shrinking_sum(steps, self._pull)
 
 

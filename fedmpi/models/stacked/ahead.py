@@ -38,7 +38,7 @@ class ProductsAhead:
     ----------
     step : Step
     drift : Drift
-        Where it is on, what is made ahead are the products with its values.
+        Where it is on, the products made ahead are those with `value`, the part that gradients change.
     workspace : Workspace
 
     Attributes
@@ -91,13 +91,13 @@ class ProductsAhead:
                 self._prepare(client, order[number * self._rows : (number + self._steps) * self._rows])
 
     def settle(self) -> None:
-        """After the last step: the weights gain what they have not yet gained."""
+        """After the last step: apply the updates that are still due to the weights."""
         for client in range(len(self._weights)):
             self._settle(client)
         self._samples, self._order = (), ()
 
     def forward(self, output: Tensor) -> None:
-        """The step's products (k, b, outputs); `output` holds what the drift's vector makes of the samples."""
+        """The step's products (k, b, outputs); where `Drift` is on, `output` holds those of the samples with its v."""
         products, pairs, earlier, _ = self._of_step(*output.shape[:2])
         drift = self._drift
         if drift.on:
@@ -146,13 +146,13 @@ class ProductsAhead:
             torch.mm(later, before, out=pairs)
 
     def _settle(self, client: int) -> None:
-        """Change the client's weights by its last steps."""
+        """Apply the updates of the client's last steps to its weights."""
         if count := self._filled[client]:
             x, _, gradients, *_ = self._of_client(client, count)
             self._weights[client].addmm_(gradients, x)
 
     def _of_client(self, client: int, count: int) -> tuple[Tensor, ...]:
-        """Of its first samples: themselves, their products, gradients; those of later steps, of earlier ones, pairs."""
+        """Views of its first samples: x, products, gradients; x of later and of earlier steps, products of these."""
         key = client, count
         if key not in self._views_of_client:
             x, products, pairs, gradients = (held[client] for held in (self._x, *self._all))

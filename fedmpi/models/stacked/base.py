@@ -21,7 +21,7 @@ ALIGNMENT = 16
 
 
 class NotStackable(Exception):
-    """Says which part of a model has no stacked form."""
+    """A model has no stacked form; the message names the part that has none."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Step:
         target.baddbmm_(left, right, beta=self.keep, alpha=self.rate)
 
     def plain(self, target: Tensor, gradient: Tensor) -> None:
-        """For a gradient that is at hand."""
+        """For a gradient that is given as a tensor."""
         if self.keep == 0:
             torch.mul(gradient, self.rate, out=target)
             return
@@ -90,11 +90,11 @@ class Step:
 
 
 class Drift:
-    """A weight of the first layer kept apart from what one vector v, added in every step, has moved it by.
+    """The first layer's weight as a sum of two parts, where every step adds one and the same vector v to it.
 
     The weight is scale · value + shift · v, and its update value += rate · gradient. What the layer makes of the
     samples is then scale · (x · value) + shift · (x · v), and the products with v, the same in every step, can be made
-    for all samples before the first one: no step passes over weight and v.
+    for all samples before the first one: no step has to read or write the whole of weight and v.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Workspace:
 
 
 class Parameters(Protocol):
-    """The stack, seen by a layer."""
+    """A layer's access to the parameters of the bound clients."""
 
     step: Step
     drift: Drift
@@ -152,12 +152,12 @@ class Parameters(Protocol):
         """The parameter of the bound clients, (k, \\*shape)."""
 
     def target(self, slot: Slot, *shape: int) -> Tensor:
-        """What its gradient changes, (k, \\*shape)."""
+        """The tensor that its gradient is added to, (k, \\*shape); see `Step`."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a layer is bound to.
+    """What a layer is bound to: the clients, their batches, buffers and parameters.
 
     Parameters
     ----------

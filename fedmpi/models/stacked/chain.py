@@ -1,4 +1,4 @@
-"""A graph that is one layer after another, as those layers: functional calls become the modules they stand for."""
+"""A traced graph that is a chain of layers, as a list of modules: functional calls become modules that do the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chain(traced: Traced) -> list[nn.Module] | None:
 
 
 def _part(traced: Traced, node: fx.Node) -> nn.Module | None:
-    """The layer that a node is, or None."""
+    """The layer that does what a node does, or None."""
     if node.op == "call_module":
         return traced.module.get_submodule(str(node.target))
     make = _PARTS.get(node.target) if node.op in ("call_function", "call_method") else None
@@ -49,7 +49,7 @@ def _relu(traced: Traced, node: fx.Node) -> nn.Module | None:
 
 
 def _reshaped(traced: Traced, node: fx.Node) -> nn.Module | None:
-    """A change of shape that joins all values of a sample, or none."""
+    """A change of shape: nn.Flatten where it joins all axes but the first, nn.Identity where the shape stays."""
     given = next(one for one in node.all_input_nodes if traced.tensor(one) is not None)
     before, after = traced.tensor(given), traced.tensor(node)
     assert before is not None and after is not None
@@ -69,7 +69,7 @@ def _sigmoid(traced: Traced, node: fx.Node) -> nn.Module | None:
 
 
 def _with_options(kind: type[nn.Module], *names: str) -> Callable[[Traced, fx.Node], nn.Module | None]:
-    """A function whose arguments, after the input, are a layer's."""
+    """What makes a layer of class `kind` from a call of the function with these parameters after the input."""
 
     def make(traced: Traced, node: fx.Node) -> nn.Module | None:
         given: dict[str, Any] = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
@@ -85,7 +85,7 @@ def _with_options(kind: type[nn.Module], *names: str) -> Callable[[Traced, fx.No
 
 
 def _dropout(traced: Traced, node: fx.Node) -> nn.Module | None:
-    """Of single values; nothing where nothing is dropped."""
+    """nn.Dropout with the p of the call, or nn.Identity where the call returned its input (p = 0, or not training)."""
     masks, (given,) = traced.masks.get(node), node.all_input_nodes
     if masks is not None:
         return nn.Dropout(masks[0][1])

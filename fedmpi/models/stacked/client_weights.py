@@ -24,7 +24,7 @@ class Weight:
         What the gradient changes.
     step : Step
     alone : bool
-        Whether one layer alone reads it, once in a forward pass.
+        Whether only one layer reads it, once in a forward pass: the update can then be part of its backward pass.
     axes : tuple of int or None
         The parameter's axes in the order in which they lie here; None = as they are.
     """
@@ -48,7 +48,7 @@ class Weight:
         return cls(value.detach().expand(clients, *value.shape), value, Step(1, 0), False)
 
     def seen_as(self, see: Callable[[Tensor], Tensor]) -> Weight:
-        """The same with its axes in another order, or joined: `see` is a view."""
+        """The same parameter with its axes in another order, or joined; `see` makes such a view of a tensor."""
         seen = Weight(see(self.value), see(self.target), self.step, self.alone)
         seen.owner = self.owner
         return seen
@@ -67,7 +67,7 @@ class Weight:
         return self.value.requires_grad
 
     def product(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """Its gradient is left @ right, (k, m, n): the gradient, or None where the update is done."""
+        """For a gradient left @ right, (k, m, n): returns it for autograd, or None after updating the target."""
         if not self.trained:
             return None
         if not self.alone:
@@ -77,7 +77,7 @@ class Weight:
         return None
 
     def plain(self, gradient: Tensor) -> Tensor | None:
-        """Its gradient is at hand: the gradient, or None where the update is done."""
+        """For a gradient that is given: returns it for autograd, or None after updating the target."""
         if not self.trained:
             return None
         gradient = gradient.view(self.value.shape)
@@ -89,7 +89,7 @@ class Weight:
 
 
 def finish(weights: Sequence[Weight], gradients: Sequence[Tensor | None]) -> None:
-    """The updates that the backward pass left to do, with the gradients that autograd gave."""
+    """Update the weights that no layer has updated in its backward pass, with the gradients that autograd gave."""
     targets, given = [], []
     for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:

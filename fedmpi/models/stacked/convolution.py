@@ -135,8 +135,10 @@ class Unfolded(torch.autograd.Function):
 
 
 class OneByOne(torch.autograd.Function):
-    """Images (k · b, c, …) under filters (k, f, c, …), torch's own convolution client by client; of `apart` rows and
-    columns it reads one."""
+    """Images (k · b, c, …) under filters (k, f, c, …), by torch's own convolution of one client after another.
+
+    `skip` (rows, columns) stands for the stride of 1 × 1 filters: of so many rows and columns one is read.
+    """
 
     @staticmethod
     def forward(
@@ -147,10 +149,10 @@ class OneByOne(torch.autograd.Function):
         weight: Weight,
         bias_weight: Weight | None,
         arguments: list[Any],
-        apart: tuple[int, int] | None,
+        skip: tuple[int, int] | None,
     ) -> Tensor:
-        ctx.whole, ctx.apart = x.shape, apart
-        x = x if apart is None else x[..., :: apart[0], :: apart[1]]
+        ctx.whole, ctx.skip = x.shape, skip
+        x = x if skip is None else x[..., :: skip[0], :: skip[1]]
         values = value.detach().unbind(0)
         if x.dim() == 4:
             order = torch.channels_last if _pixel_by_pixel(x, value, arguments) else torch.contiguous_format
@@ -179,10 +181,10 @@ class OneByOne(torch.autograd.Function):
         ]
         before, of_weight, of_bias = zip(*found, strict=True)
         of_input = torch.cat(before) if wanted[0] else None
-        if of_input is not None and ctx.apart is not None:
+        if of_input is not None and ctx.skip is not None:
             rows, channels, height, width = ctx.whole
             spread = of_input.new_zeros(rows, height, width, channels).permute(0, 3, 1, 2)
-            spread[..., :: ctx.apart[0], :: ctx.apart[1]] = of_input
+            spread[..., :: ctx.skip[0], :: ctx.skip[1]] = of_input
             of_input = spread
         return (
             of_input,
@@ -196,15 +198,15 @@ class OneByOne(torch.autograd.Function):
 
 
 def _of_one(
-    x: Tensor, value: Tensor, bias: Tensor | None, arguments: list[Any], apart: tuple[int, int] | None
+    x: Tensor, value: Tensor, bias: Tensor | None, arguments: list[Any], skip: tuple[int, int] | None
 ) -> Tensor:
-    """As `OneByOne` of a single client: with nothing to join torch's own gradients spare calls and copies."""
+    """As `OneByOne` of a single client, differentiated by torch itself: nothing is to be concatenated."""
     own = value.squeeze(0)
     pixels = x.dim() == 4 and _pixel_by_pixel(x, value, arguments)
     if pixels:
         x = x.permute(0, 2, 3, 1)
-    if apart is not None:
-        x = x[:, :: apart[0], :: apart[1]] if pixels else x[..., :: apart[0], :: apart[1]]
+    if skip is not None:
+        x = x[:, :: skip[0], :: skip[1]] if pixels else x[..., :: skip[0], :: skip[1]]
     x = x.contiguous()
     if pixels:
         x = x.permute(0, 3, 1, 2)
@@ -251,11 +253,11 @@ def of_images(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Te
     if not even:
         x = functional.pad(x, [side for sides in reversed(around) for side in sides])
     padding = [before for before, _ in around] if even else [0] * len(around)
-    stride, apart = list(layer.stride), None
+    stride, skip = list(layer.stride), None
     if isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(padding) == 0 and even:
-        apart, stride = ((stride[0], stride[1]) if max(stride) > 1 else None), [1, 1]
+        skip, stride = ((stride[0], stride[1]) if max(stride) > 1 else None), [1, 1]
     arguments = [stride, padding, list(layer.dilation), False, [0] * len(around), layer.groups]
     if len(weight.value) == 1:
-        return _of_one(x, weight.value, bias_value, arguments, apart)
-    y: Tensor = _one_by_one(x, weight.value, bias_value, weight, bias, arguments, apart)
+        return _of_one(x, weight.value, bias_value, arguments, skip)
+    y: Tensor = _one_by_one(x, weight.value, bias_value, weight, bias, arguments, skip)
     return y

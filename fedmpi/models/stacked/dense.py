@@ -104,8 +104,8 @@ def cut_negative(gradient: Tensor, output: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Squash:
-    """tanh or the logistic function, in place; what it gave is kept for the way back, since dropout or another one
-    may overwrite it.
+    """tanh or the logistic function, in place; its outputs are copied for the backward pass, since a later layer may
+    overwrite them.
 
     Parameters
     ----------

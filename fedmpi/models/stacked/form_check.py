@@ -107,12 +107,12 @@ def _compare(
 ) -> None:
     """Refuse outputs or gradients of one client that lie further apart than the limit and than rounding explains."""
     for part, what in enumerate(("outputs", "gradients")):
-        difference = _apart(found[part], expected[part])
+        difference = _relative_difference(found[part], expected[part])
         if difference <= limit:
             continue
 
         def moved(beside: Tensor, part: int = part) -> float:
-            return _apart(alone(beside)[part], expected[part])
+            return _relative_difference(alone(beside)[part], expected[part])
 
         if not explained_by_rounding(difference, moved, values):
             raise NotStackable(
@@ -121,7 +121,7 @@ def _compare(
             )
 
 
-def _apart(mine: Tensor, theirs: Tensor) -> float:
+def _relative_difference(mine: Tensor, theirs: Tensor) -> float:
     return float((mine - theirs).norm() / theirs.norm().clamp_min(1e-12))
 
 
@@ -145,7 +145,7 @@ def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> t
 def _stacked(
     net: StackedNet, flat: Tensor, samples: list[Tensor], towards: Tensor, drops: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """The same of both clients, side by side."""
+    """As `_own`, of both clients by the stacked form."""
     values, workspace = _Values(net, flat), Workspace(flat.dtype, flat.device)
     embedding = net.embedding
     tables = None

@@ -20,8 +20,8 @@ from fedmpi.models.stacked.dense import DropoutOp, StackedDropout
 from fedmpi.models.stacked.trace import Along
 
 CLIENT, SHARED, NUMBER = "client", "shared", "number"
-"""What a value is that is no batch of all clients' samples (`Along`): one (k, …) a client; the same for all; a number
-made of b."""
+"""Kinds of values that are no batch of all clients' samples (`Along`): (k, …) with an entry for each client; the same
+for all clients; a number that is computed from the number of samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,20 +140,20 @@ def to_clients(x: Tensor, along: Along, clients: int) -> Tensor:
 
 def from_clients(y: Any, along: Any) -> Any:
     """The reverse of `to_clients`, of a tensor or a tuple of them; what does not depend on samples stays."""
-    if free(along):
+    if without_samples(along):
         return y
     if isinstance(along, Along):
         return y.flatten(0, 1) if along.axis == 0 else y.movedim(0, along.axis).flatten(along.axis, along.axis + 1)
     return tuple(from_clients(part, one) for part, one in zip(y, along, strict=True))
 
 
-def free(along: Any) -> bool:
+def without_samples(along: Any) -> bool:
     """Whether a value, or every one of a tuple's, does not depend on the samples."""
-    return all(map(free, along)) if isinstance(along, tuple) else along is None
+    return all(map(without_samples, along)) if isinstance(along, tuple) else along is None
 
 
 class Call:
-    """A node in which parameters take part.
+    """Computes a node that reads parameters, or values made of them: with the client as first axis of everything.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class Call:
 
 
 class Drops:
-    """What a call drops: the masks of one bound graph, in the order in which the call asks for them.
+    """Dropout within a call: the masks of one bound graph, in the order in which the call asks for them.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Where a traced model's ReLU or sum may take the place of what it reads: a pass over new memory less, the same bits.
+"""In which places of a traced model ReLU and sums may write their result over an operand: no new memory, the same bits.
 
-That is so where the operand is a tensor of its own, read by this node alone, and by no backward pass: a convolution
-keeps its input for its gradient and so does a norm, a sum and a product keep their operands, none its result.
+The operand must be no view, must be read by this node alone, and no backward pass may need it: convolutions and norms
+keep their input for their gradient, products their operands, but none of them its result.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ OWN_SUMS = operator.iadd, "add_"
 
 
 def rectified(x: Tensor) -> Tensor:
-    """ReLU in place of x; a view is left as it is, since autograd copies what is written through one."""
+    """ReLU written over x; not where x is a view, since autograd makes a copy of what is written through one."""
     return torch.relu(x) if x._is_view() else torch.relu_(x)
 
 
 def added(x: Tensor, y: Tensor) -> Tensor:
-    """x + y in place of x, as `rectified`."""
+    """x + y written over x, with the same exception as in `rectified`."""
     return torch.add(x, y) if x._is_view() else x.add_(y)
 
 
 def gives_its_own(traced: Traced, node: fx.Node) -> bool:
-    """Whether a node without parameters makes a tensor that its gradient does not need."""
+    """Whether a node without parameters makes a new tensor that its own backward pass does not read."""
     simple = node.op != "call_module" and node.target in ELEMENT_BY_ELEMENT
     return simple and traced.tensor(node) is not None and "out" not in node.kwargs
 
@@ -40,14 +40,14 @@ def gives_its_own(traced: Traced, node: fx.Node) -> bool:
 def overwriting(
     traced: Traced, node: fx.Node, own: Collection[fx.Node]
 ) -> tuple[Callable[..., Tensor], list[fx.Node]] | None:
-    """How a node is done in place of what it reads, and its operands; None where it may not be.
+    """The function that computes a node over its first operand, and the operands; None where that may not be done.
 
     Parameters
     ----------
     traced : Traced
     node : fx.Node
     own : collection of fx.Node
-        Those that make a tensor of their own which no backward pass reads.
+        Nodes that make a new tensor which their own backward passes do not read.
     """
     free = [given for given in node.all_input_nodes if given in own and list(given.users) == [node]]
     if not free:

@@ -1,8 +1,10 @@
-"""Backwards through the maximum of a filter over a text: one position a filter and sample has a gradient, not all.
+"""A convolution over a text and the maximum over its positions (max over time, Kim 2014) as one function of autograd.
 
-The filters' gradient is a sum of the patches at these positions, and the words' one product with the filters as they
-lie, since what every word gets is written where it belongs before it. That has as many values as a text has words under
-filters; where filters are many and vectors short, the product is patch by patch, as that of a convolution.
+Of every filter and text only the position of the maximum has a gradient. The filters' gradient is the sum of the
+patches (w words of E values) at these positions. For that of the word vectors there are two ways. With few filters the
+gradients are scattered into a matrix, words of the texts × words of the filters, whose product with the filters is the
+result. With many filters and short vectors that matrix would be larger than all patches, whose gradients are then
+formed and added to the words that they consist of, as in the backward pass of any convolution.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from torch.nn.functional import embedding_bag
 from fedmpi.models.stacked.client_weights import Weight
 
 MOST_FILTERS = 2
-"""Filters a value of a word up to which every word of every filter gets a place of its own beside every word."""
+"""Filters for each value of a word vector up to which the gradient of the words is formed by the first way."""
 
 
 class Peaks:
-    """Filters over windows of `width` words, of k clients with b texts of `length` words each.
+    """The gradients of filters and words, for k clients of b texts each and filters over windows of `width` words.
 
     Parameters
     ----------
@@ -77,22 +79,22 @@ class Peaks:
             scratch(*shape) -> a tensor of any values.
         """
         if self.filters > MOST_FILTERS * into.shape[3]:
-            self._by_patch(where, gradient, filters, into, scratch, add)
+            self._add_patch_gradients(where, gradient, filters, into, scratch, add)
             return
-        spread = self._spread(where, gradient, scratch)
+        spread = self._scattered(where, gradient, scratch)
         words = into.view(self.clients, -1, into.shape[3])
         taps = filters.reshape(self.clients, self.filters * self.width, -1)
         torch.baddbmm(words, spread, taps, beta=int(add), out=words)
 
-    def _spread(self, where: Tensor, gradient: Tensor, scratch: Callable[..., Tensor]) -> Tensor:
-        """What each word gets from each word of each filter, (k, b · L, F · w)."""
+    def _scattered(self, where: Tensor, gradient: Tensor, scratch: Callable[..., Tensor]) -> Tensor:
+        """The gradient of each maximum at the words that its filter saw, 0 elsewhere: (k, b · L, F · w)."""
         taps = self.filters * self.width
         index = (where * taps).repeat_interleave(self.width, 2).add_(self._taps)
         spread = scratch(self.clients, self.rows, self.length * taps).zero_()
         spread.scatter_(2, index, gradient.repeat_interleave(self.width, 2))
         return spread.view(self.clients, -1, taps)
 
-    def _by_patch(
+    def _add_patch_gradients(
         self,
         where: Tensor,
         gradient: Tensor,
@@ -101,7 +103,7 @@ class Peaks:
         scratch: Callable[..., Tensor],
         add: bool,
     ) -> None:
-        """A patch gets a product of what its position gets, its words get their parts of it."""
+        """Form the gradients of all patches, (k, b · positions, w · E), and add each to the words of its patch."""
         scores = scratch(self.clients, self.rows, self.positions, self.filters).zero_()
         scores.scatter_(2, where.unsqueeze(2), gradient.unsqueeze(2))
         patches = torch.bmm(scores.view(self.clients, -1, self.filters), filters)
@@ -116,8 +118,10 @@ _peaks = lru_cache(64)(Peaks)
 
 
 class Highest(torch.autograd.Function):
-    """The maximum over all positions of texts (k, b, L, E) under filters (k, F, w · E): (k, b, F), ReLU behind it or
-    not."""
+    """Filters (k, F, w · E) over texts (k, b, L, E), and the maximum of each over all positions: (k, b, F).
+
+    With `cut`, ReLU follows.
+    """
 
     @staticmethod
     def forward(
@@ -161,7 +165,7 @@ class Highest(torch.autograd.Function):
 
 
 def highest(weights: Mapping[str, Weight], x: Tensor, cut: bool) -> Tensor:
-    """nn.Conv1d on x (k, b, E, L), its maximum over all positions, and ReLU where it cuts: (k, b, F)."""
+    """nn.Conv1d on x (k, b, E, L) and the maximum over all positions, with `cut` ReLU, too: (k, b, F)."""
     filters, bias = weights["weight"].seen_as(lambda tensor: tensor.flatten(2)), weights.get("bias")
     y: Tensor = Highest.apply(  # type: ignore[no-untyped-call]
         x.transpose(2, 3), filters.value, None if bias is None else bias.value, filters, bias, cut

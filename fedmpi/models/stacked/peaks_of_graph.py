@@ -1,4 +1,4 @@
-"""Where a traced model reads nothing of a convolution but its maximum over a text: see `peaks`."""
+"""Finds the convolutions of a traced model of which only the maximum over the text is read: `peaks` computes these."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from fedmpi.models.word_convolution import WordConvolution
 
 
 def find_peaks(traced: Traced) -> dict[fx.Node, tuple[list[fx.Node], bool]]:
-    """Convolutions of a graph of which only the maximum over the text is read: the nodes from there to the maximum, and
-    whether ReLU is among them."""
+    """Each such convolution of a graph, with the nodes from there to the maximum and whether ReLU is among them."""
     found = {}
     for node in traced.graph.nodes:
         part = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -35,7 +34,7 @@ def _plain(part: nn.Conv1d) -> bool:
 
 
 def _to_maximum(traced: Traced, convolution: fx.Node) -> tuple[list[fx.Node], bool] | None:
-    """Through nodes that alone read the one before, up to that of one value a filter."""
+    """The nodes from a convolution to the maximum, each the only reader of the one before, and whether one is ReLU."""
     passed: list[fx.Node] = []
     node, cut = convolution, False
     while len(node.users) == 1:
@@ -75,7 +74,7 @@ def _takes_first(node: fx.Node) -> bool:
 
 
 def _is_maximum(traced: Traced, node: fx.Node) -> bool:
-    """Whether a node takes the maximum over all positions: it finds the one value that is not 0, wherever it is."""
+    """Whether a node is the maximum over all positions: tried on texts with a single 1, at each position in turn."""
     if len(node.all_input_nodes) != 1 or not _is(traced, node, MAXIMA, *POOLS):
         return False
     example = traced.examples[node.all_input_nodes[0]][0]

@@ -1,12 +1,11 @@
 """A convolution and the pooling of 2 × 2 values behind it as one layer, on columns (k, values, b).
 
-Neighbouring outputs of a row see almost the same values. So the two columns of a pooling window are made by filters
-of their own, which lie beside the others and see one stride more of the image: patches are half as many, a product is
-as wide as a processor likes it, rows and columns that no window reads are never made, and pooling is a few passes
-over whole runs of memory. Where filters are many, their products are wide enough, and their zeros would cost more
-than the patches that are spared: left columns come before right ones there, and the filters are as they are. A
-largest value keeps its place when ReLU or the bias follows instead of going before, where there is a quarter of the
-values.
+The two neighbouring outputs in a row of a pooling window read almost the same values. So each filter is written twice
+into a kernel that is wider by one stride, once at its left and once at its right end, with zeros for the rest: patches
+are half as many, the matrix product has twice as many rows, outputs that no window reads are not computed, and pooling
+is a few operations on contiguous memory. With MANY_FILTERS the products are large enough, and multiplying zeros would
+cost more than fewer patches save: filters are used as they are, all left outputs before all right ones. ReLU and bias
+do not change which value is the largest, and are applied after the maximum, to a quarter of the values.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BLOCK = 8
 63 as with 64."""
 PAIR = (2, 2)
 MANY_FILTERS = 64
-"""Filters from which on none lie beside them."""
+"""Filters from which on each is used as it is, and not written twice."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,15 @@ class PooledConvolution:
     cut: bool = False
 
     @property
-    def beside(self) -> bool:
-        """Whether the two columns of a window have filters of their own."""
+    def doubled(self) -> bool:
+        """Whether each filter is written twice, for the left and for the right column of a window."""
         return self.filters < MANY_FILTERS
 
     @cached_property
     def pairs(self) -> Geometry:
-        """What two neighbouring outputs see, in the rows that are pooled; or each of them."""
+        """The patches: what two neighbouring outputs read where filters are doubled, else what each output reads."""
         one = self.geometry
-        if not self.beside:
+        if not self.doubled:
             return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, one.output[0] // 2 * 2)
         kernel, stride = (one.kernel[0], one.kernel[1] + one.stride[1]), (one.stride[0], 2 * one.stride[1])
         return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2)
@@ -98,7 +97,7 @@ class PooledConvolution:
     @property
     def values(self) -> int:
         patches, size = 2 * self.pairs.patch + self.filling, math.prod(self.pairs.output)
-        made = 7 * self.filters if self.beside else 4 * self.filters
+        made = 7 * self.filters if self.doubled else 4 * self.filters
         return self.geometry.units + (patches + (made + 1) // 2) * size
 
     def bind(self, place: Place, x: Tensor) -> Op:
@@ -126,7 +125,7 @@ class _PooledOp:
             self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
 
         self.filters: _ColumnPairFilters | _PlainFilters
-        if layer.beside:
+        if layer.doubled:
             self.filters = _ColumnPairFilters(layer, place, filled.transpose(1, 2))
             self.product = place.take("product", clients, 2 * filters, run)
             self.by_filter = self.product.view(clients, 2, filters, run)
@@ -189,7 +188,7 @@ class _PooledOp:
 
 
 class _ColumnPairFilters:
-    """Filters of the left and of the right column of a window, on patches that both see."""
+    """Each filter written twice, for the left and the right column of a window, into kernels on patches of both."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
         pairs, filters, clients, parameters = layer.pairs, layer.filters, place.clients, place.parameters
@@ -197,30 +196,32 @@ class _ColumnPairFilters:
         shape = filters, channels, down, right
         self.step, self.patches = parameters.step, patches
         self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
-        beside = place.take("beside", clients, 2, filters, channels, down, right + across)  # zero where none is written
-        self.both = beside.view(clients, 2 * filters, pairs.patch)
+        doubled = place.take(
+            "doubled", clients, 2, filters, channels, down, right + across
+        )  # zero where none is written
+        self.both = doubled.view(clients, 2 * filters, pairs.patch)
         self.transposed = self.both.transpose(1, 2)
-        self.of_both = place.take("of_beside", clients, 2 * filters, pairs.patch + layer.filling)
+        self.of_both = place.take("of_doubled", clients, 2 * filters, pairs.patch + layer.filling)
         spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
-        spread = torch.unflatten(spread, 3, beside.shape[3:])
-        self.parts = [beside[:, side, ..., side * across : side * across + right] for side in (0, 1)]
+        spread = torch.unflatten(spread, 3, doubled.shape[3:])
+        self.parts = [doubled[:, side, ..., side * across : side * across + right] for side in (0, 1)]
         self.of_parts = [spread[:, side, ..., side * across : side * across + right] for side in (0, 1)]
 
     def arranged(self) -> Tensor:
-        """As they are now: (k, 2 F, patch)."""
+        """The kernels with the current weights: (k, 2 F, patch)."""
         for part in self.parts:
             part.copy_(self.weight)
         return self.both
 
     def learn(self, gradient: Tensor) -> None:
-        """From the gradient (k, 2 F, ·) of their products with the patches (k, ·, patch and what fills it)."""
+        """Update the weights, given the gradient (k, 2 F, ·) of the products with the patches."""
         torch.bmm(gradient, self.patches, out=self.of_both)
         torch.add(*self.of_parts, out=self.of_parts[0])
         self.step.plain(self.target, self.of_parts[0])
 
 
 class _PlainFilters:
-    """Filters that lie as in the stack."""
+    """Filters as they lie in the stack, on patches of one output each."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
         shape = layer.filters, layer.geometry.patch
@@ -230,11 +231,11 @@ class _PlainFilters:
         self.transposed = self.weight.transpose(1, 2)
 
     def arranged(self) -> Tensor:
-        """As they are now: (k, F, patch)."""
+        """The current weights: (k, F, patch)."""
         return self.weight
 
     def learn(self, gradient: Tensor) -> None:
-        """From the gradient (k, F, ·) of their products with the patches (k, ·, patch)."""
+        """Update the weights, given the gradient (k, F, ·) of the products with the patches."""
         self.step.product(self.target, gradient, self.patches)
 
 

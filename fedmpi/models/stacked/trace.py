@@ -1,7 +1,8 @@
 """A model's forward pass as a graph (torch.fx), with every value on two made-up batches of different size beside it.
 
 Shapes are known, so that loops over time, `if x.dim() == 3` and sizes computed from shapes are followed; only the
-number of samples stays open. What depends on the samples' values, or on how many they are, is no graph.
+number of samples stays open. A forward pass whose course depends on the samples' values, or on how many they are,
+cannot be followed.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class _Tracer(fx.Tracer):
         return self._known(proxy, args[0], one, other) if shape else proxy
 
     def _known(self, proxy: fx.Proxy, of: fx.Proxy, one: Any, other: Any) -> Any:
-        """What is the same for any number of samples, as it is."""
+        """The value itself where it is the same on both batches, else the proxy; of a shape axis by axis."""
         if isinstance(one, tuple):
             sizes = zip(one, other, strict=True)
             return tuple(
@@ -299,7 +300,7 @@ class _AskedMasks:
 
 
 class _Proxy(fx.Proxy):
-    """Stands for a value of the forward pass, and knows what its shape says."""
+    """Stands for a value of the forward pass; attributes and lengths are those of its values on the two batches."""
 
     tracer: _Tracer
 

@@ -26,7 +26,17 @@ from fedmpi.models.stacked.forms import (
     mapped_layer,
     separately,
 )
-from fedmpi.models.stacked.graph import CLIENT, NUMBER, SHARED, Broadcast, Call, Drops, GraphLayer, GraphOp, free
+from fedmpi.models.stacked.graph import (
+    CLIENT,
+    NUMBER,
+    SHARED,
+    Broadcast,
+    Call,
+    Drops,
+    GraphLayer,
+    GraphOp,
+    without_samples,
+)
 from fedmpi.models.stacked.overwritten import gives_its_own, overwriting
 from fedmpi.models.stacked.peaks import highest
 from fedmpi.models.stacked.peaks_of_graph import find_peaks
@@ -34,7 +44,7 @@ from fedmpi.models.stacked.small_attention import attend
 from fedmpi.models.stacked.trace import DROPOUTS, Along, Traced, in_place, named
 
 OWN: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: attend}
-"""Functions of samples alone that are done in another way."""
+"""Functions without parameters that are computed in another way than torch's."""
 
 
 @dataclass
@@ -48,6 +58,19 @@ class Writer:
         Parameter (by id) -> where it lies.
     words : fx.Node or None
         The look-up that the layer before does.
+
+    Attributes
+    ----------
+    lines, names
+        The function's source so far, and the objects that it refers to.
+    kinds : dict
+        Of every written node what its value is: an `Along`, CLIENT, SHARED or NUMBER.
+    uses : Counter
+        How often each parameter (by id) is read.
+    peaks, passed
+        Convolutions computed together with the maximum behind them (`find_peaks`), and the nodes up to the maximum.
+    own : set of fx.Node
+        Those that make a tensor of their own which no backward pass of theirs reads (`overwriting`).
     """
 
     traced: Traced
@@ -142,14 +165,14 @@ class Writer:
         self.kinds[node] = self.traced.along(node) if kind is None else kind
 
     def _pass(self, node: fx.Node) -> None:
-        """What the convolution before it has already made, in the shape that it gives it."""
+        """A node between a convolution and its maximum: `highest` has done its work, the last one gives the shape."""
         example, name = self.traced.examples[node][0], self._name(node.all_input_nodes[0])
         shape = tuple(example.shape[1:]) if isinstance(example, Tensor) else None
         last = any(nodes[-1] is node for nodes, _ in self.peaks.values())
         self._note(node, f"{name}.view(-1, *{shape})" if last else name)
 
     def _overwrites(self, node: fx.Node) -> bool:
-        """Write a node in place of what it reads, where that may be."""
+        """Write a node that puts its result over an operand, where it may; says whether it does."""
         found = overwriting(self.traced, node, self.own)
         if found is None or self._reads_parameters(node):
             return False
@@ -196,7 +219,7 @@ class Writer:
     def _arguments(self, node: fx.Node, skip: int = 0) -> str:
         given = dict(node.kwargs)
         if given.get("inplace") and self._last_reader(node):
-            given["inplace"] = False  # as `_aside`
+            given["inplace"] = False  # as `_not_in_place`
         named_ones = [f"{name}={self._written(value)}" for name, value in given.items()]
         return ", ".join([*(self._written(value) for value in node.args[skip:]), *named_ones])
 
@@ -205,7 +228,7 @@ class Writer:
         self._single(node)
 
     def _single(self, node: fx.Node) -> None:
-        """Of a number made of the number of samples: also what it is for one client alone."""
+        """Where a node is a number made of the number of samples: write also `o_…`, what it is for one client alone."""
         if isinstance(self.traced.examples[node][0], Tensor | tuple | list):
             return
         self.kinds[node] = NUMBER
@@ -261,7 +284,7 @@ class Writer:
         parameters = dict(part.named_parameters())
         frozen = not any(one.requires_grad for one in parameters.values())
         if frozen and not self._reads_parameters(node) and node not in self.traced.masks:
-            self._plain(node, self._held(_aside(part) if self._last_reader(node) else part))
+            self._plain(node, self._held(_not_in_place(part) if self._last_reader(node) else part))
             return
         keys = {name: id(one) for name, one in parameters.items()}
         if any(one.requires_grad and id(one) not in self.slots for one in parameters.values()):
@@ -295,7 +318,7 @@ class Writer:
         return isinstance(along, Along) and along.axis == 0
 
     def _last_reader(self, node: fx.Node) -> bool:
-        """Whether its result is read and what it reads is not, by others: that may be left as it is, not changed."""
+        """Whether a node's result is read, and its operands by nobody else: they need not be changed in place then."""
         return bool(node.users) and all(list(given.users) == [node] for given in node.all_input_nodes)
 
     def _reads_parameters(self, node: fx.Node) -> bool:
@@ -341,16 +364,16 @@ class Writer:
             raise self.refuse(node, "gives values of samples beside others of parameters alone")
         names = [f"o_{one.name}" if kind == NUMBER else self._name(one) for one, kind in inputs.items()]
         call = self._held(Call(function, node, inputs, along, joined))
-        self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if free(along) else None)
+        self._note(node, f"{call}({', '.join(['bound', *names])})", CLIENT if without_samples(along) else None)
 
 
-def _aside(part: nn.Module) -> nn.Module:
-    """A layer that changes its input, as one that does not: autograd lets no result of our own functions be changed."""
+def _not_in_place(part: nn.Module) -> nn.Module:
+    """A layer with `inplace`, without it: autograd forbids changes of what a custom autograd.Function returned."""
     if not getattr(part, "inplace", False):
         return part
-    aside: Any = copy.copy(part)
-    aside.inplace = False
-    return aside  # type: ignore[no-any-return]
+    changed: Any = copy.copy(part)
+    changed.inplace = False
+    return changed  # type: ignore[no-any-return]
 
 
 def _unclear(along: Any) -> bool:
@@ -361,7 +384,7 @@ def _unclear(along: Any) -> bool:
 
 def _mixed(value: Any, along: Any) -> bool:
     """Whether a tuple holds tensors that depend on the samples and such that do not."""
-    if not isinstance(along, tuple) or free(along):
+    if not isinstance(along, tuple) or without_samples(along):
         return False
     pairs = list(zip(value, along, strict=True))
-    return any(isinstance(one, Tensor) and free(place) or _mixed(one, place) for one, place in pairs)
+    return any(isinstance(one, Tensor) and without_samples(place) or _mixed(one, place) for one, place in pairs)
