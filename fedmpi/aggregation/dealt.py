@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.combiners import Combiner
-from fedmpi.aggregation.exact import Accumulator, Values
+from fedmpi.aggregation.exact import Accumulator, ReducedValues
 from fedmpi.cluster import Cluster
 from fedmpi.common.calling import refuse_result
 from fedmpi.common.plan import Plan
@@ -94,7 +94,7 @@ class CombinedSum:
             self.inner.add(self._combined(order, coefficients[order]).to(self.device), 1.0)
         self.inner.flush()
 
-    def to_update(self, reduced: Values) -> Tensor:
+    def to_update(self, reduced: ReducedValues) -> Tensor:
         return self.inner.to_update(reduced)
 
     def _combined(self, order: Ints, coefficients: Floats) -> Tensor:

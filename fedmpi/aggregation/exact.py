@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmpi.common.types import Ints
 
-Values = torch.Tensor | NDArray[np.float32] | Ints
+ReducedValues = torch.Tensor | NDArray[np.float32] | Ints
 FIXED_BITS = 40
 CHUNK = 2**16
 SHORT = 64
@@ -34,7 +34,7 @@ class Accumulator(Protocol):
     def flush(self) -> None:
         """Make the buffer given at construction hold the sum."""
 
-    def to_update(self, reduced: Values) -> torch.Tensor:
+    def to_update(self, reduced: ReducedValues) -> torch.Tensor:
         """The buffers summed over the ranks as a float32 vector (d,) on the accumulator's device.
 
         It may lie in `reduced`, which other ranks read as well: it is valid as long, and not to be written to.
@@ -132,7 +132,7 @@ class FloatSum:
         if self._staging is not None:
             self._staging.to_host(self.tensor, self._buffer)
 
-    def to_update(self, reduced: Values) -> torch.Tensor:
+    def to_update(self, reduced: ReducedValues) -> torch.Tensor:
         values = _as_tensor(reduced)
         return values if self._staging is None else self._staging.to_device(values)
 
@@ -202,7 +202,7 @@ class FixedPointSum:
     def flush(self) -> None:
         """Nothing to do: the sum is kept in the buffer."""
 
-    def to_update(self, reduced: Values) -> torch.Tensor:
+    def to_update(self, reduced: ReducedValues) -> torch.Tensor:
         values = _as_tensor(reduced)
         update = torch.empty(values.numel())
         for part, whole in zip(torch.split(update, CHUNK), torch.split(values, CHUNK), strict=True):
@@ -210,7 +210,7 @@ class FixedPointSum:
         return update.to(self._device)
 
 
-def _as_tensor(reduced: Values) -> torch.Tensor:
+def _as_tensor(reduced: ReducedValues) -> torch.Tensor:
     """Arrays are copied, since those of a reduction may not be written to, which tensors cannot express."""
     return reduced if isinstance(reduced, torch.Tensor) else torch.tensor(reduced)
 

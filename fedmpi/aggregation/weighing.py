@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation.exact import Accumulator, FloatSum, Values
+from fedmpi.aggregation.exact import Accumulator, FloatSum, ReducedValues
 from fedmpi.aggregation.fair_weights import ClientWork
 from fedmpi.aggregation.fused_metrics import LARGEST
 from fedmpi.clients.cohort import Cohort
@@ -64,6 +64,11 @@ class Weighing:
                 f"aggregation.weights = {part.name!r} averages models, of whose weights after() would change the sum: "
                 "leave out averages_models or after()"
             )
+
+    @property
+    def name(self) -> str:
+        """As a configuration names them."""
+        return self.part.name
 
     @property
     def judges(self) -> bool:
@@ -310,11 +315,11 @@ class JudgedSum:
             total = math.ldexp(total, power)
         elif 0 < total < LEAST_EXACT:
             raise UserError(
-                f'aggregation.weights = "{self.weighing.part.name}" add up to {total:.3g} in round {self._round}, too '
+                f'aggregation.weights = "{self.weighing.name}" add up to {total:.3g} in round {self._round}, too '
                 "little for exact sums: switch aggregation.exact off"
             )
         self.weight, self.power = (total, self._power or 0) if self.cluster.is_server else (0.0, 0)
         self.inner.flush()
 
-    def to_update(self, reduced: Values) -> Tensor:
+    def to_update(self, reduced: ReducedValues) -> Tensor:
         return self.inner.to_update(reduced)

@@ -15,7 +15,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.common.whole_numbers import TOLERANCE, largest_remainders
 
 Rule = Literal["proportional", "neyman", "equal"]
-Spread = Literal["std", "pairwise"]
+SpreadKind = Literal["std", "pairwise"]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _exact_shares(weights: Ints, count: int, capacity: Ints) -> tuple[Ints, int]
     return taken, 1
 
 
-def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: Spread = "std") -> Floats:
+def stratum_spreads(matrix: NDArray[np.floating], labels: Ints, kind: SpreadKind = "std") -> Floats:
     """S_h, how far apart the clients of each stratum are.
 
     Parameters

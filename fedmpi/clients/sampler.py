@@ -81,6 +81,11 @@ class ClientSampler:
         return cls(chosen(config, "client sampler"), options(config, "client sampler"))
 
     @property
+    def name(self) -> str:
+        """As a configuration names it."""
+        return self.part.name
+
+    @property
     def depends_on_rounds(self) -> bool:
         """Whether what it draws depends on what happened in the rounds before, or on the current model."""
         return bool(self.numbers or self.measures or self.needs_strata or self.needs_norms or self.remembers)

@@ -82,12 +82,13 @@ def stratified_clients(
         Importance draws: systematic PPS, whose inclusion probabilities are known, or one client after another (the
         paper's words).
     """
-    if view.strata is None:
+    strata = view.strata
+    if strata is None:
         raise UserError('participation.clients = "stratified" needs strata: none are in force')
     return stratified(
-        view.strata,
+        strata,
         view.present,
-        view.wanted(int(view.strata.sizes.sum())),
+        view.wanted(int(strata.sizes.sum())),
         view.streams,
         view.round,
         allocation=allocation,

@@ -209,7 +209,7 @@ class CohortDraw:
         return self.sampler.draw(view)
 
     def _view(self, t: int, present: Ints | int, strata: Strata | None) -> View:
-        over, everybody = self.config.system.over_selection, self.sampler.part.name == "all"
+        over, everybody = self.config.system.over_selection, self.sampler.name == "all"
         clients = len(self.sizes)
         return View(
             round=t,

@@ -170,7 +170,7 @@ class Cluster:
         return list(arrays) if self.is_server and arrays is not None else received
 
     def announce(self, number: int, arrays: Sequence[AnyArray]) -> None:
-        """Lay rank 0's arrays where the others of its node find them, ahead of the time when they need them.
+        """Write rank 0's arrays into memory that the ranks of its node share, before the others need them.
 
         Called by rank 0 before a `reduce`, with numbers that grow by one from sum to sum; the others ask for the number
         behind that sum. Nothing happens where there is no such place.

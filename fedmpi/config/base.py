@@ -12,6 +12,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fedmpi.common.made_with import OBJECT, holds_values
 from fedmpi.common.registry import built_in_name, object_name
 
+Values = dict[str, Any]
+"""Values by key: {"rounds": 20, "local": {"lr": 0.1}}, or flat, {"local.lr": 0.1}."""
+
 
 def limits(least: float, most: float, why: str) -> AfterValidator:
     """Bounds of a number, zero let through; the refusal gives the reason.

@@ -13,12 +13,11 @@ from fedmpi.common.data_choices import makes_data
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED, positional
 from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, parts, resolve
-from fedmpi.config.base import written
+from fedmpi.config.base import Values, written
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
 
-Values = dict[str, Any]
 
 NORM_KEYS = ("features", "levels", "restore", "probe", "refresh", "refresh_who", "projection_above")
 STRATA_KEYS = (*NORM_KEYS, "opening", "clustering", "strata", "min_samples", "xi", "noise", "spread")

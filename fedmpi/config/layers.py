@@ -13,14 +13,13 @@ from fedmpi.common.data_choices import DIGITS, is_digits
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
 from fedmpi.common.registry import KINDS, resolve
-from fedmpi.config.base import written
+from fedmpi.config.base import Values, written
 from fedmpi.config.choices import parts_with, without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
 from fedmpi.config.objects import taken_apart
 from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
 
-Values = dict[str, Any]
 LARGEST_FILE = 1 << 24
 """Bytes of a configuration."""
 DEEPEST = 16

@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.config.base import Table
+from fedmpi.config.base import Table, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.choices import check_options, option_values, without_foreign_options
 from fedmpi.config.keys import tables_by_name, why_meaningless
@@ -29,8 +29,6 @@ from fedmpi.config.layers import (
 from fedmpi.config.objects import taken_apart
 from fedmpi.config.tables import ConfigTables
 from fedmpi.config.writing import chosen_table
-
-Values = dict[str, Any]
 
 
 class Config(ConfigTables):

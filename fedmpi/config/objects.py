@@ -14,13 +14,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.made_with import OBJECT, holds_values, made_with
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import KINDS, SOURCE, Kind, object_name
-from fedmpi.config.base import written
+from fedmpi.config.base import Values, written
 from fedmpi.config.choices import chosen_in, parts_with, storable
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
 
-Values = dict[str, Any]
 CALLED_THEMSELVES = ("model", "local optimizer", SOURCE)
 """Kinds of which the object that was chosen is called, and not one that is made of its options."""
 

@@ -9,14 +9,13 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel
 
-from fedmpi.config.base import written
+from fedmpi.config.base import Values, written
 from fedmpi.config.choices import defaults_of_parts, option_values
 from fedmpi.config.keys import why_meaningless
 from fedmpi.config.layers import dotted
 from fedmpi.config.objects import as_class_names
 from fedmpi.config.tables import ConfigTables
 
-Values = dict[str, Any]
 DATA = "data.shards"
 
 

@@ -213,7 +213,8 @@ class ClientArrays:
     def _hold_out(self, val: Sequence[Any], task: Modality | None) -> None:
         x, y = self._pair("val", val[:2], task)
         if len(val) > 2:
-            owner, names = _owners(val[2], None if self.client_ids.dtype.kind in "iu" else self.client_ids)
+            ids = self.client_ids
+            owner, names = _owners(val[2], None if ids.dtype.kind in "iu" else ids)
             _check_length("val's owner", owner, "val's x", x)
             _count(len(self.offsets) - 1, names, owner)
             x, y, self.val_offsets = _by_owner(x, y, owner, len(self.offsets) - 1)

@@ -99,9 +99,10 @@ class ShardStore:
     @cached_property
     def vocabulary(self) -> tuple[str, ...]:
         """The words of the token ids; empty unless the data set is text."""
-        if self.folder is None or self.manifest.words is None:
+        words = self.manifest.words
+        if self.folder is None or words is None:
             return ()
-        path = self.folder / self.manifest.words.name
+        path = self.folder / words.name
         try:
             return tuple(path.read_text(encoding="utf-8").split("\n")[:-1])
         except (OSError, UnicodeDecodeError) as error:
@@ -110,9 +111,10 @@ class ShardStore:
     @cached_property
     def extras(self) -> dict[str, AnyArray]:
         """Further arrays stored beside the shards; empty where there are none."""
-        if self.folder is None or self.manifest.extras is None:
+        extras = self.manifest.extras
+        if self.folder is None or extras is None:
             return {}
-        return read_arrays(self.folder / self.manifest.extras.name, self.manifest.extras)
+        return read_arrays(self.folder / extras.name, extras)
 
     def class_counts(self, clients: Ints | None = None) -> Ints:
         """Samples of every class held by the clients (all of them when None), int64 (m, C).

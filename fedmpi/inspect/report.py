@@ -174,7 +174,8 @@ class Inspection:
         return f"{samples:,} validation{owners}"
 
     def _files(self) -> str:
-        total = sum(file.bytes for file in self.store.manifest.files())
+        manifest = self.store.manifest
+        total = sum(file.bytes for file in manifest.files())
         state = "checksums agree" if self.verified else "sizes and shapes agree (checksums: --verify)"
         return f"{total / 1e6:,.1f} MB; {state}" if self.store.folder else "in memory"
 

@@ -111,15 +111,16 @@ class ClientMeasures:
         with named_client(client, self.rank), kept_generator() if draws else nullcontext():
             if draws:
                 seed_module(self.streams, round, client)
+            module, loss = self.model.module, self.model.loss
             self.model.bind(self._point.copy_(w))
-            self.model.module.eval()
+            module.eval()
             x, y = self.data.load(client)
-            total, tally = 0.0, MetricTally(self._metrics if judged else (), self.model.loss.kind)
+            total, tally = 0.0, MetricTally(self._metrics if judged else (), loss.kind)
             with torch.inference_mode():
                 for first in range(0, len(y), self._rows):
                     part = slice(first, first + self._rows)
-                    outputs = self.model.module(x[part])
-                    total += float(self.model.loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
+                    outputs = module(x[part])
+                    total += float(loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
                     tally.add(outputs, y[part])
             if not np.isfinite(total):
                 raise FloatingPointError("its loss is not finite: training diverged; lower local.lr")

@@ -46,7 +46,7 @@ class LocalLosses:
         module = build(config.model.name, config.model.options, data.description, config.seed)
         self.model = FlatModel(module, device, loss)
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
-        self.model.module.eval()
+        module.eval()
         self.start = self.model.initial
         self._own = torch.empty_like(self.start)
 
@@ -65,11 +65,11 @@ class LocalLosses:
 
     def _loss(self, values: Tensor, x: Tensor, y: Tensor) -> float:
         self.model.bind(values)
-        total = 0.0
+        module, loss, total = self.model.module, self.model.loss, 0.0
         with torch.inference_mode():
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)
-                total += self.model.loss.total(self.model.module(x[part]), y[part])
+                total += loss.total(module(x[part]), y[part])
         return total / len(y)
 
 

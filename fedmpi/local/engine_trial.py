@@ -162,7 +162,8 @@ class EngineTrial:
                 log.warning("engines compared: sequential from now on: %s", verdict)
             engine.fall_back(verdict)
             return
-        model_class = type(engine.sequential.model.module).__name__
+        trained = engine.sequential.model
+        model_class = type(trained.module).__name__
         raise UserError(
             f'local.engine = "{engine.name}" does not train {model_class} as it is trained alone: in round {round} '
             f'{verdict}; choose "auto" or "sequential"'

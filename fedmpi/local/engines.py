@@ -101,8 +101,8 @@ class CompositeEngine:
     ) -> Floats:
         """Clients timed and seconds of each of the `candidates`, on some of the tasks that are not to be merged."""
         assert self.rival is not None
-        others = self._split(tasks, rule, total)[1]
-        return time_engines((self.rest, self.rival), others, start, rule, round, self.merged.source.sizes)
+        others, source = self._split(tasks, rule, total)[1], self.merged.source
+        return time_engines((self.rest, self.rival), others, start, rule, round, source.sizes)
 
     @property
     def beside(self) -> Observed:

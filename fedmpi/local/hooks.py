@@ -225,6 +225,14 @@ class Hooks:
                 self.server[name] = vector.clone()  # it may be the update, or another vector of the server
         return chosen
 
+    def vectors(self) -> list[Tensor]:
+        """The server's vectors (d,), which must be the same on every rank."""
+        return [*self.server.values()]
+
+    def close(self) -> None:
+        """Free the file of the clients' vectors."""
+        self.state.close()
+
     def server_tensors(self) -> dict[str, Tensor]:
         """The server's vectors for a checkpoint."""
         return {f"{PREFIX}{name}": vector for name, vector in self.server.items()}
@@ -304,7 +312,8 @@ class ClientHooks:
 
     def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The algorithm's own loss of a batch, a tensor ()."""
-        objective = self.hooks.algorithm.objective
+        algorithm = self.hooks.algorithm
+        objective = algorithm.objective
         assert objective is not None
         loss = objective(module, x, y, self.client, self.server)
         if not isinstance(loss, Tensor):

@@ -185,8 +185,9 @@ class MergedEngine:
         round: int,
         total: FloatSum,
     ) -> WorkReport:
+        module = self.model.module
         self.model.bind(start)
-        self.model.module.train()
+        module.train()
         report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
         report.clients = report.steps = _runs(clients)[0].size
         views = self.model.views(total.tensor)
@@ -224,11 +225,11 @@ class MergedEngine:
         x, y = self._load(clients, rows)
         loaded = time.perf_counter()
         if self.model.has_dropout and not rule.dropout:
-            self.model.masks.source = NoMasks()
+            self.model.draw_masks_from(NoMasks())
         elif self.model.has_dropout:
             owners, counts = _runs(clients)
             streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
-            self.model.masks.source = JoinedMasks(streams, counts.tolist())
+            self.model.draw_masks_from(JoinedMasks(streams, counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
         try:
             losses, gradients = self.model.weighted_gradient(x, y, factors)
@@ -274,7 +275,8 @@ class MergedEngine:
     def _chunk(self, ends: Ints, first: int) -> slice:
         """The samples of one pass from `first` on, about `_rows`; more of them where a single client has more."""
         if self._rows is None:
-            most = CHUNK_ROWS.get(self.model.device.type, CHUNK_ROWS["cpu"])
+            device = self.model.device
+            most = CHUNK_ROWS.get(device.type, CHUNK_ROWS["cpu"])
             self._rows = rows_of_a_pass(self.model, self.source.description, most, training=True)
         place = int(np.searchsorted(ends, first + self._rows, side="right"))
         last = int(ends[max(place - 1, 0)])
@@ -291,7 +293,8 @@ class MergedEngine:
         return found
 
     def _prefer_sparse(self) -> bool:
-        return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(self.source.description.feature_shape))
+        description = self.source.description
+        return self.model.sparse_pays(CHUNK_ROWS["cpu"] * math.prod(description.feature_shape))
 
     def _check(self, losses: Tensor, clients: Ints, rule: LocalRule) -> None:
         bearable = losses.abs() < LARGEST_LOSS

@@ -190,7 +190,7 @@ def _mean_gradient(model: FlatModel, point: Tensor, x: Tensor, y: Tensor, out: T
     """The gradient of the mean loss of (x, y) at `point`, into `out` (t,), in passes of so many rows."""
     model.bind(point)
     model.module.train()
-    model.masks.source = NoMasks()
+    model.draw_masks_from(NoMasks())
     views = model.views(out.zero_())
     for first in range(0, len(y), rows):
         part = slice(first, first + rows)

@@ -95,7 +95,8 @@ class SequentialEngine:
         return report
 
     def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
-        w, client = self._memory.vector.copy_(start), self.hooks_of(task)
+        vector, client = self._memory.vector, self.hooks_of(task)
+        w = vector.copy_(start)
         done = self.advance(w, task, rule, round, hooks=client)
         with named_client(task.client, self.rank):
             deliver(task, w.sub_(start), rule, self.observe, total, client, done.steps)
@@ -166,15 +167,16 @@ class SequentialEngine:
         hooks: ClientHooks | None,
     ) -> LocalOptimizer:
         """Bind the model to `w` and point its dropout at the client's stream."""
-        self.model.bind(w)
-        self.model.restart()
-        if not self.model.module.training:
-            self.model.module.train()
-        if self.model.has_dropout and not rule.dropout:
-            self.model.masks.source = NoMasks()
-        elif self.model.has_dropout:
+        model, module = self.model, self.model.module
+        model.bind(w)
+        model.restart()
+        if not module.training:
+            module.train()
+        if model.has_dropout and not rule.dropout:
+            model.draw_masks_from(NoMasks())
+        elif model.has_dropout:
             stream = self.streams.generator(Purpose.DROPOUT, task.stream_round(round), task.client)
-            self.model.masks.source = ClientMasks(stream)
+            model.draw_masks_from(ClientMasks(stream))
         return self._memory.optimizer(w, rule, state, None if hooks is None else hooks.correction)
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:
@@ -191,7 +193,9 @@ class SequentialEngine:
         report: WorkReport,
         hooks: ClientHooks | None,
     ) -> None:
-        on_cpu, losses = self.model.device.type == "cpu", self._memory.losses.zero_()
+        device, losses = self.model.device, self._memory.losses
+        losses.zero_()
+        on_cpu = device.type == "cpu"
         for batch_x, batch_y in self._batches(x, y, task, rule, round):
             if hooks is None:
                 loss, gradients = self.model.loss_gradient(batch_x, batch_y)

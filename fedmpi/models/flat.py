@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
-from fedmpi.models.dropout import has_dropout, install_dropout, remove_dropout
+from fedmpi.models.dropout import MaskSource, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
@@ -141,6 +141,10 @@ class FlatModel:
         remove_dropout(self.module)
         remove_word_convolutions(self.module)
         return self.module.to("cpu").eval()
+
+    def draw_masks_from(self, source: MaskSource) -> None:
+        """Have dropout's masks come from this source, until another one is given."""
+        self.masks.source = source
 
     def restart(self) -> None:
         """Set integer buffers, such as batch norm's count of batches, to their first values."""

@@ -87,7 +87,8 @@ class _Lines:
         if now - self._shown < self._interval and self._task.done < self._task.rounds:
             return
         self._shown = now
-        print("  ".join([self._task.place, *self._task.facts.values(), self._task.left]), flush=True)
+        facts = self._task.facts
+        print("  ".join([self._task.place, *facts.values(), self._task.left]), flush=True)
 
     def close(self) -> None:
         sys.stdout.flush()

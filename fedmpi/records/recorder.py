@@ -301,6 +301,10 @@ class Recorder:
         rows = {"client_rows": self.clients.rows} if self.clients.rows else {}
         return {"seconds": self.history.seconds, "records": self._summed.hexdigest(), **rows}
 
+    def note_clients(self, table: client_table.Columns) -> None:
+        """Keep rows about single clients, to be written with the next checkpoint or at the end."""
+        self.clients.add(table)
+
     def bring_to_disk(self) -> None:
         """Write the rows about clients that wait for a checkpoint, for a state that is remembered instead of one."""
         if seen := self.clients.take():

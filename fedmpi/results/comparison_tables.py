@@ -103,9 +103,9 @@ def as_csv(comparison: Comparison) -> str:
     writer.writerow(heads)
     for block, rows in comparison.blocks:
         for row in rows:
-            found = row.interval
-            line: list[object] = [block.title, row.group.label, *(row.group.parts.get(key, "") for key in parts)]
-            line += [" ".join(map(str, row.group.runs)), row.final.n, comparison.metric]
+            found, group = row.interval, row.group
+            line: list[object] = [block.title, group.label, *(group.parts.get(key, "") for key in parts)]
+            line += [" ".join(map(str, group.runs)), row.final.n, comparison.metric]
             line += [row.final.mean, row.final.deviation]
             line += [row.best.mean, row.best.deviation] if row.best else [None, None]
             line += [row.reference.label if row.reference else "", " ".join(map(str, row.common))]

@@ -48,7 +48,7 @@ FINE_TUNING = 1 << 24
 CELLS_AT_ONCE = 1 << 22
 """Class counts looked at together."""
 
-Measure = Callable[[Ints], Floats]
+SumsOfClients = Callable[[Ints], Floats]
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,12 @@ class ClientsView:
         self, config: Config, cluster: Cluster, streams: Streams, rows: OwnRows, layout: Layout, trainer: Trainer
     ):
         self.config, self.part, self.cluster = config, config.evaluation, cluster
-        self.streams, self.rows, self.layout, self.trainer = streams, rows, layout, trainer
-        self.model = trainer.engine.sequential.model
+        self.streams, self.rows, self.layout = streams, rows, layout
+        self.worker, self.engine = trainer.worker, trainer.sequential
+        self.model, self.store, self.description = self.engine.model, rows.data.store, rows.data.description
+        self.loss = self.model.loss
         self.used = np.zeros(len(rows.counts), np.int64)
-        self._most = self._at_once = rows_evaluated(self.part, self.model, rows.data.description)
+        self._most = self._at_once = rows_evaluated(self.part, self.model, self.description)
         self._panel = self._drawn()
         self._shares: tuple[Ints, Share] | None = None
         self._far: tuple[Ints, Floats] | None = None
@@ -213,7 +215,7 @@ class ClientsView:
         clients = plan.clients[self.rows.counts[plan.clients] > 0] if panel is None else panel
         key = plan.clients if panel is None else panel
         if self._shares is None or self._shares[0] is not key:
-            alone = couples_in_evaluation(self.model, self.rows.data.description)
+            alone = couples_in_evaluation(self.model, self.description)
             counts = self.rows.counts[clients]
             borders = np.arange(len(clients) + 1) if alone else cut(counts, self._most)
             mine = self._own_parts(clients, np.concatenate(([0], np.cumsum(counts)))[borders], borders)
@@ -233,9 +235,9 @@ class ClientsView:
             first, last = np.searchsorted(clients[borders[:-1]], owned)
         return int(first), int(last)
 
-    def _gathered(self, share: Share, measure: Measure) -> Floats | None:
+    def _gathered(self, share: Share, measure: SumsOfClients) -> Floats | None:
         """The sums (k, 4) of all clients, ascending, on rank 0; each part measured by its rank."""
-        with self.model.loss.kept_generators():
+        with self.loss.kept_generators():
             own = [measure(clients) for clients in share.parts]
         mine = np.concatenate(own) if own else np.empty((0, 4))
         everybody = self.cluster.gather(mine.ravel())
@@ -244,16 +246,14 @@ class ClientsView:
     def _evaluated(self, t: int, clients: Ints) -> Floats:
         """The sums (k, 4) of a part's clients at the values that the model is bound to."""
         activity.work_on(-1)
-        draws = forward_traits(self.model, self.rows.data.description).draws
+        draws = forward_traits(self.model, self.description).draws
         x, y = self.rows.load(clients)
         while True:
             try:
                 with during(t), kept_generator() if draws else nullcontext():
                     if draws:
                         seed_module(self.streams, t, int(clients[0]))
-                    return client_sums(
-                        self.model.module, x, y, self.rows.counts[clients], self.model.loss, self._at_once
-                    )
+                    return client_sums(self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once)
             except torch.OutOfMemoryError:
                 if min(self._at_once, len(y)) == 1:
                     raise
@@ -261,14 +261,14 @@ class ClientsView:
 
     def _tuned(self, plan: Plan, w: Tensor, clients: Ints) -> Floats:
         """The sums (k, 4) of a part's clients, each at the model that it has trained for itself."""
-        rule = replace(self.trainer.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
+        rule = replace(self.worker.rule(replace(plan, one_step=False)), epochs=self.part.fine_tune, steps=None)
         sums = np.full((len(clients), 4), np.nan)
         self._point = torch.empty_like(w) if self._point is None else self._point
         for place, client in enumerate(clients.tolist()):
             task = ClientTask(client, None, 0.0, visit=FINE_TUNING)
             try:
                 with during(plan.round), named_client(client, self.cluster.rank):
-                    self.trainer.engine.sequential.advance(self._point.copy_(w), task, rule, plan.round)
+                    self.engine.advance(self._point.copy_(w), task, rule, plan.round)
                     check_update(self._point - w, rule.lr)
             except ClientFailure as failure:
                 self._leaving.leave_out(failure, plan.round)
@@ -278,22 +278,20 @@ class ClientsView:
         return sums
 
     def _table(self, t: int, clients: Ints, sums: Floats) -> Columns:
-        store = self.rows.data.store
-        labelled = store.description.labelled
         return {
             "round": np.full(len(clients), t),
             "client": clients,
             "samples": self.rows.counts[clients],
-            "training_samples": store.sizes[clients],
+            "training_samples": self.store.sizes[clients],
             "times_used": self.used[clients],
-            **({"label_distance": self._distances(clients)} if labelled else {}),
+            **({"label_distance": self._distances(clients)} if self.description.labelled else {}),
             **self._scores(sums),
         }
 
     def _scores(self, sums: Floats) -> Columns:
         """Loss and, where the task has one, accuracy of every client; NaN where nothing of it could be right."""
         columns = {"loss": sums[:, LOSS] / sums[:, SAMPLES]}
-        if has_accuracy(self.model.loss.kind):
+        if has_accuracy(self.loss.kind):
             with np.errstate(invalid="ignore"):
                 columns["accuracy"] = sums[:, RIGHT] / sums[:, JUDGED]
         return columns
@@ -301,9 +299,8 @@ class ClientsView:
     @cached_property
     def _label_mix(self) -> Floats:
         """The class shares of all clients together, float64 (C,)."""
-        store = self.rows.data.store
-        pooled = np.zeros(store.description.classes)
-        for block in store.class_count_blocks():
+        pooled = np.zeros(self.description.classes)
+        for block in self.store.class_count_blocks():
             pooled += block.sum(axis=0, dtype=np.int64)
         shares: Floats = pooled / pooled.sum()
         return shares
@@ -314,8 +311,8 @@ class ClientsView:
             far, step = np.empty(len(clients)), max(1, CELLS_AT_ONCE // len(self._label_mix))
             for first in range(0, len(clients), step):
                 some = slice(first, first + step)
-                far[some] = label_distances(self.rows.data.store.class_counts(clients[some]), self._label_mix)
-            far[self.rows.data.store.sizes[clients] == 0] = np.nan
+                far[some] = label_distances(self.store.class_counts(clients[some]), self._label_mix)
+            far[self.store.sizes[clients] == 0] = np.nan
             self._far = clients, far
         return self._far[1]
 

@@ -12,6 +12,7 @@ from functools import cache
 from torch import Tensor
 
 from fedmpi.aggregation.weighing import Weighing
+from fedmpi.clients.sampler import ClientSampler
 from fedmpi.clients.stratifier import Stratifier
 from fedmpi.clients.turnout import CohortDraw
 from fedmpi.cluster import Cluster
@@ -24,7 +25,7 @@ from fedmpi.local.probes import make_probe
 from fedmpi.mediators.groups import mediator_groups
 from fedmpi.models.flat import FlatModel
 from fedmpi.rounds.balance import BalanceLearner
-from fedmpi.rounds.inquiry import Inquiry, Trial
+from fedmpi.rounds.inquiry import Inquiry, TrialNorms
 from fedmpi.rounds.layout import Layout
 from fedmpi.rounds.round_sum import RoundTotals
 from fedmpi.rounds.run_data import RunData
@@ -43,8 +44,9 @@ class Decisions:
         Used by rank 0.
     stratifier : Stratifier
         Measures and groups the clients, all ranks together.
+    sampler : ClientSampler
     inquiry : Inquiry
-        What all ranks find out about single clients for the client sampler.
+        What all ranks find out about single clients for the sampler.
     balance : BalanceLearner
         Learns how work is best spread (rank 0 only), where `topology.balance` = "measured" and data is shared.
     """
@@ -53,6 +55,7 @@ class Decisions:
     layout: Layout
     planner: Planner
     stratifier: Stratifier
+    sampler: ClientSampler
     inquiry: Inquiry
     balance: BalanceLearner
 
@@ -66,7 +69,7 @@ class Decisions:
         data: RunData,
         model: FlatModel,
         observer: UpdateObserver | None,
-        trial: Trial,
+        trial: TrialNorms,
     ) -> Decisions:
         """Those of a configuration.
 
@@ -87,7 +90,8 @@ class Decisions:
         """
         samples, trained_on = data.samples, data.trained_on
         cohorts = CohortDraw(config, data.sizes, None, streams, values=model.size, counts=cache(samples.class_counts))
-        wanted = Inquiry.measures(cohorts.sampler)
+        sampler = cohorts.sampler
+        wanted = Inquiry.measures(sampler)
         device = model.initial.device
         measure = ClientMeasures(config, trained_on, streams, device, cluster.rank, model.loss) if wanted else None
         probe = make_probe(config, model, trained_on, streams, cluster.rank)
@@ -100,7 +104,8 @@ class Decisions:
             stratifier=Stratifier(
                 config, cluster, layout.owned, data.store.clients, model.trainable, samples.class_counts, probe, streams
             ),
-            inquiry=Inquiry(cluster, cohorts.sampler, cohorts.numbers, layout.owned, measure, observer, trial),
+            sampler=sampler,
+            inquiry=Inquiry(cluster, sampler, cohorts.numbers, layout.owned, measure, observer, trial),
             balance=BalanceLearner(layout.workers if learning else 0),
         )
 
@@ -117,7 +122,7 @@ class Decisions:
     def observe(self, t: int, model: Tensor) -> None:
         """What all ranks measure before the server plans round t: strata that are due, a sampler's candidates."""
         self.stratifier.observe(t, model)
-        if self.inquiry.sampler.measures:
+        if self.sampler.measures:
             cohorts = self.planner.cohorts
             wanted = cohorts.candidates(t, self.stratifier.strata) if self.cluster.is_server else None
             measured = self.inquiry.candidates(t, model, wanted)
@@ -127,7 +132,7 @@ class Decisions:
     @property
     def inquires(self) -> bool:
         """Whether the sampler wants to know anything of a round's participants."""
-        return bool(self.inquiry.sampler.numbers)
+        return bool(self.sampler.numbers)
 
     def inquire(self, plan: Plan, model: Tensor) -> None:
         """Remember what the sampler wants to know of the round's participants; collective, before the server's step."""
@@ -145,7 +150,7 @@ class Decisions:
         It is announced ahead as well, unless it is to hold what is learned from the seconds of this round.
         """
         idle = self.cluster.is_server and self.layout.worker is None
-        if idle and not self.inquiry.sampler.depends_on_rounds:
+        if idle and not self.sampler.depends_on_rounds:
             self.planner.prepare(t)
             if self.planner.sends_coming:
                 self.planner.prepare(t + 1)
@@ -160,9 +165,8 @@ class Decisions:
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of all this; whole on rank 0."""
-        parts = self.stratifier.state() | self.planner.accounts.state() | self.balance.state()
-        sampler = self.inquiry.sampler.state() if self.cluster.is_server else {}
-        return parts | self.inquiry.numbers.state() | sampler
+        parts = self.stratifier.state() | self.planner.state() | self.balance.state() | self.inquiry.state()
+        return parts | (self.sampler.state() if self.cluster.is_server else {})
 
     def load(self, tensors: Mapping[str, Tensor] | None, resumed: bool) -> None:
         """Take over what a checkpoint keeps; collective.
@@ -176,8 +180,8 @@ class Decisions:
         """
         saved = dict(tensors or {})
         if tensors is not None:
-            self.planner.accounts.load(saved)
+            self.planner.load(saved)
             self.balance.load(saved)
-            self.inquiry.numbers.load(saved)
-            self.inquiry.sampler.load(saved)
+            self.inquiry.load(saved)
+            self.sampler.load(saved)
         self.stratifier.load(saved, resumed=resumed)

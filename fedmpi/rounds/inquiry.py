@@ -16,7 +16,7 @@ from fedmpi.common.types import Floats, Ints
 from fedmpi.local.pipeline import UpdateObserver
 
 Measure = Callable[[int, Tensor, Ints, Sequence[str]], Floats]
-Trial = Callable[[int, Tensor, Ints, Ints], Floats]
+TrialNorms = Callable[[int, Tensor, Ints, Ints], Floats]
 
 
 class Inquiry:
@@ -49,7 +49,7 @@ class Inquiry:
         owned: tuple[int, int],
         measure: Measure | None,
         observer: UpdateObserver | None,
-        trial: Trial,
+        trial: TrialNorms,
     ):
         self.cluster, self.sampler, self.numbers, self.owned = cluster, sampler, numbers, owned
         self.measure, self.observer, self.trial = measure, observer, trial
@@ -103,6 +103,14 @@ class Inquiry:
                 self._enter("update_norm", plan.round, np.concatenate(clients), np.concatenate(values))
         if "seconds" in self.numbers.names and seconds is not None:
             self._enter("seconds", plan.round, plan.clients, seconds)
+
+    def state(self) -> dict[str, Tensor]:
+        """The numbers of past participations, for a checkpoint."""
+        return self.numbers.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint holds of them."""
+        self.numbers.load(state)
 
     def _gathered(self, t: int, model: Tensor, clients: Ints, names: Sequence[str]) -> tuple[Ints, Floats] | None:
         """The numbers of sorted clients, each measured by its owner: who (k,) and (k, names) on rank 0."""

@@ -70,7 +70,7 @@ class LocalState:
     @property
     def server_vectors(self) -> list[Tensor]:
         """The vectors that must be the same on every rank."""
-        return [] if self.hooks is None else [*self.hooks.server.values()]
+        return [] if self.hooks is None else self.hooks.vectors()
 
     @property
     def numbers(self) -> Mapping[str, float] | None:
@@ -118,12 +118,13 @@ class LocalState:
             return
         name = os.fsencode(folder.resolve()) if folder is not None else b""
         (received,) = self.cluster.broadcast([np.frombuffer(name, np.uint8)] if self.cluster.is_server else None)
-        self.hooks.state.folder = Path(os.fsdecode(received.tobytes())) if received.size else None
-        clients = load_records(self.cluster, self.hooks.state, path, range(*self.layout.owned))
+        state = self.hooks.state
+        state.folder = Path(os.fsdecode(received.tobytes())) if received.size else None
+        clients = load_records(self.cluster, state, path, range(*self.layout.owned))
         if self.homes is not None:
             self.homes.settle(clients, self.layout.ranks(self.layout.owners(clients)))
 
     def close(self) -> None:
         """Free the file of the clients' vectors."""
         if self.hooks is not None:
-            self.hooks.state.close()
+            self.hooks.close()

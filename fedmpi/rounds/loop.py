@@ -74,10 +74,13 @@ class Simulation:
         self.experiment = experiment
         self.cluster = experiment.cluster
         self.config = experiment.config
+        self.decisions, self.trainer, self.server = experiment.decisions, experiment.trainer, experiment.server
+        self.evaluation, self.local_state = experiment.evaluation, experiment.local_state
+        self.net = net = experiment.model
         self.recorder = recorder
         self.history = recorder.history if recorder else History(self.config, keeps=self.cluster.is_server)
-        self.model = experiment.model.initial.clone()
-        hooks = experiment.local_state.hooks
+        self.model = net.initial.clone()
+        hooks = self.local_state.hooks
         self.sums = RoundSum(
             self.cluster,
             self.model,
@@ -102,7 +105,7 @@ class Simulation:
         first, self.unsettled = self.saved.resume(self.model, self.history)
         if self.recovery is not None:
             self.recovery.went_on(first)
-        data, facts, trial = self.experiment.data, self.experiment.data_facts, self.experiment.trainer.trial
+        data, facts, trial = self.experiment.data, self.experiment.data_facts, self.trainer.trial
         trial.recall(self.recorder.folder if self.recorder else None)
         if self.recorder is not None and first == 0 and data.description.labelled:
             self.recorder.show_clients(len(data.sizes), facts.class_counts)
@@ -123,7 +126,7 @@ class Simulation:
             work = self._work(plan)
             self._inquire(plan)
             totals = self._reduce()
-            self.experiment.trainer.check(plan, totals.sums)
+            self.trainer.check(plan, totals.sums)
             self._apply(plan, totals)
             seen = self._view_clients(plan)
             self._note(plan, totals, started, seen)
@@ -149,10 +152,9 @@ class Simulation:
 
         A plan that was announced lies where the workers see it: they go on while rank 0 still enters it in its books.
         """
-        decisions = self.experiment.decisions
         with self._phase("plan"):
-            decisions.observe(t, self.model)
-            plan = decisions.plan(t) if self.cluster.is_server else None
+            self.decisions.observe(t, self.model)
+            plan = self.decisions.plan(t) if self.cluster.is_server else None
             arrays = self.cluster.announced(t) or self.cluster.broadcast(plan.arrays() if plan else None)
             return plan or Plan.from_arrays(arrays)
 
@@ -162,22 +164,20 @@ class Simulation:
         self.sums.open(plan, self.model)
         self._settle()
         started = time.perf_counter()
-        trainer = self.experiment.trainer
-        work = trainer.train(plan, self.model, self.sums.updates, self.sums.further)
+        work = self.trainer.train(plan, self.model, self.sums.updates, self.sums.further)
         self.phases["load"] = work.report.load_seconds
         self.phases["train"] = time.perf_counter() - started - work.report.load_seconds
-        self.experiment.decisions.plan_ahead(plan.round + 1)
+        self.decisions.plan_ahead(plan.round + 1)
         busy = work.relayed.busy_seconds if work.relayed else time.perf_counter() - started
-        self.sums.close(work, busy, self.stop(), trainer.observer, self.experiment.local_state.numbers)
+        self.sums.close(work, busy, self.stop(), self.trainer.observer, self.local_state.numbers)
         return work
 
     def _inquire(self, plan: Plan) -> None:
         """Send rank 0 the numbers that its sampler uses, measured before the server step."""
-        decisions = self.experiment.decisions
-        if decisions.inquires:
+        if self.decisions.inquires:
             activity.enter("inquiry")
             with self._phase("inquire"):
-                decisions.inquire(plan, self.model)
+                self.decisions.inquire(plan, self.model)
 
     def _reduce(self) -> RoundTotals:
         activity.enter("sum")
@@ -188,11 +188,11 @@ class Simulation:
         """Every rank takes the same server step (Reddi et al. 2020, Algorithm 2)."""
         activity.enter("step")
         with self._phase("apply"):
-            self.experiment.server.take(plan, totals, self.model)
+            self.server.take(plan, totals, self.model)
 
     def _view_clients(self, plan: Plan, ended: bool = False) -> Record:
         """Every client's view of the model where that is due, or the run ended; what the record says of it (rank 0)."""
-        view = self.experiment.evaluation.clients
+        view = self.evaluation.clients
         if view is None:
             return {}
         if not ended:
@@ -210,7 +210,7 @@ class Simulation:
             return {}
         self.history.see(table)
         if self.recorder is not None:
-            self.recorder.clients.add(table)
+            self.recorder.note_clients(table)
         return facts_of(table)
 
     def _note(self, plan: Plan, totals: RoundTotals, started: float, seen: Record) -> None:
@@ -225,7 +225,7 @@ class Simulation:
     def _learn(self, totals: RoundTotals) -> None:
         """Rank 0 learns from the round's seconds how work is best spread."""
         if self.cluster.is_server:
-            self.experiment.decisions.learn(totals)
+            self.decisions.learn(totals)
 
     def _enough(self, plan: Plan) -> bool:
         """Whether `on_round` wants no further round; where there is one, rank 0 evaluates before it is asked."""
@@ -264,8 +264,8 @@ class Simulation:
         if last or (record["round"] + 1) % every == 0 or record["round"] + 1 == self.config.rounds:
             started = time.perf_counter()
             before = activity.enter("evaluation")
-            parts = self.experiment.evaluation.parts
-            record.update(parts.scores(self.experiment.model, self.model))
+            parts = self.evaluation.parts
+            record.update(parts.scores(self.net, self.model))
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
             activity.enter(PHASES[before])
 
@@ -282,7 +282,7 @@ class Simulation:
             self.recorder.saved()
         self.sums.release()
         moved = self.saved.moved()
-        self.experiment.model.bind(self.model)
+        self.net.bind(self.model)
         if self.display is not None:
             self.display.close()
         if not self.cluster.is_server:
@@ -291,8 +291,8 @@ class Simulation:
         if self.recorder is None or ending == "stopped":
             self.summary = self.history.summary(facts)
         else:
-            parts = self.experiment.evaluation.parts
-            self.summary = self.recorder.finish(self.experiment.model.module, facts, parts.confusion)
+            parts = self.evaluation.parts
+            self.summary = self.recorder.finish(self.net.module, facts, parts.confusion)
 
     def close(self) -> None:
         """End the display, where the run was broken off."""

@@ -53,29 +53,28 @@ def round_record(experiment: Experiment, plan: Plan, totals: RoundTotals, model:
 
 
 def _links(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, int]:
-    classes, clients = experiment.data.description.classes, len(experiment.data.sizes)
-    visits = round(totals.sums["visits"])
-    links = round_links(
-        experiment.config, experiment.model, clients, classes, plan, experiment.decisions.measured, visits
-    )
+    config, model, data = experiment.config, experiment.model, experiment.data
+    clients, classes, visits = len(data.sizes), data.description.classes, round(totals.sums["visits"])
+    links = round_links(config, model, clients, classes, plan, experiment.decisions.measured, visits)
     counted = {f"bytes_{link}": count for link, count in vars(links).items() if count}
-    return counted | {"bytes_paper_formula": paper_formula(experiment.config, experiment.model.size, len(plan.clients))}
+    return counted | {"bytes_paper_formula": paper_formula(config, model.size, len(plan.clients))}
 
 
 def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    if experiment.config.topology.kind == "mediators":
+    config, server = experiment.config, experiment.server
+    if config.topology.kind == "mediators":
         facts["visits"] = round(totals.sums["visits"])
         facts["hops"] = round(totals.sums["hops"])
         facts["idle_seconds"] = totals.idle.tolist()
-    if experiment.config.privacy.clip_norm is not None:
+    if config.privacy.clip_norm is not None:
         facts["clipped_updates"] = round(totals.sums["clipped"])
-    if experiment.config.local.on_divergence == "drop":
+    if config.local.on_divergence == "drop":
         facts["diverged"] = round(totals.sums["diverged"])
-    if experiment.config.logging.diagnostics:
+    if config.logging.diagnostics:
         norm = float(torch.linalg.vector_norm(totals.update, dtype=torch.float64))
-        facts["update_norm"] = norm / experiment.server.divisor(plan, totals)
-        if not experiment.server.combines:  # both compare the updates with their weighted mean
+        facts["update_norm"] = norm / server.divisor(plan, totals)
+        if not server.combines:  # both compare the updates with their weighted mean
             facts["gradient_diversity"] = gradient_diversity(totals.moments, norm)
             facts["client_drift"] = client_drift(totals.moments, norm)
         facts["gamma"] = local_gain(totals.moments)
@@ -84,23 +83,15 @@ def _observed(experiment: Experiment, plan: Plan, totals: RoundTotals) -> dict[s
 
 def log_setup(experiment: Experiment) -> None:
     """Say in the run log what runs where, and why this engine."""
-    log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, experiment.cluster.mpi)
-    log.info(
-        "%d ranks on %d nodes, device %s",
-        experiment.cluster.size,
-        experiment.cluster.nodes,
-        experiment.model.initial.device,
-    )
-    log.info(
-        "%d clients, %d samples, model of %d values",
-        len(experiment.data.sizes),
-        experiment.data.sizes.sum(),
-        experiment.model.size,
-    )
+    cluster, model, sizes = experiment.cluster, experiment.model, experiment.data.sizes
+    initial, engine = model.initial, experiment.trainer.engine
+    log.info("fedmpi %s, torch %s, MPI %s", fedmpi.__version__, torch.__version__, cluster.mpi)
+    log.info("%d ranks on %d nodes, device %s", cluster.size, cluster.nodes, initial.device)
+    log.info("%d clients, %d samples, model of %d values", len(sizes), sizes.sum(), model.size)
     log.info("placement: %s", experiment.layout.description)
     for remark in remarks(flat_table(experiment.config)):
         log.info("%s", remark)
-    log.info("engine: %s", experiment.trainer.engine.description)
+    log.info("engine: %s", engine.description)
     if (hooks := experiment.local_state.hooks) is not None:
         log.info("algorithm: %s", hooks.description)
 
@@ -117,16 +108,17 @@ def opening_lines(experiment: Experiment, folder: Path | None) -> list[str]:
 
 def summary_facts(experiment: Experiment) -> Record:
     """What the summary says about where and with what the run was made."""
-    facts, view = experiment.data_facts, experiment.evaluation.clients
+    facts, view, data = experiment.data_facts, experiment.evaluation.clients, experiment.data
+    cluster, engine = experiment.cluster, experiment.trainer.engine
     return {
-        "ranks": experiment.cluster.size,
-        "clients": len(experiment.data.sizes),
+        "ranks": cluster.size,
+        "clients": len(data.sizes),
         "parameters": experiment.model.trainable,
-        "data": asdict(experiment.data.description),
-        "engine": experiment.trainer.engine.description,
+        "data": asdict(data.description),
+        "engine": engine.description,
         **({"attackers": facts.attackers.tolist()} if facts.attackers.size else {}),
         **({"rebalancing": facts.augmentation} if facts.augmentation else {}),
         **({"clients_evaluated_on": view.rows.kind} if view is not None else {}),
-        "versions": versions(experiment.cluster.mpi),
+        "versions": versions(cluster.mpi),
         "git_commit": git_commit(),
     }

@@ -39,21 +39,23 @@ class SavedState:
     """
 
     def __init__(self, experiment: Experiment, recorder: Recorder | None, recovery: Recovery | None = None):
-        self.experiment = experiment
-        self.local, self.facts = experiment.local_state, experiment.data_facts
+        self.config, self.cluster, self.net = experiment.config, experiment.cluster, experiment.model
+        self.decisions, self.local, self.facts = experiment.decisions, experiment.local_state, experiment.data_facts
+        self.optimizer, self.view = experiment.server.optimizer, experiment.evaluation.clients
+        self.watch = self.facts.watch
         self.recorder = recorder
         self.recovery = recovery
         self._moved_before = BytesMoved()
 
     def moved(self) -> BytesMoved:
         """What MPI has moved since the run began, up to the last checkpoint of each of its parts; collective."""
-        return self._moved_before + self.experiment.cluster.share_bytes()
+        return self._moved_before + self.cluster.share_bytes()
 
     def check(self, model: Tensor, round: int) -> None:
         """The data must be as they were, and all ranks hold the same model and vectors of the algorithm; collective."""
-        self.facts.watch.check()
-        parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.experiment.config)]
-        check_models(self.experiment.cluster, model, round, self.local.server_vectors, parts)
+        self.watch.check()
+        parts = [f"{kind} {resolve(kind, choice).name}" for kind, choice in foreign_choices(self.config)]
+        check_models(self.cluster, model, round, self.local.server_vectors, parts)
 
     def save(self, next_round: int, model: Tensor, settled: int, unsettled: Record | None) -> None:
         """Write a checkpoint from which the run goes on at `next_round`; collective.
@@ -77,7 +79,7 @@ class SavedState:
             header |= self.local.save_clients(path)
         if self.recorder is None:
             return
-        header.update(settled=settled, unsettled=unsettled, frozen=self.experiment.model.frozen_checksum)
+        header.update(settled=settled, unsettled=unsettled, frozen=self.net.frozen_checksum)
         self.recorder.checkpoint(next_round, {"model": model, **tensors}, header)
 
     def remember(self, next_round: int, model: Tensor, history: History, unsettled: Record | None) -> None:
@@ -85,7 +87,7 @@ class SavedState:
         if self.recovery is None or self.local.lies_with_ranks:
             return
         moved = self.moved()
-        if not self.experiment.cluster.is_server:
+        if not self.cluster.is_server:
             return
         tensors, header = self.gathered()
         if self.recorder is not None:
@@ -101,7 +103,7 @@ class SavedState:
         Where there is a checkpoint, `model` (d,) is overwritten, and every rank receives its part of the saved state;
         the history of a run without a folder gets its records.
         """
-        checkpoint = on_server(self.experiment.cluster, lambda: self._found(history))
+        checkpoint = on_server(self.cluster, lambda: self._found(history))
         with self._fitting():
             first, saved = self.share(checkpoint)
             if checkpoint is not None:
@@ -119,7 +121,7 @@ class SavedState:
         kept, before = (None, None) if self.recovery is None else (self.recovery.state, self.recovery.history)
         if self.recorder is not None:
             found = self.recorder.resume(self.facts.digest, kept)
-            own = self.experiment.model.frozen_checksum
+            own = self.net.frozen_checksum
             if found is not None and found.header.get("frozen", own) != own:
                 raise UserError(
                     f"the model's frozen values are others than those that {self.recorder.folder} was trained with: "
@@ -148,38 +150,37 @@ class SavedState:
 
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a checkpoint must hold besides the model: tensors by name and a header; collective, whole on rank 0."""
-        experiment, view = self.experiment, self.experiment.evaluation.clients
-        moments = {f"server.{name}": value for name, value in experiment.server.optimizer.state().items()}
-        decided, seen = experiment.decisions.state(), {} if view is None else view.state()
+        moments = {f"server.{name}": value for name, value in self.optimizer.state().items()}
+        decided, seen = self.decisions.state(), {} if self.view is None else self.view.state()
         return {**moments, **decided, **seen, **self.local.gathered()}, {"data": self.facts.digest}
 
     def share(self, checkpoint: Checkpoint | None) -> tuple[int, Tensor | None]:
         """Give rank 0's checkpoint to every rank; returns the first round and the model, if there is one."""
-        optimizer, view = self.experiment.server.optimizer, self.experiment.evaluation.clients
-        names = ["model", *(f"server.{name}" for name in optimizer.names), *self.local.names]
+        names = ["model", *(f"server.{name}" for name in self.optimizer.names), *self.local.names]
         arrays = None
-        if self.experiment.cluster.is_server:
+        if self.cluster.is_server:
             saved = checkpoint.tensors if checkpoint else {}
             first = np.array([checkpoint.next_round if checkpoint else 0], np.int64)
             arrays = [first, *(saved[n].numpy() if n in saved else np.empty(0, np.float32) for n in names)]
-        received = self.experiment.cluster.broadcast(arrays)
-        device = self.experiment.model.initial.device
+        received = self.cluster.broadcast(arrays)
+        initial = self.net.initial
         named = zip(names, received[1:], strict=True)
-        tensors = {name: torch.tensor(array, device=device) for name, array in named if array.size}
+        tensors = {name: torch.tensor(array, device=initial.device) for name, array in named if array.size}
         self._check_lengths(tensors)
         moments = {name.removeprefix("server."): t for name, t in tensors.items() if name.startswith("server.")}
-        optimizer.load(moments, int(received[0][0]))
+        self.optimizer.load(moments, int(received[0][0]))
         self.local.load(tensors)
-        if checkpoint is not None and view is not None:
-            view.load(checkpoint.tensors)
-        self.experiment.decisions.load(checkpoint.tensors if checkpoint else None, resumed=int(received[0][0]) > 0)
+        if checkpoint is not None and self.view is not None:
+            self.view.load(checkpoint.tensors)
+        self.decisions.load(checkpoint.tensors if checkpoint else None, resumed=int(received[0][0]) > 0)
         return int(received[0][0]), tensors.get("model")
 
     def _check_lengths(self, tensors: dict[str, Tensor]) -> None:
         """Raise ValueError where a vector of the server is not as long as the model, or the model is not finite."""
-        model = self.experiment.model
+        model = self.net
+        shape = model.initial.shape
         for name, tensor in tensors.items():
-            if name == "model" and (tensor.shape != model.initial.shape or not bool(tensor.isfinite().all())):
-                raise ValueError(f"its model has the shape {tuple(tensor.shape)}, not {tuple(model.initial.shape)}")
+            if name == "model" and (tensor.shape != shape or not bool(tensor.isfinite().all())):
+                raise ValueError(f"its model has the shape {tuple(tensor.shape)}, not {tuple(shape)}")
             if name.startswith("server.") and tensor.dim() and tensor.numel() not in (model.trainable, model.size):
                 raise ValueError(f"{name} has {tensor.numel()} values, the model {model.size}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedmpi.aggregation.weighing import Weighing
 from fedmpi.clients.cohort import Cohort
@@ -143,6 +144,14 @@ class Planner:
         """The plan of a round that is prepared, without its facts, which nobody is sent; None where it is not."""
         return self._with_coming(self._drafts[t].plan) if t in self._drafts else None
 
+    def state(self) -> dict[str, Tensor]:
+        """The accounts, for a checkpoint."""
+        return self.accounts.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the accounts of a checkpoint."""
+        self.accounts.load(state)
+
     def _with_coming(self, plan: Plan) -> Plan:
         following = self._drafts.get(plan.round + 1) if self.sends_coming else None
         return replace(plan, coming=following.plan.clients) if following else plan
@@ -177,11 +186,11 @@ class Planner:
             self._warn_once("weights", t, warning)
         if not self.counts_once:
             return
-        twice = cohort.clients[cohort.multiplicity > 1]
+        twice, sampler = cohort.clients[cohort.multiplicity > 1], self.cohorts.sampler
         if len(twice):
             raise UserError(
                 f'local.algorithm = "{self.config.local.algorithm}" counts every participant once, but '
-                f'participation.clients = "{self.cohorts.sampler.part.name}" drew client {twice[0]} more than once in '
+                f'participation.clients = "{sampler.name}" drew client {twice[0]} more than once in '
                 f"round {t}: draw clients without replacement"
             )
 
@@ -241,10 +250,10 @@ class Planner:
             facts["asked"] = len(turnout.asked)
         if turnout.seconds is not None:
             facts["virtual_seconds"] = self._round_seconds(turnout.seconds, plan.mediators)
-        if cohort.strata is not None:
-            facts["strata"] = len(cohort.strata.sizes)
-            facts["stratum_sizes"] = cohort.strata.sizes.tolist()
-            facts["allocation"] = cohort.strata.draws.tolist()
+        if (strata := cohort.strata) is not None:
+            facts["strata"] = len(strata.sizes)
+            facts["stratum_sizes"] = strata.sizes.tolist()
+            facts["allocation"] = strata.draws.tolist()
         if self.config.samples.rule in ("bernoulli", "ratio") and not plan.one_step:
             facts["sampling_probability"] = sampling.probability
         if sampling.estimate is not None:
@@ -275,8 +284,8 @@ class Planner:
             facts["inclusion_min"] = float(cohort.inclusion.min())
             facts["inclusion_mean"] = float(cohort.inclusion.mean())
             facts["inclusion_max"] = float(cohort.inclusion.max())
-        if cohort.strata is not None and cohort.strata.spread.any():
-            facts["stratum_spreads"] = cohort.strata.spread.tolist()
+        if (strata := cohort.strata) is not None and strata.spread.any():
+            facts["stratum_spreads"] = strata.spread.tolist()
         return facts
 
     def _used_samples(self, t: int, cohort: Cohort, sampling: DataSampling) -> Ints | None:

@@ -19,6 +19,7 @@ from fedmpi.local.client_numbers import update_norms
 from fedmpi.local.engine_trial import EngineTrial
 from fedmpi.local.engines import CompositeEngine, LocalEngine
 from fedmpi.local.pipeline import UpdateObserver
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, WorkReport
 from fedmpi.mediators.relay import run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay
@@ -77,9 +78,15 @@ class Trainer:
         self.store = store
         self.observer = observer
         self.state = state
-        self.loss = engine.sequential.model.loss
+        flat = self.sequential.model
+        self.loss = flat.loss
         self.trial = EngineTrial(cluster, engine, int(worker.sizes.max(initial=0)))
         self._began = False
+
+    @property
+    def sequential(self) -> SequentialEngine:
+        """The engine that trains one client after the other, part of every engine."""
+        return self.engine.sequential
 
     def train(
         self, plan: Plan, model: Tensor, total: Accumulator, further: Mapping[str, Accumulator] | None = None
@@ -112,7 +119,7 @@ class Trainer:
         self.state.bring(candidates, lambda: self.layout.owners(candidates))
         rule = self.worker.usual_rule(rate_of(self.config, round))
         with self.loss.kept_generators(), during(round):
-            return update_norms(self.engine.sequential, mine, model, rule, round)
+            return update_norms(self.sequential, mine, model, rule, round)
 
     def check(self, plan: Plan, sums: dict[str, float]) -> None:
         """Compare the round's work, summed over all ranks, with the plan; see `agreement.check_work`."""
@@ -161,7 +168,7 @@ class Trainer:
         mine = np.flatnonzero(owners == self.worker.index) if self.worker.index is not None else np.empty(0, np.int64)
         tasks = {task.client: task for task in self.worker.tasks(plan, mine)}
         keeps = keeps_moments(self.config, plan.one_step)
-        relayed = run_relay(self.cluster, self.engine.sequential, relay, tasks, model, rule, plan.round, total, keeps)
+        relayed = run_relay(self.cluster, self.sequential, relay, tasks, model, rule, plan.round, total, keeps)
         return RankWork(relayed.work, self._taken(plan, mine, len(tasks)), relayed=relayed)
 
     def _taken(self, plan: Plan, members: Ints, due: int) -> TakenClients:

@@ -91,7 +91,7 @@ class SweepDisplay:
         """The line at the bottom."""
         if self._live is None:
             return
-        at_work = [f"{one.run.name} {recorded(one.run.folder)}/{one.run.config.rounds}" for one in started]
+        at_work = [f"{one.run.name} {recorded(one.run.folder)}/{one.run.rounds}" for one in started]
         line = Text(f"{self._done}/{self._runs} done; at work: {'; '.join(at_work) or 'none'}", no_wrap=True)
         line.truncate(self._console.width, overflow="ellipsis")
         self._live.update(line)
@@ -102,7 +102,7 @@ class SweepDisplay:
             [
                 one.run.name,
                 one.ending,
-                f"{one.standing.rounds}/{one.run.config.rounds}",
+                f"{one.standing.rounds}/{one.run.rounds}",
                 _score(one) or "-",
                 readable_duration(one.seconds) if one.seconds else "before" if one.ending == "finished" else "-",
             ]
@@ -125,7 +125,7 @@ class SweepDisplay:
 def _ending_text(outcome: Outcome) -> str:
     if outcome.ending == "failed":
         return f"failed: {outcome.why}"
-    rounds = f"{outcome.standing.rounds} of {outcome.run.config.rounds} rounds"
+    rounds = f"{outcome.standing.rounds} of {outcome.run.rounds} rounds"
     if outcome.ending == "stopped":
         return f"stopped, {rounds} done"
     score = _score(outcome, named=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.config.base import Values
 from fedmpi.config.layers import dotted, read_toml
 
-Values = dict[str, Any]
 BASE = "base"
 """The key."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from fedmpi.common.data_choices import ARRAYS, DIGITS
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config import Config
-from fedmpi.config.base import written
+from fedmpi.config.base import Values, written
 from fedmpi.config.keys import all_keys, unknown_key
 from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
 from fedmpi.config.loading import build_config
@@ -28,7 +28,6 @@ from fedmpi.sweeps.labels import run_name, short_keys, shown_value
 from fedmpi.sweeps.layered import laid_over, read_layers, refuse_overruled_lists
 from fedmpi.sweeps.prepared import Preparation, words_of
 
-Values = dict[str, Any]
 MOST_RUNS = 100_000
 MOST_RANKS = 4096
 SEED = "{seed}"
@@ -60,6 +59,11 @@ class PlannedRun:
     labels: Values
     config: Config
     data: Preparation | None
+
+    @property
+    def rounds(self) -> int:
+        """How many it is to have."""
+        return self.config.rounds
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedmpi.sweeps.planned_runs import PlannedRun, Sweep
 CONFIGURATION, NOTE, OUTPUT = "sweep.toml", "sweep.json", "output.log"
 """In a run's folder: what it is started with; what differs in it, and why it failed last; what it printed."""
 
-State = Literal["new", "begun", "finished", "busy"]
+RunState = Literal["new", "begun", "finished", "busy"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Standing:
         Who works on it.
     """
 
-    state: State
+    state: RunState
     rounds: int = 0
     summary: dict[str, Any] | None = None
     holder: str = ""

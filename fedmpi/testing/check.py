@@ -91,6 +91,10 @@ class Subject:
         """The part as a configuration chooses it: a built-in name, or the object."""
         return self.part.object if self.part.foreign else self.part.name
 
+    def mark(self, name: str, default: Any = None) -> Any:
+        """What the part's decorator says under this name, as `needs` and `measures`."""
+        return self.part.marks.get(name, default)
+
     def made(self) -> Any:
         """The part, freshly made with its options."""
         return self.part.make(self.options)

@@ -28,7 +28,7 @@ def loss_checks(subject: Subject) -> Iterator[Check]:
 
 def task_of(subject: Subject) -> str:
     """The kind of task that a loss or a metric is tried on: the first that it is for; its own that of the settings."""
-    fits: tuple[str, ...] = subject.part.marks.get("tasks", ())
+    fits: tuple[str, ...] = subject.mark("tasks", ())
     return fits[0] if fits else str(subject.settings.get("task.kind", "classification"))
 
 

@@ -52,7 +52,7 @@ def _rows_and_clients(rows: int) -> tuple[Ints, int]:
 
 
 def _deal(subject: Subject, labels: Ints, clients: int | None, seed: int = 1) -> Any:
-    needed = subject.part.marks.get("needs")
+    needed = subject.mark("needs")
     known = [made_up_facts(needed, len(labels))] if needed else []
     return subject.made()(labels, clients, Streams(seed).generator(Purpose.PARTITION), *known)
 
@@ -248,7 +248,7 @@ def prepared_checks(subject: Subject) -> Iterator[Check]:
 def _same_shards(subject: Subject) -> str:
     if (reason := startable(subject.part)) is not None:
         raise CheckSkipped(reason)
-    needed = subject.part.marks.get("needs")
+    needed = subject.mark("needs")
     if needed in ("users", "superclasses") and "dataset" not in subject.settings:
         raise CheckSkipped(
             f"it goes by {needed}: name a data set that has them, --set dataset=NAME --set raw=PATH, to write shards of"

@@ -27,7 +27,7 @@ def row_checks(subject: Subject) -> Iterator[Check]:
 
 def pooled(subject: Subject) -> bool:
     """Whether the rule is asked for the whole cohort at once."""
-    return bool(subject.part.marks.get("pooled", False))
+    return bool(subject.mark("pooled", False))
 
 
 def client(index: int, round: int, wanted: int | None = None) -> RowClient:

@@ -89,7 +89,7 @@ def checked(subject: Subject, view: View) -> Cohort:
 
 def measures(subject: Subject) -> Sequence[str]:
     """What the sampler wants measured."""
-    return tuple(subject.part.marks.get("measures", ()))
+    return tuple(subject.mark("measures", ()))
 
 
 def exercise(subject: Subject) -> list[AnyArray]:

@@ -55,7 +55,8 @@ class ClientSamples:
     def class_counts(self, clients: Ints | None = None) -> Ints:
         """Samples of every class held by the clients (all of them when None), copies included; int64 (m, C)."""
         if self.rebalancing is None:
-            return self.data.store.class_counts(clients)
+            store = self.data.store
+            return store.class_counts(clients)
         return self.rebalancing.class_counts[slice(None) if clients is None else clients]
 
 

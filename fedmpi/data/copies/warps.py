@@ -189,7 +189,8 @@ class AugmentedRows:
 
     def _originals(self, clients: Ints, rows: Ints) -> tuple[Ints, Floats]:
         """Stored row and warp of each of these copies, (r,) and (r, 2, 3)."""
-        _, height, width = self.store.description.feature_shape
+        description = self.store.description
+        _, height, width = description.feature_shape
         sources, maps = np.empty(len(rows), np.int64), np.empty((len(rows), 2, 3))
         for client in np.unique(clients).tolist():
             mine = clients == client

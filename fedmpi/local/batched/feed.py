@@ -139,7 +139,8 @@ class Feed:
 
         Its first sample fills up smaller batches.
         """
-        found, most = [], int(self.timetable.counts.max())
+        found, counts = [], self.timetable.counts
+        most = int(counts.max())
         for batches in self._rows:
             filled = np.zeros((len(batches), most), np.int64)
             for row, rows in zip(filled, batches, strict=True):

@@ -334,7 +334,8 @@ class BoundNet:
         self.loss = stacked_loss(stack.loss, place, current, net.description)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self.clients_x = list(self.x.unbind(0))
-        self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), self.loss.labels.flatten(0, 1)
+        labels = self.loss.labels
+        self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), labels.flatten(0, 1)
         self.first_output = None if net.head is None else self.ops[0].output.flatten(0, 1)
         self._backward = list(reversed(self.ops[net.first_trained :]))
 

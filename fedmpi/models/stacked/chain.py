@@ -19,7 +19,7 @@ def chain(traced: Traced) -> list[nn.Module] | None:
     """The layers of a graph from the samples to the outputs, or None where it is no chain of layers."""
     parts: list[nn.Module] = []
     current: fx.Node | None = None
-    for node in traced.graph.nodes:
+    for node in traced.nodes:
         if node.op == "output":
             return parts if node.args[0] is current else None
         if node.op == "placeholder":
@@ -39,7 +39,7 @@ def chain(traced: Traced) -> list[nn.Module] | None:
 def _part(traced: Traced, node: fx.Node) -> nn.Module | None:
     """The layer that does what a node does, or None."""
     if node.op == "call_module":
-        return traced.module.get_submodule(str(node.target))
+        return traced.part(node)
     make = _PARTS.get(node.target) if node.op in ("call_function", "call_method") else None
     return None if make is None else make(traced, node)
 
@@ -86,8 +86,8 @@ def _with_options(kind: type[nn.Module], *names: str) -> Callable[[Traced, fx.No
 
 def _dropout(traced: Traced, node: fx.Node) -> nn.Module | None:
     """nn.Dropout with the p of the call, or nn.Identity where the call returned its input (p = 0, or not training)."""
-    masks, (given,) = traced.masks.get(node), node.all_input_nodes
-    if masks is not None:
+    masks, (given,) = traced.masks_of(node), node.all_input_nodes
+    if masks:
         return nn.Dropout(masks[0][1])
     return nn.Identity() if traced.tensor(node) is traced.tensor(given) else None
 

@@ -171,7 +171,8 @@ class DropoutOp:
     def __init__(self, layer: StackedDropout, place: Place, x: Tensor):
         self.units, self.p, self.output = layer.units, layer.p, x
         shape = (place.clients, place.rows, layer.units)
-        if place.workspace.device.type == "cpu":
+        workspace = place.workspace
+        if workspace.device.type == "cpu":
             self.drawn = place.take("drawn", *shape, dtype=torch.float32)
         else:
             self.drawn = torch.ones(shape)

@@ -113,7 +113,7 @@ def _by_hand(traced: Traced, description: DataDescription) -> StackedNet | None:
 def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:
     """The graph as one layer, after the look-up of words where there is one."""
     words = _look_up(traced, tuple(description.feature_shape))
-    table = traced.module.get_submodule(str(words.target)) if words is not None else None
+    table = traced.part(words) if words is not None else None
     layers: list[Layer] = []
     slots: dict[int, Slot] = {}
     offset = start = 0
@@ -138,9 +138,9 @@ def _graph_net(traced: Traced, description: DataDescription) -> StackedNet:
 def _axes(traced: Traced) -> dict[int, tuple[int, ...]]:
     """Parameter (by id) -> the order of its axes in the stack, where its layer wants another one."""
     found = {}
-    for node in traced.graph.nodes:
+    for node in traced.nodes:
         if node.op == "call_module":
-            part = traced.module.get_submodule(str(node.target))
+            part = traced.part(node)
             for name, axes in ARRANGED.get(type(part), {}).items():
                 found[id(getattr(part, name))] = axes
     return found
@@ -149,8 +149,8 @@ def _axes(traced: Traced) -> dict[int, tuple[int, ...]]:
 def _look_up(traced: Traced, feature_shape: tuple[int, ...]) -> fx.Node | None:
     """The node that looks up the vectors of the sample's tokens, where one alone does and the vectors are trained."""
     found = []
-    for node in traced.graph.nodes:
-        part = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    for node in traced.nodes:
+        part = traced.part(node) if node.op == "call_module" else None
         if type(part) is not nn.Embedding or part.max_norm is not None or part.scale_grad_by_freq:
             continue
         if part.weight.requires_grad and len(node.args) == 1 and _of_tokens(node.args[0]):
@@ -159,9 +159,9 @@ def _look_up(traced: Traced, feature_shape: tuple[int, ...]) -> fx.Node | None:
         return None
     (node,) = found
     weight = operator.attrgetter(str(node.target))(traced.module).weight
-    calls = [other for other in traced.graph.nodes if other.op == "call_module" and other is not node]
+    calls = [other for other in traced.nodes if other.op == "call_module" and other is not node]
     shared = any(one is weight for call in calls for one in _parameters(traced, call))
-    read = any(other.op == "get_attr" and traced.examples[other][0] is weight for other in traced.graph.nodes)
+    read = any(other.op == "get_attr" and traced.examples[other][0] is weight for other in traced.nodes)
     return None if shared or read else node
 
 
@@ -172,4 +172,4 @@ def _of_tokens(node: object) -> bool:
 
 
 def _parameters(traced: Traced, node: fx.Node) -> list[nn.Parameter]:
-    return list(traced.module.get_submodule(str(node.target)).parameters())
+    return list(traced.part(node).parameters())

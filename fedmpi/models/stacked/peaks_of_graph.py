@@ -17,8 +17,8 @@ from fedmpi.models.word_convolution import WordConvolution
 def find_peaks(traced: Traced) -> dict[fx.Node, tuple[list[fx.Node], bool]]:
     """Each such convolution of a graph, with the nodes from there to the maximum and whether ReLU is among them."""
     found = {}
-    for node in traced.graph.nodes:
-        part = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    for node in traced.nodes:
+        part = traced.part(node) if node.op == "call_module" else None
         if isinstance(part, nn.Conv1d) and _plain(part) and traced.along(node) == Along(0, 1):
             followed = _to_maximum(traced, node)
             if followed is not None:
@@ -60,7 +60,7 @@ POOLS = nn.MaxPool1d, nn.AdaptiveMaxPool1d
 def _is(traced: Traced, node: fx.Node, functions: tuple[Any, ...], *layers: type[nn.Module]) -> bool:
     """Whether a node calls one of torch's functions, or one of its layers: not something of the same name."""
     if node.op == "call_module":
-        return type(traced.module.get_submodule(str(node.target))) in layers
+        return type(traced.part(node)) in layers
     return node.target in functions
 
 
@@ -82,7 +82,7 @@ def _is_maximum(traced: Traced, node: fx.Node) -> bool:
     args, kwargs = map_arg((node.args, node.kwargs), lambda _: alone)
     reader: Any = node.target
     if isinstance(reader, str):
-        reader = traced.module.get_submodule(reader) if node.op == "call_module" else getattr(Tensor, reader)
+        reader = traced.part(node) if node.op == "call_module" else getattr(Tensor, reader)
     made = reader(*args, **kwargs)
     one = made[0] if isinstance(made, tuple) else made
     return one.numel() == 2 * len(alone) and one.shape[:2] == alone.shape[:2] and bool((one == 1).all())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +79,23 @@ class Traced:
     examples: dict[fx.Node, tuple[Any, Any]]
     masks: dict[fx.Node, list[tuple[int, float]]]
 
+    @property
+    def nodes(self) -> Iterable[fx.Node]:
+        """Those of the graph, in the order of the forward pass."""
+        return self.graph.nodes
+
+    def part(self, node: fx.Node) -> nn.Module:
+        """The module that a node of the kind "call_module" calls."""
+        return self.module.get_submodule(str(node.target))
+
     def along(self, node: fx.Node) -> Any:
         """Where the samples lie in a node's value: an `Along`, None where its shape does not depend on them; of tuples
         a tuple of these."""
         return _along(*self.examples[node])
+
+    def masks_of(self, node: fx.Node) -> list[tuple[int, float]]:
+        """Units a sample and p of the masks that a node asks for; none where it drops nothing."""
+        return self.masks.get(node, [])
 
     def tensor(self, node: fx.Node) -> Tensor | None:
         """A node's value on the first batch, where it is a tensor."""

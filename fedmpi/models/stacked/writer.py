@@ -96,11 +96,11 @@ class Writer:
         self._count_uses()
         self.peaks = find_peaks(self.traced)
         self.passed = {node for nodes, _ in self.peaks.values() for node in nodes}
-        for node in self.traced.graph.nodes:
+        for node in self.traced.nodes:
             self._write(node)
         source = "def run(bound, samples, words):\n" + "".join(f"    {line}\n" for line in self.lines)
         exec(compile(source, "<stacked graph>", "exec"), self.names)
-        placeholder = next(node for node in self.traced.graph.nodes if node.op == "placeholder")
+        placeholder = next(node for node in self.traced.nodes if node.op == "placeholder")
         return GraphLayer(
             run=self.names["run"],
             slots=self.slots,
@@ -115,24 +115,21 @@ class Writer:
         )
 
     def _count_uses(self) -> None:
-        for node in self.traced.graph.nodes:
+        for node in self.traced.nodes:
             if node.op == "call_module":
-                self.uses.update(id(one) for one in self._part(node).parameters())
+                self.uses.update(id(one) for one in self.traced.part(node).parameters())
             elif node.op == "get_attr":
                 self.uses.update([id(self.traced.examples[node][0])] * 2)
 
     def _values(self) -> int:
         values = 0
-        for node in self.traced.graph.nodes:
+        for node in self.traced.nodes:
             if node.op == "output":
                 break
             one, along = self.traced.tensor(node), self.traced.along(node)
             if one is not None and isinstance(along, Along) and along.axis >= 0:
                 values += 2 * one.numel() * along.times // one.shape[along.axis]
         return values
-
-    def _part(self, node: fx.Node) -> nn.Module:
-        return self.traced.module.get_submodule(str(node.target))
 
     def refuse(self, node: fx.Node, why: str) -> NotStackable:
         name = named(node.op, node.target, self.traced.module)
@@ -151,7 +148,7 @@ class Writer:
             pass
         elif node.op == "output":
             self._return(node)
-        elif node.op == "call_module" and isinstance(self._part(node), DROPOUTS):
+        elif node.op == "call_module" and isinstance(self.traced.part(node), DROPOUTS):
             self._drop(node)
         elif node.op == "call_function" and node in self.traced.masks:
             self._drop_in_call(node)
@@ -243,7 +240,7 @@ class Writer:
         self.lines.append(line)
 
     def _drop(self, node: fx.Node) -> None:
-        part: Any = self._part(node)
+        part: Any = self.traced.part(node)
         (given,) = node.all_input_nodes
         along, example = self.kinds[given], self.traced.tensor(given)
         name = self._name(given)
@@ -274,13 +271,13 @@ class Writer:
 
     def _masks(self, node: fx.Node) -> list[int]:
         """The places of a node's masks among the graph's."""
-        masks = self.traced.masks.get(node, [])
+        masks = self.traced.masks_of(node)
         first = len(self.dropouts)
         self.dropouts += masks
         return list(range(first, len(self.dropouts)))
 
     def _module(self, node: fx.Node) -> None:
-        part = self._part(node)
+        part = self.traced.part(node)
         parameters = dict(part.named_parameters())
         frozen = not any(one.requires_grad for one in parameters.values())
         if frozen and not self._reads_parameters(node) and node not in self.traced.masks:
