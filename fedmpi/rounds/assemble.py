@@ -200,8 +200,8 @@ def _worker(
     config: Config, streams: Streams, data: RunData, layout: Layout, engine: LocalEngine, hooks: Hooks | None
 ) -> Worker:
     """From the plan to this rank's tasks."""
-    part, given, labels = chosen(config, "row rule"), options(config, "row rule"), data.samples.data.labels
-    row_rule = RowRule(part, given, streams, config.samples.wanted, labels)
+    part, given, held = chosen(config, "row rule"), options(config, "row rule"), data.samples.data
+    row_rule = RowRule(part, given, streams, config.samples.wanted, held.labels)
     evaluation = evaluation_cost(config, data.store) if layout.server_trains else 0.0
     proximal_mu = 0.0 if hooks is None else hooks.proximal_mu
     return Worker(config, layout, engine, data.sizes, row_rule, data.samples.weight_sizes, evaluation, proximal_mu)

@@ -102,12 +102,12 @@ class RunData:
     @property
     def sizes(self) -> Ints:
         """Effective sizes of all clients, int64 (N,)."""
-        return self.samples.data.sizes
+        return self.samples.sizes
 
     @property
     def description(self) -> DataDescription:
         """What a sample looks like to a model."""
-        return self.samples.data.description
+        return self.samples.description
 
     def facts(self, config: Config, is_server: bool) -> DataFacts:
         """What is recorded and saved of them."""

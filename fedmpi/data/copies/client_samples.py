@@ -22,7 +22,7 @@ from fedmpi.config.server_tables import RebalanceTable
 from fedmpi.data.copies.class_copies import ORIGINAL_COUNTS, Rebalancing, copies_per_sample, rebalance
 from fedmpi.data.copies.warps import AugmentedData, WarpRanges, check_images
 from fedmpi.data.divergence import kl_divergence, summarise
-from fedmpi.data.schema import REPREPARE
+from fedmpi.data.schema import REPREPARE, DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import ClientData
 
@@ -46,6 +46,16 @@ class ClientSamples:
     data: SampleSource
     rebalancing: Rebalancing | None = None
     weight_sizes: Ints | None = None
+
+    @property
+    def sizes(self) -> Ints:
+        """Samples of every client, copies included, int64 (N,)."""
+        return self.data.sizes
+
+    @property
+    def description(self) -> DataDescription:
+        """What a sample looks like to a model."""
+        return self.data.description
 
     @classmethod
     def rebalanced(cls, data: SampleSource, rebalancing: Rebalancing, part: RebalanceTable) -> ClientSamples:
