@@ -1,4 +1,6 @@
-"""The global generators of random, numpy and torch: where they stand, whether they were drawn from, and back again."""
+"""Generators of random, numpy and torch: where the global ones stand, whether they were drawn from, and back again;
+those that a module holds.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,18 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 GeneratorStates = dict[str, object]
 
 
-def generator_states() -> GeneratorStates:
-    """Where the global generators stand."""
-    states: GeneratorStates = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
+def generator_states(of_torch: bool = False) -> GeneratorStates:
+    """Where the global generators stand, all or only torch's."""
+    states: GeneratorStates = {}
+    if not of_torch:
+        states = {"random": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
     torch = sys.modules.get("torch")
     if torch is not None:
         states["torch"] = torch.default_generator.get_state()
@@ -39,18 +44,49 @@ def put_back(states: GeneratorStates) -> None:
 
 def drawn_from(before: GeneratorStates) -> list[str]:
     """The generators that have been drawn from, or seeded, since they stood so."""
-    after = generator_states()
+    after = generator_states(of_torch="random" not in before)
     return [name for name in before if name in after and not _equal(before[name], after[name])]
 
 
+def seed_generators(seed: int, of_torch: bool = False) -> None:
+    """Seed the global generators, all or only torch's; 0 <= seed < 2**63."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    if not of_torch:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
 @contextmanager
-def kept_generators() -> Iterator[None]:
-    """Put the global generators of random, numpy and torch back to where they stood."""
-    states = generator_states()
+def kept_generators(of_torch: bool = False) -> Iterator[None]:
+    """Put the global generators of random, numpy and torch, or only torch's, back to where they stood."""
+    states = generator_states(of_torch)
     try:
         yield
     finally:
         put_back(states)
+
+
+def held_generators(module: Any) -> list[Any]:
+    """The generators among the attributes of an nn.Module and of its parts."""
+    torch = sys.modules["torch"]
+    kinds = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+    return [value for part in module.modules() for value in vars(part).values() if isinstance(value, kinds)]
+
+
+def restart(generator: Any, seed: int) -> None:
+    """Put one of `held_generators` to where it stands with this seed."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    else:
+        generator.manual_seed(seed)
 
 
 def _equal(one: object, other: object) -> bool:

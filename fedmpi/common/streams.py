@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Purpose(IntEnum):
@@ -38,6 +40,15 @@ class Purpose(IntEnum):
     ATTACK = 20
     ROWS = 21
     CLIENTS_VIEWED = 22
+    EVALUATION = 23
+
+
+_philox = np.random.Philox(0)
+_FRESH: Any = {**_philox.state, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+
+
+def _words(*numbers: int) -> NDArray[np.uint64]:
+    return np.array(numbers, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -62,12 +73,11 @@ class Streams:
         The key of the counter-based Philox generator (Salmon et al. 2011) is (seed, purpose), the upper half of its
         counter (client, round): two streams could only meet after 2**128 draws.
         """
-        bits = np.random.Philox(
-            key=np.array([self.seed, int(purpose)], np.uint64),
-            counter=np.array([0, 0, client, round], np.uint64),
-        )
+        bits = np.random.Philox(key=_words(self.seed, int(purpose)), counter=_words(0, 0, client, round))
         return np.random.Generator(bits)
 
     def seed64(self, purpose: Purpose, round: int = 0, client: int = 0) -> int:
         """A 63-bit seed drawn from a stream, for libraries that want a number instead of a generator."""
-        return int(self.generator(purpose, round, client).integers(0, 2**63))
+        words = {"counter": _words(0, 0, client, round), "key": _words(self.seed, int(purpose))}
+        _philox.state = _FRESH | {"state": words}  # a new one would read entropy from the system first
+        return int(_philox.random_raw()) >> 1

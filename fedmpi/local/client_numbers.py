@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -17,13 +16,14 @@ from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure
 from fedmpi.common.registry import resolve
-from fedmpi.common.streams import Streams
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
 from fedmpi.local.failures import check_update, named_client
 from fedmpi.local.probes import client_gradients
+from fedmpi.local.seeding import evaluating
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.traits import forward_traits, kept_generator, rows_of_a_pass, seed_module
+from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import ClientTask, DataSource, LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
@@ -43,7 +43,7 @@ class ClientMeasures:
     data : DataSource
         The clients' samples.
     streams : Streams
-        For models that draw from torch's generator.
+        For models that draw by themselves.
     device : torch.device
         Where the samples are.
     rank : int
@@ -108,9 +108,8 @@ class ClientMeasures:
         The latter is NaN where the task has none, no position counts, or it is not asked for.
         """
         draws = forward_traits(self.model, self.data.description).draws
-        with named_client(client, self.rank), kept_generator() if draws else nullcontext():
-            if draws:
-                seed_module(self.streams, round, client)
+        kept = evaluating(self.model, self.streams, Purpose.MODULE, round, client, draws)
+        with named_client(client, self.rank), kept:
             module, loss = self.model.module, self.model.loss
             self.model.bind(self._point.copy_(w))
             module.eval()

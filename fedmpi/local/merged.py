@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
+from fedmpi.common.generators import drawn_from, generator_states
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
@@ -34,6 +35,21 @@ CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
 
 class _TooMany(Exception):
     """The device has no memory for a pass of so many samples."""
+
+
+def unforeseen() -> UserError:
+    """That a model draws random numbers for a batch, and was not seen to when it was tried."""
+    return UserError(
+        "the model draws random numbers for some batches only, which merged clients cannot have of their own: choose "
+        'local.engine = "sequential"'
+    )
+
+
+class _Unforeseen:
+    """Masks for a model that was not seen to ask for any."""
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        raise unforeseen()
 
 
 class MergedEngine:
@@ -88,7 +104,7 @@ class MergedEngine:
             return "the model has buffers that every client changes (batch norm)"
         traits = forward_traits(self.model, self.source.description)
         if traits.draws:
-            return "the model draws from torch's own generator"
+            return "the model draws from a global generator, or one of its own"
         if traits.couples:
             return "a sample's logits depend on the other samples of its batch"
         if traits.drops_across:
@@ -224,15 +240,21 @@ class MergedEngine:
         started = time.perf_counter()
         x, y = self._load(clients, rows)
         loaded = time.perf_counter()
-        if self.model.has_dropout and not rule.dropout:
+        self.model.restart()
+        if not rule.dropout:
             self.model.draw_masks_from(NoMasks())
-        elif self.model.has_dropout:
+        elif not self.model.has_dropout:
+            self.model.draw_masks_from(_Unforeseen())
+        else:
             owners, counts = _runs(clients)
             streams = [self.streams.generator(Purpose.DROPOUT, round, client) for client in owners.tolist()]
             self.model.draw_masks_from(JoinedMasks(streams, counts.tolist()))
         factors = torch.from_numpy(weights).to(device=self.model.device, dtype=self.model.dtype)
+        before = generator_states(of_torch=True)
         try:
             losses, gradients = self.model.weighted_gradient(x, y, factors)
+            if drawn_from(before):
+                raise unforeseen()
         except PartFailure:
             self._name_the_failing(x, y, clients)
             raise

@@ -8,7 +8,6 @@ FedSSO the probe sees the rows of the opening step, which drops nothing either: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from itertools import islice
 from typing import Literal
 
@@ -24,7 +23,8 @@ from fedmpi.config import Config
 from fedmpi.local.batched.engine import why_not_side_by_side
 from fedmpi.local.batched.probes import SMALL, BatchedProbe
 from fedmpi.local.failures import named_client
-from fedmpi.local.traits import forward_traits, kept_generator, rows_of_a_pass, seed_module
+from fedmpi.local.seeding import seeded
+from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import DataSource
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.flat import FlatModel, add_gradients
@@ -109,9 +109,7 @@ def client_gradients(
     at_once = rows_of_a_pass(model, source.description, PROBE_ROWS, training=True)
     for client in clients:
         client = int(client)
-        with named_client(client, rank), kept_generator() if draws else nullcontext():
-            if draws:
-                seed_module(streams, round, client)
+        with named_client(client, rank), seeded(model, streams, round, client, draws):
             rows = _probed_rows(int(source.sizes[client]), probe, batch_rows, streams, round, client, purpose)
             x, y = source.load(client, rows)
             _mean_gradient(model, point.copy_(w), x, y, gradient, at_once)

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from fedmpi.local.hooks import ClientHooks, Hooks
 from fedmpi.local.optimizers import SGD, Adam, AdamState, Foreign, LocalOptimizer
 from fedmpi.local.pipeline import deliver
 from fedmpi.local.schedule import batch_rows, needs_order, passes
-from fedmpi.local.traits import forward_traits, kept_generator, seed_module
+from fedmpi.local.seeding import seeded
+from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import ClientTask, DataSource, LocalRule, Observer, WorkReport, task_size
 from fedmpi.models.dropout import ClientMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision
@@ -42,7 +44,7 @@ class SequentialEngine:
     source : DataSource
         The clients' samples.
     streams : Streams
-        Batch order, dropout masks, and seeds for models that draw from torch's generator.
+        Batch order, dropout masks, and seeds for models that draw by themselves.
     rank : int
         Named in failures.
     observe : callable, optional
@@ -140,18 +142,18 @@ class SequentialEngine:
             As `train`.
         """
         draws = forward_traits(self.model, self.source.description).seeded or (hooks is not None and hooks.own_loss)
-        with named_client(task.client, self.rank), kept_generator() if draws else nullcontext():
+        with named_client(task.client, self.rank):
             started = time.perf_counter()
             x, y = self.source.load(task.client, task.rows)
             loaded = time.perf_counter()
             report = WorkReport(clients=1, samples=len(y), load_seconds=loaded - started)
             if len(y):
-                if draws:
-                    seed_module(self.streams, task.stream_round(round), task.client)
                 optimizer = self._prepare(w, task, rule, round, state, hooks)
                 sparse = self.model.sparse_embeddings(self._prefer_sparse(rule, x))
                 own = hooks if hooks is not None and hooks.own_loss else None
-                with sparse, self.model.computing_in(self.precision), own.calling() if own else nullcontext():
+                kept = seeded(self.model, self.streams, task.stream_round(round), task.client, draws)
+                computing = self.model.computing_in(self.precision)
+                with kept, sparse, computing, own.calling() if own else nullcontext():
                     self._steps(optimizer, x, y, task, rule, round, report, own)
                 check_loss(report.loss_sum, rule.lr)
             report.train_seconds = time.perf_counter() - loaded
@@ -172,11 +174,11 @@ class SequentialEngine:
         model.restart()
         if not module.training:
             module.train()
-        if model.has_dropout and not rule.dropout:
+        if rule.dropout:
+            key = Purpose.DROPOUT, task.stream_round(round), task.client
+            model.draw_masks_from(ClientMasks(partial(self.streams.generator, *key)))
+        else:
             model.draw_masks_from(NoMasks())
-        elif model.has_dropout:
-            stream = self.streams.generator(Purpose.DROPOUT, task.stream_round(round), task.client)
-            model.draw_masks_from(ClientMasks(stream))
         return self._memory.optimizer(w, rule, state, None if hooks is None else hooks.correction)
 
     def _prefer_sparse(self, rule: LocalRule, x: Tensor) -> bool:

@@ -1,11 +1,9 @@
-"""What a model's forward pass and the loss do beside computing, found out by trying them: draw from torch's global
-generator, let the samples of a batch influence one another, or cannot read the data at all.
+"""What a model's forward pass and the loss do beside computing, found out by trying them: draw from global
+generators, let the samples of a batch influence one another, or cannot read the data at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -17,9 +15,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
-from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
+from fedmpi.models.dropout_calls import gradients_within
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
@@ -41,7 +39,8 @@ class ForwardTraits:
     Attributes
     ----------
     draws : bool
-        The forward pass draws from torch's global generator (rrelu, dropout in evaluation mode …).
+        The forward pass draws from a global generator of torch, numpy or random (rrelu, dropout in evaluation mode …),
+        or the model holds one of its own.
     couples : bool
         A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
     loss : LossTraits
@@ -55,6 +54,8 @@ class ForwardTraits:
         gets depends on the others of the batch.
     torch_drops : bool
         Masks are left to torch's generator; see `models.dropout.Masks`.
+    drops : bool
+        The forward pass drops values, whether in a layer or in a function.
     """
 
     draws: bool
@@ -65,10 +66,11 @@ class ForwardTraits:
     calls_dropout: bool = False
     drops_across: bool = False
     torch_drops: bool = False
+    drops: bool = False
 
     @property
     def seeded(self) -> bool:
-        """Whether torch's global generator must be seeded for every client."""
+        """Whether all global generators must be seeded for every client."""
         return self.draws or self.loss.draws
 
 
@@ -98,7 +100,7 @@ def known_traits(model: FlatModel) -> ForwardTraits:
 def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     """Take these for the model's traits from now on: what another rank found counts as well."""
     _known[model] = traits
-    model.calls_dropout, model.masks.from_torch = traits.calls_dropout, traits.torch_drops
+    model.drops, model.calls_dropout, model.masks.from_torch = traits.drops, traits.calls_dropout, traits.torch_drops
 
 
 def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
@@ -122,34 +124,36 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 halves = [_logits(model, half, description) for half in x.chunk(2)]
                 kept = _bytes_kept(model, x)
                 couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
-                torch_drops = drops and (_compiled(model) or _computes_again(model, x))
+                torch_drops = drops and (masks.compiled or _compiled(model) or _computes_again(model, x, masks))
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
     finally:
         model.masks.source = previous
         model.module.train(was_training)
-    return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops)
+    return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops)
 
 
 def _compiled(model: FlatModel) -> bool:
     return any(hasattr(part, "_orig_mod") for part in model.module.modules())
 
 
-def _computes_again(model: FlatModel, x: Tensor) -> bool:
-    """Whether the backward pass calls parts of the model, being a forward pass as well (`torch.utils.checkpoint`)."""
+def _computes_again(model: FlatModel, x: Tensor, masks: NoMasks) -> bool:
+    """Whether the backward pass calls parts of the model or drops values, being a forward pass as well
+    (`torch.utils.checkpoint`)."""
     called: list[str] = []
     with torch.enable_grad():
         outputs = model.module(x)
         if not outputs.requires_grad:
             return False
+        masks.asked = False
         hook = register_module_forward_pre_hook(lambda part, given: called.append(type(part).__name__))
         try:
-            torch.autograd.grad(outputs.sum(), model.parameters, allow_unused=True)
+            gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
         except RuntimeError:  # training will say so
             return False
         finally:
             hook.remove()
-    return bool(called)
+    return bool(called) or masks.asked
 
 
 class _DropsOneRow:
@@ -245,22 +249,6 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
         model.module.train(was_training)
 
 
-@contextmanager
-def kept_generator() -> Iterator[None]:
-    """Put torch's global generators back to where they stood."""
-    devices = list(range(torch.cuda.device_count())) if _cuda_in_use() else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-
-
-def seed_module(streams: Streams, round: int, client: int) -> None:
-    """Seed torch's global generators for one client; call it within `kept_generator`.
-
-    Used for models that draw from them: reproducible and the same on any rank, though engines then differ.
-    """
-    torch.manual_seed(streams.seed64(Purpose.MODULE, round, client))
-
-
 def _check_input_kept(model: FlatModel, x: Tensor) -> None:
     """Refuse a forward pass that changes its input: the samples are kept, and seen again in later rounds."""
     for training in (False, True):
@@ -281,7 +269,7 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:
-    """Whether torch's generators are drawn from in evaluation mode, or in training mode for more than dropout."""
+    """Whether generators are drawn from in evaluation mode, or in training mode for more than dropout."""
     before = generator_states()
     try:
         model.module.eval()
@@ -295,11 +283,7 @@ def _draws(model: FlatModel, x: Tensor) -> bool:
         return False
     finally:
         model.module.train()
-    return any(name.startswith("torch") for name in drawn_from(before))
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return bool(drawn_from(before) or model.generators)
 
 
 def _bytes_kept(model: FlatModel, x: Tensor) -> tuple[int, int]:

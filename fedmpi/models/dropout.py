@@ -7,7 +7,8 @@ are made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step of a sma
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedmpi.common.errors import UserError
 from fedmpi.common.types import Bytes
 
 _HALVES = 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32)
@@ -79,12 +81,16 @@ class ClientMasks:
 
     Parameters
     ----------
-    generator : Generator
-        Stream (DROPOUT, round, client).
+    stream : callable
+        stream() -> Generator, that of (DROPOUT, round, client); called with the first mask.
     """
 
-    def __init__(self, generator: np.random.Generator):
-        self.generator = generator
+    def __init__(self, stream: Callable[[], np.random.Generator]):
+        self._stream = stream
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        return self._stream()
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
         return torch.from_numpy(draw_mask(self.generator, rows, units, p))
@@ -124,14 +130,28 @@ class NoMasks:
     ----------
     asked : bool
         Whether a mask was asked for since this was last set to False.
+    compiled : bool
+        Whether one was asked for within `torch.compile`.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.compiled = False
 
     def mask(self, rows: int, units: int, p: float) -> Tensor:
         self.asked = True
+        if torch.compiler.is_compiling():
+            self.compiled = True
         return torch.ones(rows, units)
+
+
+class ComputedAgain:
+    """Refuses masks while gradients are computed: the next ones are others than those of the forward pass."""
+
+    def mask(self, rows: int, units: int, p: float) -> Tensor:
+        raise UserError(
+            "the model computes dropout once more in the backward pass (torch.utils.checkpoint) for some batches only: "
+            "compute it again for all batches or for none"
+        )
 
 
 class Masks:

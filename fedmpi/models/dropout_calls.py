@@ -20,6 +20,24 @@ from torch.overrides import TorchFunctionMode
 
 from fedmpi.models.dropout import Masks, dropped
 
+_backward: Any = torch.autograd.Variable._execution_engine
+
+
+def gradients_within(
+    mode: TorchFunctionMode, of: Tensor, by: Sequence[Tensor], weights: Tensor | None = None
+) -> Sequence[Tensor | None]:
+    """torch.autograd.grad(of, by, weights, allow_unused=True), the mode being on for what the backward pass calls.
+
+    Within torch.autograd.grad itself, a call like any other to it, it is off.
+    """
+    with mode:
+        weights = torch.ones_like(of) if weights is None else weights
+        found: Sequence[Tensor | None] = _backward.run_backward(
+            (of,), (weights,), False, False, tuple(by), allow_unreachable=True, accumulate_grad=False
+        )
+    return found
+
+
 Drop = Callable[[Tensor], Tensor]
 """Values with some of them zero and the others scaled, the first axis being the samples."""
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
-from fedmpi.models.dropout import MaskSource, has_dropout, install_dropout, remove_dropout
-from fedmpi.models.dropout_calls import DropoutCalls
+from fedmpi.common.generators import held_generators
+from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
+from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -54,8 +55,9 @@ class FlatModel:
         How many of the d values have a gradient; they come first.
     has_buffers : bool
         Whether float buffers follow them.
-    calls_dropout : bool
-        Whether the forward pass calls functions that drop values (`dropout_calls`); `local.traits` finds it out.
+    drops, calls_dropout : bool
+        Whether the forward pass drops values, and whether it calls functions for that (`dropout_calls`); `local.traits`
+        finds it out.
     initial : Tensor (d,)
         The values at construction; a copy.
     masks : Masks
@@ -64,6 +66,8 @@ class FlatModel:
         Entered where the forward pass is run by others than this class.
     parameters, buffers : list of Tensor
         The module's own tensors, in the order of the flat vector.
+    generators : list
+        That the module and its parts hold (`common.generators.held_generators`).
     stacked_forms : dict
         What `stacked.net.translate` found out about the module.
     embeddings : list of nn.Embedding
@@ -79,7 +83,7 @@ class FlatModel:
         _check_values(module)
         self.loss = loss
         self.masks = install_dropout(module)
-        self.calls_dropout = False
+        self.drops = self.calls_dropout = False
         self.dropout_calls = DropoutCalls(self.masks)
         install_word_convolutions(module)
         self.stacked_forms: dict[Any, Any] = {}
@@ -100,6 +104,7 @@ class FlatModel:
         self.dtype = self.parameters[0].dtype
         self.embeddings = _sparse_capable(module)
         self._arithmetic: AbstractContextManager[object] = nullcontext()
+        self.generators = held_generators(module)
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
@@ -108,7 +113,7 @@ class FlatModel:
     @property
     def has_dropout(self) -> bool:
         """Whether masks are drawn in training mode."""
-        return self._has_dropout_layers or self.calls_dropout
+        return self._has_dropout_layers or self.drops
 
     @cached_property
     def frozen_checksum(self) -> int:
@@ -178,8 +183,8 @@ class FlatModel:
             One gradient a parameter; zeros where the model did not use it.
         """
         loss = self.loss.mean(self._logits(x), y)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return loss.detach(), self._with_zeros(gradients)
+        gradients = self._gradients(loss)
+        return loss.detach(), gradients
 
     def own_gradient(
         self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
@@ -187,14 +192,14 @@ class FlatModel:
         """As `loss_gradient`, of another loss: `loss_of(module, x, y)` returns a tensor ()."""
         with self._dropping(), self._arithmetic:
             loss = loss_of(self.module, x, y)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return loss.detach(), self._with_zeros(gradients)
+        gradients = self._gradients(loss)
+        return loss.detach(), gradients
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """The losses ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
         losses = self.loss.per_sample(self._logits(x), y)
-        gradients = torch.autograd.grad(losses, self.parameters, weights, allow_unused=True)
-        return losses.detach(), self._with_zeros(gradients)
+        gradients = self._gradients(losses, weights)
+        return losses.detach(), gradients
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
         """The losses ℓ_i (b,) of a batch, without gradient."""
@@ -223,6 +228,18 @@ class FlatModel:
                 "pass is compiled or checkpointed: use nn.Dropout layers, or neither torch.compile nor checkpoints"
             )
         return self.dropout_calls
+
+    def _gradients(self, of: Tensor, weights: Tensor | None = None) -> Sequence[Tensor]:
+        """Gradients of a loss or of weighted losses; masks are those of the forward pass, and no others are given."""
+        source = self.masks.source
+        if self.has_dropout and not self.masks.from_torch and not isinstance(source, NoMasks):
+            self.masks.source = ComputedAgain()
+        try:
+            if self.calls_dropout and self.module.training and not self.masks.from_torch:
+                return self._with_zeros(gradients_within(self.dropout_calls, of, self.parameters, weights))
+            return self._with_zeros(torch.autograd.grad(of, self.parameters, weights, allow_unused=True))
+        finally:
+            self.masks.source = source
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""

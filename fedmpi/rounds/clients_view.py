@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -30,7 +29,8 @@ from fedmpi.data.copies.warps import AugmentedData
 from fedmpi.data.divergence import label_distances
 from fedmpi.data.source import ClientData
 from fedmpi.local.failures import OnDivergence, check_update, named_client
-from fedmpi.local.traits import couples_in_evaluation, forward_traits, kept_generator, seed_module
+from fedmpi.local.seeding import evaluating
+from fedmpi.local.traits import couples_in_evaluation, forward_traits
 from fedmpi.local.work import ClientTask
 from fedmpi.models.model_memory import halved
 from fedmpi.records.client_table import Columns
@@ -250,9 +250,7 @@ class ClientsView:
         x, y = self.rows.load(clients)
         while True:
             try:
-                with during(t), kept_generator() if draws else nullcontext():
-                    if draws:
-                        seed_module(self.streams, t, int(clients[0]))
+                with during(t), evaluating(self.model, self.streams, Purpose.MODULE, t, int(clients[0]), draws):
                     return client_sums(self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once)
             except torch.OutOfMemoryError:
                 if min(self._at_once, len(y)) == 1:

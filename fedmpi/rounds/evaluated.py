@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import Config
 from fedmpi.config.choices import all_chosen, options_of_part
@@ -15,7 +16,8 @@ from fedmpi.data.copies.client_samples import SampleSource
 from fedmpi.data.schema import DataDescription
 from fedmpi.data.shards import ShardStore
 from fedmpi.data.source import RESIDENT_BYTES
-from fedmpi.local.traits import rows_of_a_pass
+from fedmpi.local.seeding import evaluating
+from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.model_memory import halved
 from fedmpi.records.confusion import Confusion
@@ -66,7 +68,7 @@ class EvaluatedParts:
 
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
-        self._data, self._table = data, config.evaluation
+        self._data, self._table, self._streams = data, config.evaluation, Streams(config.seed)
         self._rows: int | None = None
         self.metrics = task_metrics(config)
         self.confusion: Confusion | None = None
@@ -81,28 +83,30 @@ class EvaluatedParts:
                     f'has none: prepare it with --val FRACTION, or set evaluation.on = "{other}"'
                 )
 
-    def scores(self, flat: FlatModel, model: Tensor) -> dict[str, float]:
-        """Loss, metrics of the task and what else is chosen of the global model (d,) on each part."""
+    def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:
+        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
+        draws = forward_traits(flat, self._data.description).draws
         flat.bind(model)
         facts: dict[str, float] = {}
         for part in self.names:
-            x, y = self.samples(part)
             with flat.loss.kept_generators():
-                found = self._evaluated(flat, x, y)
+                found = self._evaluated(flat, part, round, draws)
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
                 self.confusion = Confusion(found.confusion, self._names)
         return facts
 
-    def _evaluated(self, flat: FlatModel, x: Tensor, y: Tensor) -> Evaluation:
+    def _evaluated(self, flat: FlatModel, part: str, round: int, draws: bool) -> Evaluation:
         """The evaluation, with half as many samples at once as often as the device has no memory for more."""
         assert self._rows is not None
+        x, y = self.samples(part)
         rows = min(self._rows, len(y))
         while True:
             try:
-                return evaluate(flat.module, x, y, rows, flat.loss, self.metrics)
+                with evaluating(flat, self._streams, Purpose.EVALUATION, round, list(NAMES).index(part), draws):
+                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics)
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise

@@ -265,7 +265,7 @@ class Simulation:
             started = time.perf_counter()
             before = activity.enter("evaluation")
             parts = self.evaluation.parts
-            record.update(parts.scores(self.net, self.model))
+            record.update(parts.scores(self.net, self.model, record["round"]))
             record["phase_seconds"]["evaluate"] = time.perf_counter() - started
             activity.enter(PHASES[before])
 
@@ -283,6 +283,7 @@ class Simulation:
         self.sums.release()
         moved = self.saved.moved()
         self.net.bind(self.model)
+        self.net.restart()
         if self.display is not None:
             self.display.close()
         if not self.cluster.is_server:

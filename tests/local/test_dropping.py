@@ -210,7 +210,7 @@ def test_nested_tensors_may_be_dropped_from():
 
 def test_masks_under_vmap_differ_where_randomness_should():
     masks = Masks()
-    masks.source = ClientMasks(np.random.Generator(np.random.Philox(5)))
+    masks.source = ClientMasks(lambda: np.random.Generator(np.random.Philox(5)))
     with DropoutCalls(masks):
         found = torch.func.vmap(lambda y: functional.dropout(y, 0.5), randomness="different")(torch.ones(6, 40))
     assert not torch.equal(found[0], found[1])
@@ -294,17 +294,17 @@ def test_a_loss_of_an_algorithms_own_drops_the_clients_values_too():
     losses = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        model.masks.source = ClientMasks(np.random.Generator(np.random.Philox(5)))
+        model.masks.source = ClientMasks(lambda: np.random.Generator(np.random.Philox(5)))
         losses.append(model.own_gradient(lambda module, x, y: functional.cross_entropy(module(x), y), x, y)[0])
     assert torch.equal(*losses)
 
 
-@pytest.mark.parametrize("trait", ["draws", "couples", "calls_dropout", "drops_across", "torch_drops"])
+@pytest.mark.parametrize("trait", ["draws", "couples", "calls_dropout", "drops_across", "torch_drops", "drops"])
 def test_what_another_rank_found_out_counts(trait: str):
     model, _, _ = set_up(lambda: nn.Sequential(nn.Embedding(60, 8), nn.Flatten(), nn.Linear(96, CLASSES)))
     own = forward_traits(model, TEXTS)
     traits = ["draws", "couples", "loss.draws", "loss.couples", "bytes_kept", "bytes_widest"]
-    traits += ["calls_dropout", "drops_across", "torch_drops"]
+    traits += ["calls_dropout", "drops_across", "torch_drops", "drops"]
     maxima = iter(traits)
     cluster = SimpleNamespace(maximum=lambda value: 1 if next(maxima) == trait else value)
     agree_on_traits(cluster, model, TEXTS)  # type: ignore[arg-type]

@@ -198,7 +198,7 @@ class PlacesFirst(nn.Linear):
     [
         (BatchNormNet(36, 5), LocalRule(batch_size=None), "buffers"),
         (UncountedBatchNorm(), LocalRule(batch_size=None), "other samples"),
-        (AlphaDropoutNet(36, 5), LocalRule(batch_size=None), "torch's own generator"),
+        (AlphaDropoutNet(36, 5), LocalRule(batch_size=None), "draws from a global generator"),
         (PlacesFirst(layer=False), LocalRule(batch_size=None), "first axis is not the samples"),
         (PlacesFirst(layer=True), LocalRule(batch_size=None), "first axis is not the samples"),
         (nn.Sequential(nn.Flatten(), nn.Linear(36, 5)), LocalRule(optimizer="adam", batch_size=None), "not linear"),

@@ -104,14 +104,14 @@ def test_an_evaluation_goes_on_with_fewer_samples_at_once() -> None:
     parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
     torch.manual_seed(1)
     model = FlatModel(Small(50))
-    whole = parts.scores(model, model.initial)
+    whole = parts.scores(model, model.initial, 0)
     for most, rows in [(7, 5), (1, 1)]:
         model.module.most = most
-        assert parts.scores(model, model.initial) == pytest.approx(whole, rel=1e-6)
+        assert parts.scores(model, model.initial, 0) == pytest.approx(whole, rel=1e-6)
         assert parts._rows == rows
     model.module.most = 0
     with pytest.raises(torch.OutOfMemoryError):
-        parts.scores(model, model.initial)
+        parts.scores(model, model.initial, 0)
 
 
 def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_a_part_smaller_than_a_pass_is_halved_from_its_own_size(caplog: pytest.L
     parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
     model = FlatModel(Small(25))
     with caplog.at_level(logging.WARNING, logger="fedmpi"):
-        parts.scores(model, model.initial)
+        parts.scores(model, model.initial, 0)
     assert [one for one in caplog.messages if "samples evaluated" in one] == [
         "out of memory on the device with 50 samples evaluated at once: goes on with 25"
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_neighbouring_values_are_dropped_independently(p: float):
 def test_joined_masks_are_each_clients_own_draws_in_layer_order(p: float):
     counts = [3, 1, 5]
     joined = JoinedMasks([stream(k) for k in range(3)], counts)
-    alone = [ClientMasks(stream(k)) for k in range(3)]
+    alone = [ClientMasks(partial(stream, k)) for k in range(3)]
     for units in (7, 64, 1):
         expected = torch.cat([masks.mask(rows, units, p) for masks, rows in zip(alone, counts, strict=True)])
         assert torch.equal(joined.mask(9, units, p), expected)
@@ -61,7 +63,7 @@ def test_dropout_masks_in_training_mode_only():
     layer, x = Dropout(0.5, masks), torch.ones(6, 2, 3)
     with pytest.raises(RuntimeError, match="nobody gave it a source"):
         layer(x)
-    masks.source = ClientMasks(stream(0))
+    masks.source = ClientMasks(lambda: stream(0))
     assert set(layer(x).unique().tolist()) == {0.0, 2.0}
     assert layer.eval()(x) is x
     assert Dropout(0, masks)(x) is x
@@ -70,7 +72,7 @@ def test_dropout_masks_in_training_mode_only():
 
 def test_whole_channels_are_dropped_where_the_model_asks_for_it():
     masks = Masks()
-    masks.source = ClientMasks(stream(0))
+    masks.source = ClientMasks(lambda: stream(0))
     found = Dropout(0.5, masks, channels=True)(torch.ones(8, 16, 4, 4)).flatten(2)
     assert torch.equal(found.amin(2), found.amax(2))
     assert set(found.unique().tolist()) == {0.0, 2.0}
@@ -91,7 +93,7 @@ def test_a_users_dropout_layers_are_all_swapped_once():
 
 def test_the_gradient_passes_through_the_mask():
     masks = Masks()
-    masks.source = ClientMasks(stream(0))
+    masks.source = ClientMasks(lambda: stream(0))
     x = torch.ones(4, 10, requires_grad=True)
     out = Dropout(0.5, masks)(x)
     out.sum().backward()

@@ -51,7 +51,7 @@ def test_the_masks_are_the_sources_and_torchs_generator_is_left_alone(name: str)
     rows = shape[0] if shape else 1
     mask = torch.from_numpy(draw_mask(stream(), rows, int(np.prod(shape[1:])), p)).view(shape)
     given, state = x.clone(), torch.get_rng_state()
-    with serving(ClientMasks(stream())) as calls:
+    with serving(ClientMasks(stream)) as calls:
         found = call(given)
     assert torch.equal(found, x * mask)
     assert torch.equal(given, found if name in ("in place", "torch.dropout_", "F.dropout3d") or "out_" in name else x)
@@ -83,7 +83,7 @@ def test_everything_may_be_dropped_without_a_mask():
 
 
 def test_an_impossible_probability_is_torchs_own_error():
-    with serving(ClientMasks(stream())), pytest.raises(ValueError, match="between 0 and 1"):
+    with serving(ClientMasks(stream)), pytest.raises(ValueError, match="between 0 and 1"):
         functional.dropout(X, 1.5)
 
 
@@ -123,7 +123,7 @@ def test_attention_without_masks_is_torchs(name: str):
 def test_shares_of_attention_are_dropped_behind_the_softmax():
     mask = torch.from_numpy(draw_mask(stream(), 2, 4 * 3 * 5, 0.3)).view(2, 4, 3, 5)
     expected = ((Q @ K.transpose(2, 3) / 6**0.5).softmax(3) * mask) @ V
-    with serving(ClientMasks(stream())):
+    with serving(ClientMasks(stream)):
         torch.testing.assert_close(functional.scaled_dot_product_attention(Q, K, V, None, 0.3), expected)
 
 
@@ -171,10 +171,10 @@ def test_the_shares_that_several_heads_return_are_those_behind_the_dropout():
     mask = torch.from_numpy(draw_mask(stream(), 3, 2 * 4 * 4, 0.4)).view(3, 2, 4, 4)
     with serving(NoMasks()):
         whole = layer(x, x, x, average_attn_weights=False)[1]
-    with serving(ClientMasks(stream())):
+    with serving(ClientMasks(stream)):
         shares = layer(x, x, x, average_attn_weights=False)[1]
     torch.testing.assert_close(shares, whole * mask)
-    with serving(ClientMasks(stream())):
+    with serving(ClientMasks(stream)):
         torch.testing.assert_close(layer(x, x, x)[1], (whole * mask).mean(1))
 
 
@@ -218,7 +218,7 @@ def test_what_every_recurrent_layer_but_the_last_gives_is_dropped(batch_first: b
     x = torch.randn(3, 6, 4)
     mask = torch.from_numpy(draw_mask(stream(), 3, 6 * 5, 0.4)).view(3, 6, 5)
     given = x if batch_first else x.transpose(0, 1)
-    with serving(ClientMasks(stream())):
+    with serving(ClientMasks(stream)):
         found = layer(given)[0]
     expected = second(first(given)[0] * (mask if batch_first else mask.transpose(0, 1)))[0]
     torch.testing.assert_close(found, expected)

@@ -60,7 +60,7 @@ def test_the_node_with_the_fewest_gpus_decides_whether_the_server_trains(found: 
     "scenario, words",
     [
         ("coupling_found_by_one", "a sample's logits depend on the other samples"),
-        ("draws_found_by_one", "the model draws from torch's own generator"),
+        ("draws_found_by_one", "the model draws from a global generator, or one of its own"),
     ],
 )
 def test_what_one_rank_finds_out_about_the_model_counts_for_all(scenario: str, words: str, found: dict):

@@ -75,7 +75,7 @@ def check_form(net: StackedNet, module: nn.Module, description: DataDescription)
         with _dropout(module.train()) as (masks, drops), forked, full_precision():
 
             def alone(client: int, values: Tensor) -> tuple[Tensor, Tensor]:
-                masks.source = ClientMasks(_stream(client)) if drops else NoMasks()
+                masks.source = ClientMasks(partial(_stream, client)) if drops else NoMasks()
                 with DropoutCalls(masks):
                     return _own(module, values, samples[client], towards[client])
 

@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from fedmpi.common.errors import raised
-from fedmpi.common.generators import drawn_from, generator_states, kept_generators
+from fedmpi.common.generators import drawn_from, generator_states, held_generators, kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout, Masks
 from fedmpi.models.dropout_calls import DropoutCalls
@@ -140,6 +140,8 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
         raise NotStackable(f"{type(module).__name__} has hooks")
     if any(parameter._backward_hooks for parameter in module.parameters()):
         raise NotStackable("a parameter has hooks")
+    if held_generators(module):
+        raise NotStackable(f"{type(module).__name__} draws from a generator of its own")
     tracer = _Tracer(leaves, tuple(made_up(module, description, rows) for rows in ROWS))
     was_training = module.training
     module.train()
@@ -380,7 +382,7 @@ def _undone(module: nn.Module) -> Iterator[None]:
     NotStackable
         Some were: the module keeps something from call to call.
     """
-    before = [(part, dict(part.__dict__)) for part in module.modules()]
+    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in module.modules()]
     buffers = [(part, one, one.clone(), one._version) for part in module.modules() for one in part.buffers(False)]
     changed = ""
     try:
@@ -390,8 +392,11 @@ def _undone(module: nn.Module) -> Iterator[None]:
             if buffer._version != version:
                 changed = changed or type(part).__name__
                 buffer.copy_(value)
-        for part, held in before:
+        for part, held, own in before:
             now = part.__dict__
+            if any(part._buffers.get(name) is not one for name, one in own.items()):
+                changed = changed or type(part).__name__
+                part._buffers.update(own)
             for name in [name for name in now if name.startswith("_tensor_constant") and name not in held]:
                 del now[name]  # where torch.fx puts tensors that the forward pass makes
             mine = now.keys() - FLAT_WEIGHTS if isinstance(part, nn.RNNBase) else now.keys()

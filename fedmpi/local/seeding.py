@@ -1,0 +1,60 @@
+"""Random numbers that a model draws by itself: its generators and the global ones are seeded by client and round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from fedmpi.common.generators import kept_generators, restart, seed_generators
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.models.dropout import ClientMasks
+from fedmpi.models.flat import FlatModel
+
+
+@contextmanager
+def seeded(model: FlatModel, streams: Streams, round: int, client: int, draws: bool) -> Iterator[None]:
+    """Within: the global generators and those that the model holds are seeded from the stream (MODULE, round, client).
+
+    Parameters
+    ----------
+    draws : bool
+        Whether the model was seen to draw by itself (`ForwardTraits.seeded`). Else torch's generators are seeded all
+        the same, for what the trial did not meet; those of numpy and random are not, which takes longer than a step.
+    """
+    with _at(model, streams.seed64(Purpose.MODULE, round, client), draws):
+        yield
+
+
+@contextmanager
+def evaluating(
+    model: FlatModel, streams: Streams, purpose: Purpose, round: int, client: int, draws: bool
+) -> Iterator[None]:
+    """Within: whatever the model draws in evaluation mode, masks of dropout too, comes from a stream.
+
+    Its integer buffers have their first values, whatever this rank has trained.
+
+    Parameters
+    ----------
+    purpose, round, client
+        Of the stream.
+    draws : bool
+        As for `seeded`.
+    """
+    model.restart()
+    before = model.masks.source
+    model.masks.source = ClientMasks(partial(streams.generator, purpose, round, client))
+    try:
+        with _at(model, streams.seed64(purpose, round, client), draws):
+            yield
+    finally:
+        model.masks.source = before
+
+
+@contextmanager
+def _at(model: FlatModel, seed: int, draws: bool) -> Iterator[None]:
+    with kept_generators(of_torch=not draws):
+        seed_generators(seed, of_torch=not draws)
+        for generator in model.generators:
+            restart(generator, seed)
+        yield

@@ -1,0 +1,314 @@
+"""Models that draw or drop where trial passes do not see it, by other generators, or while they are evaluated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import Config
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import LocalRule
+from fedmpi.models.dropout import ClientMasks
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.stacked.net import why_not_stackable
+from fedmpi.rounds.evaluated import EvaluatedParts
+from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
+
+STREAMS = Streams(7)
+FLAT = DataDescription((8,), "float32", CLASSES, "image", 0, (), ())
+EPOCHS, ONE = LocalRule(lr=0.05, epochs=2, batch_size=7), LocalRule(lr=0.05, epochs=1, batch_size=None)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.within(torch.tanh(self.a(x)))))
+
+    def within(self, x: Tensor) -> Tensor:
+        return x
+
+
+def drop(net: nn.Module, x: Tensor, p: float = 0.4) -> Tensor:
+    return functional.dropout(x, p, net.training)
+
+
+class LateCall(Net):
+    def within(self, x: Tensor) -> Tensor:
+        return drop(self, x) if len(x) in (5, 7) else x
+
+
+class LateNoise(Net):
+    def within(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x) if self.training and len(x) in (5, 7) else x
+
+
+class Rising(Net):
+    """Dropout that begins with the second step, by p of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Dropout(0.0)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            self.layer.p = 0.0 if len(x) in (2, 4, 67) else 0.5
+        return self.layer(x)
+
+
+class ByCounter(Net):
+    """A number of steps, in a buffer, decides how much is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return drop(self, x, min(0.9, 0.2 * float(self.steps))) if self.training else x * (1 + self.steps)
+
+
+class Depth(Net):
+    """Layers left out by chance, drawn by Python."""
+
+    def within(self, x: Tensor) -> Tensor:
+        return x if self.training and random.random() < 0.4 else x + self.b(x)
+
+
+class DepthByNumpy(Net):
+    def within(self, x: Tensor) -> Tensor:
+        return x if self.training and np.random.rand() < 0.4 else x + self.b(x)  # noqa: NPY002
+
+
+class Held(Net):
+    """Draws from a generator of its own."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        super().__init__()
+        self.generator = make()
+
+    def within(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        if isinstance(self.generator, torch.Generator):
+            return x * (torch.rand(16, generator=self.generator) > 0.3)
+        return x * float(self.generator.random() if hasattr(self.generator, "random") else self.generator.rand())
+
+
+def set_up(net: Callable[[], nn.Module]) -> tuple[FlatModel, Source, list]:
+    torch.manual_seed(1)
+    model, sizes = FlatModel(net().double()), ragged_sizes(8, 20)
+    return model, Source(FLAT, sizes, torch.float64), tasks_for(sizes)
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+
+
+HELD = {
+    "torch": lambda: torch.Generator().manual_seed(3),
+    "numpy": lambda: np.random.default_rng(3),
+    "old numpy": lambda: np.random.RandomState(3),
+    "random": lambda: random.Random(3),
+}
+DRAWING = {
+    "call": LateCall,
+    "noise": LateNoise,
+    "p": Rising,
+    "counter": ByCounter,
+    "random": Depth,
+    "numpy": DepthByNumpy,
+    **{f"own {name}": lambda make=make: Held(make) for name, make in HELD.items()},
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_clients_update_depends_neither_on_who_was_trained_before_nor_on_global_generators(name: str):
+    model, source, tasks = set_up(DRAWING[name])
+    engine = SequentialEngine(model, source, STREAMS)
+    largest = int(source.sizes.argmax())
+    one, others = [tasks[largest]], tasks[:largest] + tasks[largest + 1 :]
+    seed_all(1)
+    expected = train(engine, one, model.initial, EPOCHS)[0]
+    seed_all(2)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    train(engine, others, model.initial, EPOCHS)
+    found = train(engine, one, model.initial, EPOCHS)[0]
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, train(engine, one, model.initial, EPOCHS, round=3)[0])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", ["random", "numpy", "own torch", "own numpy"])
+def test_models_that_draw_by_other_means_than_torchs_are_trained_alone(name: str):
+    model, source, _ = set_up(DRAWING[name])
+    assert forward_traits(model, FLAT).draws
+    assert "draws from a global generator" in str(MergedEngine(model, source, STREAMS).model_refusal())
+    assert "draws from" in str(why_not_stackable(model.module, FLAT))
+
+
+@pytest.mark.parametrize("name", ["call", "noise", "p"])
+def test_merged_clients_that_draw_unforeseen_are_refused(name: str):
+    model, source, tasks = set_up(DRAWING[name])
+    engine = MergedEngine(model, source, STREAMS)
+    assert engine.model_refusal() is None
+    at_once = sum(len(task.rows) if task.rows is not None else int(source.sizes[task.client]) for task in tasks)
+    assert at_once not in (2, 4, 67)
+    if name != "p":
+        source.x = [x[:5] for x in source.x]
+        source.y = [y[:5] for y in source.y]
+        source.sizes = np.array([len(y) for y in source.y])
+        tasks = [task for task in tasks_for(source.sizes) if task.rows is None and source.sizes[task.client] == 5][:1]
+    with pytest.raises(UserError, match="random numbers for some batches only"):
+        train(engine, tasks, model.initial, ONE)
+
+
+def test_merged_clients_count_their_steps_from_the_first_value():
+    model, source, tasks = set_up(ByCounter)
+    expected = train(SequentialEngine(model, source, STREAMS), tasks, model.initial, ONE)[0] - model.initial
+    merged = MergedEngine(model, source, STREAMS)
+    for _ in range(2):
+        found = train(merged, tasks, model.initial, ONE)[0] - model.initial
+        assert relative_difference(found, expected) < 1e-12
+
+
+def test_following_a_module_leaves_its_buffers():
+    model, _, _ = set_up(ByCounter)
+    assert why_not_stackable(model.module, FLAT) is not None
+    assert isinstance(model.module._buffers["steps"], Tensor)
+
+
+class Again(Net):
+    """A function alone is computed again, for all batches or for some."""
+
+    def __init__(self, rows: tuple[int, ...] | None, layer: bool = False, again: bool = True) -> None:
+        super().__init__()
+        self.rows, self.again = rows, again
+        self.layer = nn.Dropout(0.4) if layer else None
+
+    def within(self, x: Tensor) -> Tensor:
+        function = (lambda y: drop(self, y.exp())) if self.layer is None else (lambda y: self.layer(y.exp()))
+        again = self.again and (self.rows is None or len(x) in self.rows)
+        return checkpoint(function, x, use_reentrant=False) if again else function(x)
+
+
+def test_a_function_computed_again_drops_the_same():
+    """The masks are then torch's; the gradient is that of the values that the forward pass gave."""
+    model, source, _ = set_up(lambda: Again(None))
+    assert forward_traits(model, FLAT).torch_drops
+    x, y = source.x[0][:7], source.y[0][:7]
+    model.bind(model.initial.clone())
+    model.module.train()
+    found = []
+    for again in (True, False):
+        model.module.again = again
+        torch.manual_seed(4)
+        model.masks.source = ClientMasks(lambda: np.random.default_rng(0))
+        loss, gradients = model.loss_gradient(x, y)
+        found.append(torch.cat([loss.reshape(1), *(gradient.reshape(-1) for gradient in gradients)]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("layer", [False, True])
+def test_dropout_computed_again_for_some_batches_only_is_refused(layer: bool):
+    model, source, tasks = set_up(lambda: Again((7,), layer))
+    assert not forward_traits(model, FLAT).torch_drops
+    with pytest.raises(Exception, match="once more in the backward pass"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    off = LocalRule(lr=0.05, epochs=2, batch_size=7, dropout=False)
+    train(SequentialEngine(model, source, STREAMS), tasks, model.initial, off)
+
+
+class CompiledFunction(Net):
+    def __init__(self, layer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Dropout(0.3)
+        called = self.layer if layer else functional.dropout
+        self.function = torch.compile(lambda x: called(torch.tanh(x)), backend="eager")
+
+    def within(self, x: Tensor) -> Tensor:
+        return self.function(x) if self.training else torch.tanh(x)
+
+
+@pytest.mark.parametrize("layer", [False, True])
+def test_functions_that_are_compiled_may_drop(layer: bool):
+    model, source, tasks = set_up(lambda: CompiledFunction(layer))
+    assert forward_traits(model, FLAT).torch_drops
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)[0])
+    assert torch.equal(*found)
+
+
+class Always(Net):
+    """Drops in evaluation mode as well, in a layer, in a function, or by numpy."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer = how, nn.Dropout(0.4)
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.how == "layer":
+            return self.layer.train()(x)
+        if self.how == "numpy":
+            return x * float(np.random.rand())  # noqa: NPY002
+        return functional.dropout(x, 0.4, True)
+
+
+def evaluated(model: FlatModel) -> Callable[[int], dict[str, float]]:
+    """round -> what an evaluation behind it finds."""
+    x, y = torch.randn(30, 8, dtype=torch.float64), torch.arange(30) % CLASSES
+    store = SimpleNamespace(part_samples=lambda part: 30, manifest=SimpleNamespace(class_names=tuple("abcde")))
+    data = SimpleNamespace(description=FLAT, test=lambda: (x, y), validation=lambda: (x, y))
+    config = Config(preset="fedavg", evaluation={"on": "both"})
+    parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
+    return lambda round: parts.scores(model, model.initial, round)
+
+
+@pytest.mark.parametrize("how", ["layer", "function", "numpy"])
+def test_a_model_that_drops_while_it_is_evaluated_draws_from_the_rounds_stream(how: str):
+    model, source, tasks = set_up(lambda: Always(how))
+    evaluate, found = evaluated(model), []
+    for seed in (1, 2):
+        seed_all(seed)
+        found.append(evaluate(4))
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    assert found[0] == found[1]
+    assert found[0]["test_loss"] != evaluate(5)["test_loss"]
+    assert found[0]["test_loss"] != found[0]["val_loss"]
+
+
+def test_counters_have_their_first_values_in_an_evaluation():
+    model, source, tasks = set_up(ByCounter)
+    evaluate = evaluated(model)
+    expected = evaluate(0)
+    train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    assert evaluate(0) == expected
+
+
+def test_a_seed_is_the_streams_first_number():
+    for purpose, round, client in ((Purpose.MODULE, 0, 0), (Purpose.EVALUATION, 3, 2**40), (Purpose.MODULE, 2**40, 1)):
+        expected = int(STREAMS.generator(purpose, round, client).integers(0, 2**63))
+        assert STREAMS.seed64(purpose, round, client) == expected
