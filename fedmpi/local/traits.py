@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedmpi.common.arithmetic import full_precision
@@ -114,6 +114,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     calls.met = False
     try:
         with torch.no_grad(), kept_generators(), full_precision():
+            first = _attributes(model)
             _check_input_kept(model, x)
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
@@ -127,10 +128,28 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 torch_drops = drops and (masks.compiled or _compiled(model) or _computes_again(model, x, masks))
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
+        now = [held for _, held in _attributes(model)]
+        changed = [(part, held, after) for (part, held), after in zip(first, now, strict=True)]
+        model.counting = [
+            (part, name, value)
+            for part, held, after in changed
+            for name, value in held.items()
+            if after.get(name) is not value and after.get(name) != value
+        ]
+        model.restart()
     finally:
         model.masks.source = previous
         model.module.train(was_training)
     return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops)
+
+
+def _attributes(model: FlatModel) -> list[tuple[nn.Module, dict[str, object]]]:
+    """The numbers and words among the attributes of the module's parts, in training mode."""
+    plain = int, float, str, type(None)
+    return [
+        (part, {name: value for name, value in vars(part).items() if isinstance(value, plain)})
+        for part in model.module.modules()
+    ]
 
 
 def _compiled(model: FlatModel) -> bool:

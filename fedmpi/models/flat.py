@@ -68,6 +68,8 @@ class FlatModel:
         The module's own tensors, in the order of the flat vector.
     generators : list
         That the module and its parts hold (`common.generators.held_generators`).
+    counting : list of (part, name, first value)
+        Attributes of the module's parts that forward passes change; `local.traits` finds them out.
     stacked_forms : dict
         What `stacked.net.translate` found out about the module.
     embeddings : list of nn.Embedding
@@ -106,6 +108,8 @@ class FlatModel:
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        self._held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+        self.counting: list[tuple[nn.Module, str, Any]] = []
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
@@ -152,7 +156,11 @@ class FlatModel:
         self.masks.source = source
 
     def restart(self) -> None:
-        """Set integer buffers, such as batch norm's count of batches, to their first values."""
+        """Set integer buffers, such as batch norm's count of batches, and counting attributes to their first values."""
+        for part, buffers in self._held:
+            part._buffers.update(buffers)  # a forward pass may have put others in their places
+        for part, name, value in self.counting:
+            setattr(part, name, value)
         for buffer, first in self._counters:
             buffer.copy_(first)
 

@@ -86,6 +86,31 @@ class ByCounter(Net):
         return drop(self, x, min(0.9, 0.2 * float(self.steps))) if self.training else x * (1 + self.steps)
 
 
+class ByAttribute(Net):
+    """Dropout from the second step on, counted in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def within(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        return drop(self, x) if self.steps > 1 else x * (1 + self.steps)
+
+
+class ByNewBuffer(Net):
+    """The same, in a buffer that every step replaces by another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps = self.steps + 1
+        return drop(self, x) if self.steps > 1 else x * (1 + self.steps)
+
+
 class Depth(Net):
     """Layers left out by chance, drawn by Python."""
 
@@ -136,6 +161,8 @@ DRAWING = {
     "noise": LateNoise,
     "p": Rising,
     "counter": ByCounter,
+    "attribute": ByAttribute,
+    "new buffer": ByNewBuffer,
     "random": Depth,
     "numpy": DepthByNumpy,
     **{f"own {name}": lambda make=make: Held(make) for name, make in HELD.items()},
@@ -300,8 +327,9 @@ def test_a_model_that_drops_while_it_is_evaluated_draws_from_the_rounds_stream(h
     assert found[0]["test_loss"] != found[0]["val_loss"]
 
 
-def test_counters_have_their_first_values_in_an_evaluation():
-    model, source, tasks = set_up(ByCounter)
+@pytest.mark.parametrize("net", [ByCounter, ByAttribute, ByNewBuffer])
+def test_counters_have_their_first_values_in_an_evaluation(net: type[nn.Module]):
+    model, source, tasks = set_up(net)
     evaluate = evaluated(model)
     expected = evaluate(0)
     train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
