@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
@@ -125,7 +124,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 halves = [_logits(model, half, description) for half in x.chunk(2)]
                 kept = _bytes_kept(model, x)
                 couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
-                torch_drops = drops and (masks.compiled or _compiled(model) or _computes_again(model, x, masks))
+                torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
         now = [held for _, held in _attributes(model)]
@@ -156,23 +155,18 @@ def _compiled(model: FlatModel) -> bool:
     return any(hasattr(part, "_orig_mod") for part in model.module.modules())
 
 
-def _computes_again(model: FlatModel, x: Tensor, masks: NoMasks) -> bool:
-    """Whether the backward pass calls parts of the model or drops values, being a forward pass as well
-    (`torch.utils.checkpoint`)."""
-    called: list[str] = []
+def _drops_again(model: FlatModel, x: Tensor, masks: NoMasks) -> bool:
+    """Whether the backward pass drops values, being a forward pass as well (`torch.utils.checkpoint`)."""
     with torch.enable_grad():
         outputs = model.module(x)
         if not outputs.requires_grad:
             return False
         masks.asked = False
-        hook = register_module_forward_pre_hook(lambda part, given: called.append(type(part).__name__))
         try:
             gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
         except RuntimeError:  # training will say so
             return False
-        finally:
-            hook.remove()
-    return bool(called) or masks.asked
+    return masks.asked
 
 
 class _DropsOneRow:
@@ -260,11 +254,13 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     model.bind(model.initial.clone())
     was_training = model.module.training
     model.module.eval()
+    previous, model.masks.source = model.masks.source, NoMasks()
     try:
         with torch.no_grad(), kept_generators(), full_precision():
             whole = model.module(x)
             return not torch.allclose(whole, torch.cat([model.module(half) for half in x.chunk(2)]), 1e-3, 1e-5)
     finally:
+        model.masks.source = previous
         model.module.train(was_training)
 
 

@@ -243,7 +243,7 @@ class FlatModel:
         if self.has_dropout and not self.masks.from_torch and not isinstance(source, NoMasks):
             self.masks.source = ComputedAgain()
         try:
-            if self.calls_dropout and self.module.training and not self.masks.from_torch:
+            if self.calls_dropout and not self.masks.from_torch:
                 return self._with_zeros(gradients_within(self.dropout_calls, of, self.parameters, weights))
             return self._with_zeros(torch.autograd.grad(of, self.parameters, weights, allow_unused=True))
         finally:

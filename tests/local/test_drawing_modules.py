@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedmpi.config import Config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
-from fedmpi.local.traits import forward_traits
+from fedmpi.local.traits import couples_in_evaluation, forward_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models.dropout import ClientMasks
 from fedmpi.models.flat import FlatModel
@@ -187,6 +188,20 @@ def test_a_clients_update_depends_neither_on_who_was_trained_before_nor_on_globa
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # noqa: NPY002
 
 
+@pytest.mark.parametrize("name", ["call", "noise", "random", "own torch"])
+def test_clients_with_the_same_samples_draw_different_numbers(name: str):
+    model, source, tasks = set_up(DRAWING[name])
+    one, other = int(source.sizes.argmax()), int(source.sizes.argmin())
+    source.x[other], source.y[other], source.sizes[other] = source.x[one], source.y[one], source.sizes[one]
+    rule = LocalRule(lr=0.05, steps=6, epochs=None, batch_size=None)  # without an order that is drawn
+    source.x, source.y = [x[:5] for x in source.x], [y[:5] for y in source.y]
+    source.sizes[[one, other]] = 5
+    engine, weights = SequentialEngine(model, source, STREAMS), []
+    for client in (one, other):
+        weights.append(train(engine, [replace(tasks[one], client=client)], model.initial, rule)[0])
+    assert not torch.equal(*weights)
+
+
 @pytest.mark.parametrize("name", ["random", "numpy", "own torch", "own numpy"])
 def test_models_that_draw_by_other_means_than_torchs_are_trained_alone(name: str):
     model, source, _ = set_up(DRAWING[name])
@@ -209,6 +224,27 @@ def test_merged_clients_that_draw_unforeseen_are_refused(name: str):
         tasks = [task for task in tasks_for(source.sizes) if task.rows is None and source.sizes[task.client] == 5][:1]
     with pytest.raises(UserError, match="random numbers for some batches only"):
         train(engine, tasks, model.initial, ONE)
+
+
+class Switched(Net):
+    """A layer whose p the forward pass sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Dropout(0.0)
+
+    def within(self, x: Tensor) -> Tensor:
+        self.layer.p = 0.5
+        return self.layer(x)
+
+
+def test_merged_clients_get_masks_of_a_layer_that_drops_once_it_is_called():
+    model, source, tasks = set_up(Switched)
+    expected, found = (
+        train(engine(model, source, STREAMS), tasks, model.initial, ONE)[0] - model.initial
+        for engine in (SequentialEngine, MergedEngine)
+    )
+    assert relative_difference(found, expected) < 1e-12
 
 
 def test_merged_clients_count_their_steps_from_the_first_value():
@@ -254,6 +290,27 @@ def test_a_function_computed_again_drops_the_same():
         model.masks.source = ClientMasks(lambda: np.random.default_rng(0))
         loss, gradients = model.loss_gradient(x, y)
         found.append(torch.cat([loss.reshape(1), *(gradient.reshape(-1) for gradient in gradients)]))
+    torch.testing.assert_close(*found)
+
+
+class AgainWithout(Net):
+    """What is computed again drops nothing; other parts do."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again, self.part = again, nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+
+    def within(self, x: Tensor) -> Tensor:
+        x = drop(self, x)
+        return checkpoint(self.part, x, use_reentrant=False) if self.again else self.part(x)
+
+
+def test_a_part_computed_again_leaves_the_dropout_of_others_to_the_clients_stream():
+    found = []
+    for again in (False, True):
+        model, source, tasks = set_up(lambda again=again: AgainWithout(again))
+        assert not forward_traits(model, FLAT).torch_drops
+        found.append(train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)[0])
     torch.testing.assert_close(*found)
 
 
@@ -323,8 +380,23 @@ def test_a_model_that_drops_while_it_is_evaluated_draws_from_the_rounds_stream(h
         found.append(evaluate(4))
         train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
     assert found[0] == found[1]
+    source_before, _ = model.masks.source, evaluate(4)
+    assert model.masks.source is source_before
     assert found[0]["test_loss"] != evaluate(5)["test_loss"]
     assert found[0]["test_loss"] != found[0]["val_loss"]
+
+
+def test_a_model_that_drops_while_it_is_evaluated_may_have_batch_norm():
+    class WithNorm(Always):
+        def __init__(self) -> None:
+            super().__init__("layer")
+            self.norm = nn.BatchNorm1d(16)
+
+        def within(self, x: Tensor) -> Tensor:
+            return super().within(self.norm(x))
+
+    model, _, _ = set_up(WithNorm)
+    assert not couples_in_evaluation(model, FLAT)
 
 
 @pytest.mark.parametrize("net", [ByCounter, ByAttribute, ByNewBuffer])

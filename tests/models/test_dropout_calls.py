@@ -120,6 +120,23 @@ def test_attention_without_masks_is_torchs(name: str):
         torch.testing.assert_close(mine, own, rtol=1e-11, atol=1e-12)
 
 
+def test_values_may_be_of_another_size_than_queries():
+    v = torch.randn(2, 4, 5, 3, dtype=torch.float64)
+    expected = functional.scaled_dot_product_attention(Q, K, v)
+    with serving(NoMasks()):
+        torch.testing.assert_close(functional.scaled_dot_product_attention(Q, K, v, dropout_p=0.3), expected)
+
+
+def test_heads_whose_keys_are_given_are_left_to_torch():
+    x, weight, bias = torch.randn(3, 2, 4), torch.randn(12, 4), torch.zeros(12)
+    keys = torch.randn(4, 5, 2)  # samples · heads, places, size of a head
+    with serving(NoMasks()) as calls:
+        out, _ = functional.multi_head_attention_forward(
+            *(x, x, x, 4, 2, weight, bias, None, None, False, 0.3, torch.eye(4), None), static_k=keys, static_v=keys
+        )
+    assert out.shape == x.shape and not calls.met
+
+
 def test_shares_of_attention_are_dropped_behind_the_softmax():
     mask = torch.from_numpy(draw_mask(stream(), 2, 4 * 3 * 5, 0.3)).view(2, 4, 3, 5)
     expected = ((Q @ K.transpose(2, 3) / 6**0.5).softmax(3) * mask) @ V
