@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fedmpi.common.errors import UserError
+from fedmpi import Config, UserError
 from fedmpi.common.streams import Purpose, Streams
-from fedmpi.config import Config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
@@ -200,6 +199,21 @@ def test_clients_with_the_same_samples_draw_different_numbers(name: str):
     for client in (one, other):
         weights.append(train(engine, [replace(tasks[one], client=client)], model.initial, rule)[0])
     assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize("net", [Depth, LateNoise])
+def test_a_clients_visits_of_one_round_draw_different_numbers(net: type[nn.Module]):
+    model, source, tasks = set_up(net)
+    source.x, source.y = [x[:5] for x in source.x], [y[:5] for y in source.y]
+    one = int(source.sizes.argmax())
+    source.sizes[one] = 5
+    rule, engine = LocalRule(lr=0.05, steps=8, epochs=None, batch_size=None), SequentialEngine(model, source, STREAMS)
+    found = []
+    for visit in (0, 1):
+        w = model.initial.clone()
+        engine.advance(w, replace(tasks[one], rows=None, visit=visit), rule, 2)
+        found.append(w)
+    assert not torch.equal(*found)
 
 
 @pytest.mark.parametrize("name", ["random", "numpy", "own torch", "own numpy"])
