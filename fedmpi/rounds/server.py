@@ -208,7 +208,8 @@ class Planner:
         return Weighing(resolve("weights", "normalised"), {"population": population})
 
     def data_sampling(self, t: int, turnout: Turnout) -> DataSampling:
-        """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, 1 otherwise.
+        """p = K/Ñ of the Bernoulli rule (FedSampling, Eq 2), the fixed ratio of the naive rule, K over the samples of
+        all who are there for a pooled rule of the user's own, 1 otherwise.
 
         The size query goes to everybody who is there (FedSampling), or to those who receive the model (FedSTaS), who
         answer before some of them drop out.
@@ -218,7 +219,7 @@ class Planner:
             assert part.ratio is not None
             return DataSampling(part.ratio)
         if part.rule != "bernoulli":
-            return DataSampling(1.0)
+            return DataSampling(self._wanted_share(turnout))
         assert part.wanted is not None
         queried = turnout.asked if part.asked == "participants" else turnout.present
         asked = None if isinstance(queried, int) else queried
@@ -227,6 +228,14 @@ class Planner:
         for saturation in saturations(size, part.wanted, part.threshold):
             self._warn_once(saturation.kind, t, saturation.message)
         return DataSampling(sampling_probability(part.wanted, size.total), size, asked)
+
+    def _wanted_share(self, turnout: Turnout) -> float:
+        """min(1, K over the samples of all who are there), which a pooled rule of the user's own is told; else 1."""
+        wanted = self.config.samples.wanted
+        if wanted is None or not self.row_rule.part.foreign or not self.row_rule.pooled:
+            return 1.0
+        sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
+        return sampling_probability(wanted, int(sizes.sum()))
 
     def _coefficients(self, weighing: Weighing, t: int, cohort: Cohort) -> Floats:
         """Raw coefficients; of weights that count samples, the factor of one sample."""

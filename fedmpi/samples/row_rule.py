@@ -54,7 +54,8 @@ class Pool:
     start, stop : int
         The part [start, stop) of the axis whose positions are wanted.
     probability : float
-        p, with which the server wants a sample used where it knows one (K over the total size); else 1.
+        p, with which the server wants a sample used: K over the samples of all clients that are there (bernoulli: over
+        their estimate), at most 1; 1 where samples.wanted is not set.
     wanted : int or None
         K, samples.wanted.
     streams : Streams

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedmpi
 from fedmpi import PartFailure, UserError, row_rule
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -148,3 +149,26 @@ def test_a_rule_that_sees_the_sizes_of_others_does_not_go_with_noise() -> None:
         given_config({"samples.rule": every_second, **noisy}, {})
     given_config({"samples.rule": every_second, **private}, {})
     given_config({"samples.rule": ones, **noisy}, {})
+
+
+def test_a_pooled_rule_is_told_the_share_that_is_wanted_of_all_samples_that_are_there() -> None:
+    told: set[float] = set()
+
+    @row_rule(pooled=True)
+    def listening(pool: Pool) -> np.ndarray:
+        told.add(pool.probability)
+        return np.arange(pool.start, pool.stop)
+
+    def odd_ones(view: Any) -> np.ndarray:
+        return np.arange(6) % 2
+
+    def told_in(**settings: Any) -> set[float]:
+        told.clear()
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2, "samples.rule": listening} | settings, data=data)
+        return set(told)
+
+    x, y, owner = np.ones((66, 2), np.float32), np.arange(66) % 2, np.repeat(np.arange(6), 11)
+    data = fedmpi.ClientArrays(x, y, owner, test=(x, y))
+    assert told_in(**{"samples.wanted": 11}) == {11 / 66}
+    assert told_in(**{"samples.wanted": 11, "system.availability": odd_ones}) == {11 / 33}
+    assert told_in(**{"samples.wanted": 100}) == told_in() == {1.0}
