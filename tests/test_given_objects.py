@@ -363,3 +363,35 @@ def test_what_a_partial_binds_tells_its_kind_and_its_source_where_no_file_holds_
     names: dict[str, Any] = {"__name__": "no_module_of_this_name"}
     exec(compile(text, "<typed in>", "exec"), names)
     assert resolve("weights", partial(names["typed"], exponent=2.0)).source_text == text
+
+
+class Extremes:
+    """The lowest and the highest probability of a right answer."""
+
+    def __init__(self, *, most: int = 10):
+        self.most = most
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+        return {"of_class": torch.bincount(targets, minlength=self.most)}
+
+    def result(self, sums: Any, samples: int) -> dict[str, float]:
+        return {"rarest": float(sums["of_class"].min()), "samples": float(samples)}
+
+
+def test_an_object_that_measures_makes_its_numbers_as_its_class_does(tmp_path: Path) -> None:
+    given, named = (
+        fedmpi.run("fedavg", {**FEW, "task.metrics": [metric]}, out=tmp_path / str(place)).records[-1]
+        for place, metric in enumerate((Extremes(most=12), partial(Extremes, most=12)))
+    )
+    assert given["test_rarest"] == named["test_rarest"] == 0 and given["test_samples"] == named["test_samples"] > 0
+    assert fedmpi.run("fedavg", {**FEW, "task.metrics": [Extremes()]}).records[-1]["test_rarest"] > 0
+
+
+def test_a_run_does_not_go_on_with_another_function_that_no_name_finds(tmp_path: Path) -> None:
+    first = client_sampler(lambda view: Cohort(view.available[:3]))
+    other = client_sampler(lambda view: Cohort(view.available[-3:]))
+    fedmpi.run("fedavg", {**FEW, "participation.clients": first}, out=tmp_path)
+    more = {**FEW, "rounds": 3}
+    with pytest.raises(fedmpi.UserError, match="lambda.*is not the file that this run was started with"):
+        fedmpi.run("fedavg", {**more, "participation.clients": other}, out=tmp_path, resume=True)
+    assert len(fedmpi.run("fedavg", {**more, "participation.clients": first}, out=tmp_path, resume=True).records) == 3

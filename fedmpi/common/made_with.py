@@ -62,13 +62,25 @@ def holds_values(chosen: Any) -> bool:
     """Whether a choice holds values that its name does not bring back: an object, a partial, a function within one."""
     if isinstance(chosen, partial | MethodType):
         return True
-    name = getattr(chosen, "__qualname__", None)
-    if name is None or not hasattr(chosen, "__module__"):
+    if not hasattr(chosen, "__qualname__") or not hasattr(chosen, "__module__"):
         return True
+    return bool(getattr(chosen, "__closure__", None)) and not _leads_to(chosen)
+
+
+def found_by_name(chosen: Any) -> bool:
+    """Whether the name of a function leads to it, as no lambda's does; of a partial that of what it binds.
+
+    Of objects, it is their class that has a name.
+    """
+    named = chosen.func if isinstance(chosen, partial) else chosen
+    return not hasattr(named, "__code__") or _leads_to(named)
+
+
+def _leads_to(chosen: Any) -> bool:
     found: Any = sys.modules.get(chosen.__module__)
-    for step in name.split("."):
+    for step in chosen.__qualname__.split("."):
         found = getattr(found, step, None)
-    return found is not chosen and bool(getattr(chosen, "__closure__", None))
+    return found is chosen
 
 
 def _without_note(made: Any) -> dict[str, Any]:

@@ -173,10 +173,7 @@ class Part:
         """The text of its file, or of the object alone where there is no file; "" where neither can be had."""
         if self.source is not None:
             return self.source.read_text(encoding="utf-8", errors="replace")
-        try:
-            return inspect.getsource(as_written(self.object)) if self.foreign else ""
-        except (OSError, TypeError):
-            return ""
+        return own_text(self.object) if self.foreign else ""
 
     @property
     def digest(self) -> str:
@@ -452,6 +449,14 @@ def object_name(chosen: Any) -> str:
     chosen = as_written(chosen)
     named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def own_text(chosen: Any) -> str:
+    """The source text of a function or class alone; "" where it cannot be had."""
+    try:
+        return inspect.getsource(as_written(chosen))
+    except (OSError, TypeError):
+        return ""
 
 
 def as_written(chosen: Any) -> Any:

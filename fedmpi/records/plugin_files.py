@@ -15,7 +15,8 @@ from typing import Any
 from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, partial_name, write_whole
-from fedmpi.common.registry import KINDS, Part, as_written, load, resolve
+from fedmpi.common.made_with import found_by_name
+from fedmpi.common.registry import KINDS, Part, as_written, load, own_text, resolve
 from fedmpi.config import Config
 
 log = logging.getLogger("fedmpi")
@@ -80,18 +81,26 @@ def plugin_files(*choices: Any) -> dict[str, str]:
 def part_sources(config: Config) -> dict[str, bytes]:
     """The sources of the user's own parts by file name: their modules, and those of the user's that these import.
 
-    A part that was typed in, where there is no file, is there as the text of its own.
+    A part that was typed in, where there is no file, is there as the text of its own; so is, beside the modules, a
+    function that its name does not lead to, such as a lambda: of one file there may be many.
     """
     sources: dict[str, bytes] = {}
     for kind, choice in foreign_choices(config):
         part = resolve(kind, choice)
         if part.source is not None:
             sources |= {_shown(name, path): path.read_bytes() for name, path in _reached(part).items()}
+            if not found_by_name(part.object):
+                sources[_file_alone(part)] = own_text(part.object).encode()
         elif part.source_text:
-            sources[f"{part.name.replace(':', '.')}.py"] = part.source_text.encode()
+            sources[_file_alone(part)] = part.source_text.encode()
         else:
             log.warning("%s = %s has no source that could be kept with the run", part.key, part.name)
     return sources
+
+
+def _file_alone(part: Part) -> str:
+    """The name of the file for the text of a part alone."""
+    return f"{part.name.replace(':', '.').replace('<', '').replace('>', '')}.py"
 
 
 def digests(sources: dict[str, bytes]) -> dict[str, str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import isclass
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
-from fedmpi.common.registry import Part, register
+from fedmpi.common.registry import Part, as_written, register
 from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
 
 if TYPE_CHECKING:
@@ -193,7 +195,9 @@ class Metric:
     def __init__(self, part: Part, options: Mapping[str, Any] | None = None):
         self.part = part
         with calling(part):
-            self._metric: Callable[[Tensor, Tensor], Mapping[str, Any]] = part.make(options or {})
+            made = part.make(options or {})
+            bound = isinstance(part.object, partial) and isclass(part.object.func)  # a class with its options
+            self._metric: Callable[[Tensor, Tensor], Mapping[str, Any]] = made() if bound else made
         self.gathers: bool = not part.foreign and getattr(self._metric, "gathers", False)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sums:
@@ -225,7 +229,7 @@ class Metric:
         PartFailure
             The metric's own `result` failed; or without one there is a sum that is no single number.
         """
-        own = getattr(self._metric, "result", None)
+        own = getattr(as_written(self._metric), "result", None)
         if own is None:
             for name, value in sums.items():
                 if value.dim():
