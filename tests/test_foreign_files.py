@@ -159,8 +159,33 @@ def needs_a_path(path):
     return path
 
 
+def nobody():
+    x, y = np.zeros((0, 2), np.float32), np.zeros(0, int)
+    return fedmpi.ClientArrays(x, y, y, test=(x, y))
+
+
 def later(view, k=3):
     return Cohort(view.available[:k])
+
+
+class Unmeasured:
+    def candidates(self, view):
+        return view.available
+
+    def draw(self, view):
+        return Cohort(view.available[:3])
+
+
+class Pushed(LocalAlgorithm):
+    def __init__(self, *, pull: Any = -1.0):
+        self.proximal_mu = pull
+
+
+class Counts(LocalAlgorithm):
+    sums: Any = 2
+
+    def finish(self, client, server, work):
+        return {}
 
 
 MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
@@ -183,9 +208,14 @@ MISFITS: list[tuple[str, Any, dict[str, Any], str]] = [
         {},
         r"which correction does not take .*write def correction\(self, client, server\)",
     ),
+    ("participation.clients", client_sampler(Unmeasured), {}, r"candidates\(view\), of whom nothing is measured"),
+    ("local.algorithm", Pushed, {}, r"has proximal_mu = -1.0: the weight of the pull is a finite number"),
+    ("local.algorithm", Pushed, {"local.pull": "much"}, r"has proximal_mu = 'much': the weight of the pull"),
+    ("local.algorithm", Counts, {}, r"has sums = 2: list names"),
     ("task.loss", needs_a_path, {}, "is called with outputs, targets"),
     ("system.availability", two_names, {}, "is called with view"),
     ("topology.scheduling", two_names, {"topology.kind": "mediators"}, "with class_counts, most, generator, target"),
+    ("data.shards", nobody, {}, "nobody': ClientArrays: x holds no sample"),
     ("data.shards", needs_a_path, {}, r"options alone, .* write def needs_a_path\(\*, options\)"),
 ]
 """Key, what is chosen, other settings, what the refusal says."""
@@ -237,6 +267,11 @@ class Forgets(LocalAlgorithm):
         client.c = work.delta
 
 
+class Objects(LocalAlgorithm):
+    def refuses(self, config):
+        return config.local.no_such_key
+
+
 FAILURES: list[tuple[str, Any, str]] = [
     ("participation.clients", client_sampler(shuffles), r"test_foreign_files.py:\d+\) failed in round 0: .*read-only"),
     (
@@ -258,6 +293,7 @@ FAILURES: list[tuple[str, Any, str]] = [
     ("local.algorithm", Imaginary, r"client .*the correction must be a vector of \d+ real numbers, not complex ones"),
     ("local.algorithm", HalfImaginary, r"client .*client.c must be a vector of \d+ real numbers, not complex ones"),
     ("aggregation.optimizer", server_optimizer(lambda w, update: None), "returned nothing and left w as it was"),
+    ("local.algorithm", Objects, r"test_foreign_files.py:\d+\) failed: AttributeError: .*no_such_key"),
     ("local.algorithm", Immodest, "client .*the correction is not finite"),
     ("local.algorithm", Endless, "the update of server_step is not finite"),
     ("local.algorithm", Forgets, r"test_foreign_files.py:\d+\) failed in round 0, client \d+: .*client.c is not kept"),

@@ -69,6 +69,11 @@ class ClientSampler:
         if not callable(self._draw):
             raise UserError(f"{part.key} = {part.name!r} is a class without draw(view): give it one")
         self._candidates = self._method("candidates") if self.measures else None
+        if not self.measures and part.foreign and callable(getattr(self._made, "candidates", None)):
+            raise UserError(
+                f"{part.key} = {part.name!r} has candidates(view), of whom nothing is measured: name what is, "
+                '@client_sampler(measures=("loss",)), or rename the method'
+            )
         takes(part, self._draw, "view", method="draw" if hasattr(self._made, "draw") else "")
         if self._candidates is not None:
             takes(part, self._candidates, "view", method="candidates")

@@ -33,14 +33,25 @@ def further_vectors(config: ConfigTables) -> tuple[int, int, int]:
     found = local_algorithm(config)
     if found is None:
         return 0, 0, 0
-    algorithm = found[1]
-    sent = algorithm.server_state if algorithm.sent is None else algorithm.sent
-    return len(_names(sent)), len(_names(algorithm.sums)), len(_names(algorithm.numbers))
+    sent = "server_state" if found[1].sent is None else "sent"
+    down, up, numbers = (len(names_in(*found, field)) for field in (sent, "sums", "numbers"))
+    return down, up, numbers
 
 
-def _names(declared: str | Sequence[str]) -> tuple[str, ...]:
-    """Declared names; a single one may stand without a tuple."""
-    return (declared,) if isinstance(declared, str) else tuple(declared)
+def names_in(part: Part, algorithm: Any, field: str) -> tuple[str, ...]:
+    """The names that an algorithm declares in a field; a single one may stand without a tuple.
+
+    Raises
+    ------
+    UserError
+        It declares something else.
+    """
+    declared = getattr(algorithm, field)
+    if isinstance(declared, str):
+        return (declared,)
+    if not isinstance(declared, Sequence):
+        raise UserError(f'{part.key} = {part.name!r} has {field} = {declared!r}: list names, as in {field} = ("c",)')
+    return tuple(declared)
 
 
 def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:

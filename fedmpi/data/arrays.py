@@ -304,7 +304,10 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
     with calling(source):
         make = source.make(options)
         takes(source, make)
-        found = make()
+        try:
+            found = make()
+        except UserError as error:  # of the arrays that it makes
+            raise UserError(f"data.shards = {source.name!r}: {error}") from error
     if not isinstance(found, ClientArrays):
         raise UserError(f"data.shards = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")
     return found

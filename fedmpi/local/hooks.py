@@ -18,7 +18,7 @@ from fedmpi.common.calling import calling, is_complex, refuse_result, takes
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Part
 from fedmpi.config import Config
-from fedmpi.config.local_algorithm import local_algorithm
+from fedmpi.config.local_algorithm import local_algorithm, names_in
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed, vector_like
 from fedmpi.local.client_state import ClientState
 from fedmpi.local.work import ClientTask, LocalRule
@@ -82,7 +82,7 @@ class Hooks:
         self.sent = self.server_state if algorithm.sent is None else declared(part, algorithm, "sent")
         if unknown := set(self.sent) - set(self.server_state):
             raise UserError(f"{part.name}: sent names {min(unknown)!r}, which server_state does not declare")
-        self.proximal_mu = float(algorithm.proximal_mu)
+        self.proximal_mu = pull(part, algorithm)
         self.corrects = overrides(algorithm, "correction")
         self.finishes = overrides(algorithm, "finish") or bool(self.client_state)
         self.own_loss = algorithm.objective is not None
@@ -370,16 +370,31 @@ def overrides(algorithm: LocalAlgorithm, name: str) -> bool:
     return getattr(own, "__func__", own) is not getattr(LocalAlgorithm, name)
 
 
+def pull(part: Part, algorithm: LocalAlgorithm) -> float:
+    """μ of an algorithm's own proximal pull.
+
+    Raises
+    ------
+    UserError
+        It is no number from 0 on.
+    """
+    mu: Any = algorithm.proximal_mu
+    if isinstance(mu, bool) or not isinstance(mu, int | float | np.integer | np.floating) or not 0 <= mu < math.inf:
+        raise UserError(
+            f"{part.key} = {part.name!r} has proximal_mu = {mu!r}: the weight of the pull is a finite number, 0 or more"
+        )
+    return float(mu)
+
+
 def declared(part: Part, algorithm: LocalAlgorithm, field: str, taken: Sequence[str] = ()) -> tuple[str, ...]:
     """The names that an algorithm declares in a field.
 
     Raises
     ------
     UserError
-        A name that is no identifier, occurs twice or already means something else.
+        No names; a name that is no identifier, occurs twice or already means something else.
     """
-    found = getattr(algorithm, field)
-    names = (found,) if isinstance(found, str) else tuple(found)
+    names = names_in(part, algorithm, field)
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             raise UserError(f"{part.name}: {field} names {name!r}, which is no name of an attribute")
