@@ -416,9 +416,13 @@ def load(path: str, key: str) -> Any:
         raise
     except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
         reason = str(error) if isinstance(error, UserError) else raised(error)
-        raise UserError(
-            f"{key} = {path!r}: importing the module {module_name!r} failed with {reason}{_line_of(error)}"
-        ) from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
+        hint = (
+            f": searched are PYTHONPATH and the working directory, {os.getcwd()}; a run keeps copies in plugins"
+            if missing
+            else _line_of(error)
+        )
+        raise UserError(f"{key} = {path!r}: importing the module {module_name!r} failed with {reason}{hint}") from error
     if not callable(found):
         own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         near = get_close_matches(name, own, n=1, cutoff=0.5)
