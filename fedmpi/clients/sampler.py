@@ -149,6 +149,11 @@ class ClientSampler:
             kept[f"{STATE}{name}"] = torch.from_numpy(np.array(value))
         return kept
 
+    @property
+    def never_set(self) -> list[str]:
+        """What it says it remembers, of which it has no attribute so far."""
+        return [name for name in self.remembers if not hasattr(self._made, name)]
+
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what a checkpoint remembers."""
         for name in self.remembers:

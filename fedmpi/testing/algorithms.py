@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpi.aggregation.server_optimizers import state_names
 from fedmpi.common.types import AnyArray
 from fedmpi.local.algorithm import LocalAlgorithm, Totals, Vectors, Work, misnamed
-from fedmpi.local.hooks import declared
+from fedmpi.local.hooks import declared, pull
 from fedmpi.testing.check import Check, Subject, demand, leaves_generators_alone, same_twice
 
 VALUES, POPULATION, ROUNDS, SAVED = 12, 6, 6, 3
@@ -58,8 +58,8 @@ def exercise(subject: Subject, saved: int | None = None) -> list[AnyArray]:
             facts = {"index": k, "round": t, "samples": 10 + k}
             client = Vectors("client", clients[k], facts)
             seen = Vectors("server", server, {"model": w, "round": t}, "only in server_step")
-            delta = _steps(w, k, _vector(made.correction(client, seen), "correction"), made.proximal_mu)
-            returned = made.finish(client, seen, Work(delta.clone(), 3, 0.1, 1.0, made.proximal_mu, 10 + k))
+            delta = _steps(w, k, _vector(made.correction(client, seen), "correction"), pull(subject.part, made))
+            returned = made.finish(client, seen, Work(delta.clone(), 3, 0.1, 1.0, pull(subject.part, made), 10 + k))
             _take(returned, sums, names)
             total += delta / count
         totals = Totals(POPULATION, count, float(count), float(count), t, 0.1)

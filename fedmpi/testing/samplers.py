@@ -106,6 +106,11 @@ def survives(subject: Subject) -> str:
     there, anew = (ClientSampler(subject.part, subject.options) for _ in range(2))
     for t in range(5):
         draw_cohort(there, there.measures, world(round=t))
+    missing = next(iter(there.never_set), None)
+    demand(
+        missing is None,
+        f"state names {missing!r}, but after five rounds there is no such attribute: is it called otherwise?",
+    )
     anew.load(there.state())
     first, later = (draw_cohort(sampler, sampler.measures, world(round=5)).clients for sampler in (there, anew))
     demand(

@@ -534,6 +534,26 @@ class Counting:
         w.add_(update if self.rounds < 3 else update / self.rounds)
 
 
+@client_sampler
+class Misremembers:
+    "Declares another name than it uses, and needs neither."
+
+    state = ("asks",)
+
+    def __init__(self):
+        self.asked = 0
+
+    def draw(self, view) -> Cohort:
+        self.asked += 1
+        return fair(view)
+
+
+class PulledByWords(LocalAlgorithm):
+    "Its pull is no number."
+
+    proximal_mu = "a lot"  # type: ignore[assignment]
+
+
 class NoisyAlgorithm(LocalAlgorithm):
     "Draws with torch."
 

@@ -48,6 +48,7 @@ BAD = [
     (bad_parts.of_those_away, "valid cohorts", "returned client 3, who is not among view.available"),
     (bad_parts.everybody_compared, "cost with 100,000 clients", "ten times more clients"),
     (bad_parts.ForgetsOnResume, "state survives a checkpoint", "made anew before round 5"),
+    (bad_parts.Misremembers, "state survives a checkpoint", "state names 'asks', .* no such attribute"),
     (bad_parts.global_rows, GLOBAL, "of random"),
     (bad_parts.shuffled, "rows sorted and in range", "are not sorted"),
     (bad_parts.beyond, "rows sorted and in range", "lies outside 0"),
@@ -175,6 +176,12 @@ def test_what_weights_raise_themselves_is_reported_as_it_is() -> None:
     first, second, third, _ = checks(bad_parts.undecided, runs=False)
     for check in (first, second, third):
         with pytest.raises(ValueError, match=r"^no opinion on this cohort$"):
+            check()
+
+
+def test_a_pull_that_is_no_number_is_refused_as_in_a_run() -> None:
+    for check in checks(bad_parts.PulledByWords, runs=False):
+        with pytest.raises(UserError, match="has proximal_mu = 'a lot': the weight of the pull is a finite number"):
             check()
 
 
