@@ -151,24 +151,24 @@ def test_a_rule_that_sees_the_sizes_of_others_does_not_go_with_noise() -> None:
     given_config({"samples.rule": ones, **noisy}, {})
 
 
-def test_a_pooled_rule_is_told_the_share_that_is_wanted_of_all_samples_that_are_there() -> None:
-    told: set[float] = set()
+def test_a_pooled_rule_is_given_the_share_that_is_wanted_of_all_samples_that_are_there() -> None:
+    shares: set[float] = set()
 
     @row_rule(pooled=True)
     def listening(pool: Pool) -> np.ndarray:
-        told.add(pool.probability)
+        shares.add(pool.probability)
         return np.arange(pool.start, pool.stop)
 
     def odd_ones(view: Any) -> np.ndarray:
         return np.arange(6) % 2
 
-    def told_in(**settings: Any) -> set[float]:
-        told.clear()
+    def shares_in(**settings: Any) -> set[float]:
+        shares.clear()
         fedmpi.run("fedavg", {"rounds": 1, "participation.count": 2, "samples.rule": listening} | settings, data=data)
-        return set(told)
+        return set(shares)
 
     x, y, owner = np.ones((66, 2), np.float32), np.arange(66) % 2, np.repeat(np.arange(6), 11)
     data = fedmpi.ClientArrays(x, y, owner, test=(x, y))
-    assert told_in(**{"samples.wanted": 11}) == {11 / 66}
-    assert told_in(**{"samples.wanted": 11, "system.availability": odd_ones}) == {11 / 33}
-    assert told_in(**{"samples.wanted": 100}) == told_in() == {1.0}
+    assert shares_in(**{"samples.wanted": 11}) == {11 / 66}
+    assert shares_in(**{"samples.wanted": 11, "system.availability": odd_ones}) == {11 / 33}
+    assert shares_in(**{"samples.wanted": 100}) == shares_in() == {1.0}
