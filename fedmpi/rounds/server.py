@@ -231,8 +231,8 @@ class Planner:
 
     def _wanted_share(self, turnout: Turnout) -> float:
         """min(1, K over the samples of all who are there), which a pooled rule of the user's own is told; else 1."""
-        wanted = self.config.samples.wanted
-        if wanted is None or not self.row_rule.part.foreign or not self.row_rule.pooled:
+        wanted, rule = self.config.samples.wanted, self.row_rule
+        if wanted is None or not rule.part.foreign or not rule.pooled:
             return 1.0
         sizes = self.sizes if isinstance(turnout.present, int) else self.sizes[turnout.present]
         return sampling_probability(wanted, int(sizes.sum()))

@@ -18,7 +18,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked import forms
-from fedmpi.models.stacked.graph import free
+from fedmpi.models.stacked.graph import without_samples
 from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.models.stacked.trace import ROWS, Along, made_up
 from tests.local.stacks import (
@@ -335,7 +335,8 @@ def test_following_a_forward_pass_leaves_torch_as_it_was():
 
 
 def test_a_pair_is_free_of_samples_where_both_parts_are():
-    assert free(None) and free((None, (None, None))) and not free((Along(0, 1), None)) and not free(Along(0, 1))
+    assert without_samples(None) and without_samples((None, (None, None)))
+    assert not without_samples((Along(0, 1), None)) and not without_samples(Along(0, 1))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
