@@ -262,7 +262,7 @@ def test_a_form_that_forgets_the_padding_trains_no_run(tmp_path: Path, monkeypat
     """Even one that made-up samples would not have found out."""
     look = forms.FUNCTIONS[functional.embedding]
     monkeypatch.setitem(forms.FUNCTIONS, functional.embedding, lambda x, w, **more: look(x, w))
-    monkeypatch.setattr(net, "check", lambda *given: None)
+    monkeypatch.setattr(net, "check_form", lambda *given: None)
     with pytest.raises(UserError, match="does not train Padded as it is trained alone"):
         run("batched", tmp_path / "named")
     assert "sequential from now on: batched differs" in run_log(run("auto", tmp_path / "auto"))
