@@ -108,15 +108,18 @@ def plan_features(
     project_above : int
         Feature values that are clustered as they are.
     """
-    from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
-
     compressed = kind == "compressed-gradient"
     width = levels if compressed and not restored else size
     name = f"{kind} features of {clients} clients × {width} values"
     scale = -lr if kind == "one-step-change" else 1.0
+    whole = FeaturePlan(kind, levels, restored, scale, width, None, f"{name}, not projected")
+    if clients * width <= project_above:
+        return whole
+    from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim  # slow to import
+
     shorter = int(johnson_lindenstrauss_min_dim(max(clients, 2), eps=DISTORTION))
-    if clients * width <= project_above or shorter >= width:
-        return FeaturePlan(kind, levels, restored, scale, width, None, f"{name}, not projected")
+    if shorter >= width:
+        return whole
     seed = streams.seed64(Purpose.PROJECTION) % 2**32
     projection = SparseRandomProjection(shorter, dense_output=True, random_state=seed)
     projection.fit(np.zeros((1, width), np.float32))
