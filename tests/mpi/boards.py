@@ -17,8 +17,6 @@ from fedmpi.cluster import Cluster, board, pages, reduction_choice, waiting, wor
 from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
 from fedmpi.process.exit_codes import run_guarded
-from fedmpi.rounds.assemble import Experiment
-from fedmpi.rounds.loop import Simulation
 from tests.mpi.programs import check_sum
 
 LATE = 1.0
@@ -183,12 +181,19 @@ def _refused(node: Any) -> None:
     raise MPI.Exception(MPI.ERR_OTHER)
 
 
-def rounds(*settings: str) -> None:
-    """How many plans were told ahead, and how many had to be broadcast, in a run of these settings."""
-    from fedmpi.config.loading import load_config
-
+def rounds(*runs: str) -> None:
+    """How many plans were told ahead, and how many had to be broadcast, in runs of these settings, one a word."""
     logging.disable(logging.CRITICAL)
-    experiment = Experiment.connect(load_config(None, list(settings)))
+    for number, settings in enumerate(runs):
+        one_run(number, settings.split())
+
+
+def one_run(number: int, settings: list[str]) -> None:
+    from fedmpi.config.loading import load_config
+    from fedmpi.rounds.assemble import Experiment  # loads torch, which no other program here needs
+    from fedmpi.rounds.loop import Simulation
+
+    experiment = Experiment.connect(load_config(None, settings))
     cluster = experiment.cluster
     simulation = Simulation(experiment, None)
     broadcasts, announcements, ahead = counted(cluster, "broadcast"), [0], cluster.announced
@@ -196,21 +201,21 @@ def rounds(*settings: str) -> None:
     own: list[Plan] = []
     make = experiment.decisions.plan
 
-    def made(number: int) -> Plan:
-        own.append(make(number))
+    def made(t: int) -> Plan:
+        own.append(make(t))
         return own[-1]
 
-    def noted(number: int) -> list[np.ndarray] | None:
-        found = ahead(number)
+    def noted(t: int) -> list[np.ndarray] | None:
+        found = ahead(t)
         announcements[0] += found is not None
         if found is not None and cluster.is_server:
-            assert own[-1].round == number and len(found) == len(own[-1].arrays())
+            assert own[-1].round == t and len(found) == len(own[-1].arrays())
             assert all(np.array_equal(*pair) for pair in zip(found, own[-1].arrays(), strict=True))
         return found
 
     experiment.decisions.plan, cluster.announced = made, noted  # type: ignore[method-assign]
     assert simulation.run() == "finished"
-    print(f"rank {cluster.rank}: {announcements[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
+    print(f"run {number}: {announcements[0]} ahead, {broadcasts[0]} broadcasts", flush=True)
     experiment.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from functools import cache
 
 import numpy as np
 import pytest
@@ -56,33 +55,33 @@ def test_two_ranks_meet_as_well():
     passed(2, "many_meetings", "400")
 
 
-def counted(settings: str) -> tuple[int, int]:
-    """Plans announced and broadcasts of a run on three ranks, which all count alike."""
-    output = passed(3, "rounds", *PLAIN.split(), *settings.split())
-    found = re.findall(r"^rank \d: (\d+) ahead, (\d+) broadcasts$", output, re.MULTILINE)
-    assert len(found) == 3 and len(set(found)) == 1, output
-    return int(found[0][0]), int(found[0][1])
+RUNS = {
+    "server.trains=always": 0,
+    "server.trains=never": 5,
+    "server.trains=never topology.placement=shared topology.balance=measured": 0,
+    "server.trains=never topology.placement=owner": 5,
+}
+"""How many plans of a run are announced: all but the first round's where nothing can change them."""
 
 
-@cache
-def broadcasts_without_announcements() -> int:
-    return counted("server.trains=always")[1]
+@pytest.fixture(scope="module")
+def counted() -> dict[str, tuple[int, int]]:
+    """Plans announced and broadcasts of each run on three ranks, which all count alike; one job for all."""
+    output = passed(3, "rounds", *(f"{PLAIN} {settings}" for settings in RUNS))
+    found = {}
+    for number, settings in enumerate(RUNS):
+        by_rank = re.findall(rf"^run {number}: (\d+) ahead, (\d+) broadcasts$", output, re.MULTILINE)
+        assert len(by_rank) == 3 and len(set(by_rank)) == 1, output
+        found[settings] = int(by_rank[0][0]), int(by_rank[0][1])
+    return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "ahead"),
-    [
-        ("server.trains=never", 5),
-        pytest.param("server.trains=always", 0, marks=pytest.mark.slow),
-        ("server.trains=never topology.placement=shared topology.balance=measured", 0),
-        pytest.param("server.trains=never topology.placement=owner", 5, marks=pytest.mark.slow),
-    ],
-)
-def test_plans_that_nothing_can_change_are_announced(settings: str, ahead: int):
-    """All but the first round's; the others are broadcast, one a round."""
-    announced, broadcasts = counted(settings)
-    assert announced == ahead
-    assert broadcasts == broadcasts_without_announcements() - ahead
+@pytest.mark.parametrize("settings", RUNS)
+def test_plans_that_nothing_can_change_are_announced(settings: str, counted: dict[str, tuple[int, int]]):
+    """The others are broadcast, one a round."""
+    announced, broadcasts = counted[settings]
+    assert announced == RUNS[settings]
+    assert broadcasts == counted["server.trains=always"][1] - announced
 
 
 def memory() -> np.ndarray:
