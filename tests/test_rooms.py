@@ -311,17 +311,28 @@ def test_names_are_plain_words() -> None:
     wrong = []
     for folder in ("fedmpi", "data_prep", "benchmarks", "docs", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            named = [(1, path.stem), *identifiers(ast.parse(path.read_text()))]
+            text = path.read_text()
+            named = [(1, path.stem), *(identifiers(ast.parse(text)) if may_hold_a_metaphor(text) else ())]
             wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in named if is_metaphor(name)]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
     "source",
-    ["told = 1", "def f(*, heard): ...", "a._foretold", "class AllTold: ...", "f(told=1)", "def _look_away(): ..."],
+    [
+        *("told = 1", "def f(*, heard): ...", "a._foretold", "class AllTold: ...", "f(told=1)"),
+        *("def _look_away(): ...", "class LookAway: ..."),
+    ],
 )
 def test_a_metaphor_is_found_wherever_a_name_stands(source: str) -> None:
+    assert may_hold_a_metaphor(source)
     assert any(is_metaphor(name) for _, name in identifiers(ast.parse(source)))
+
+
+def may_hold_a_metaphor(text: str) -> bool:
+    """Without one of the words, however they are joined, no name of a source can be a metaphor: most are not parsed."""
+    joined = text.lower().replace("_", "")
+    return any(metaphor.replace("_", "") in joined for metaphor in METAPHORS)
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -145,8 +145,9 @@ def ran(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, device: torc
     with monkeypatch.context() as patched:
         if device is not None:
             patched.setattr(assemble, "prepare_device", lambda *given: (prepared(*given), device)[1])
-        few = ("data.shards=digits:clients=12", "rounds=3", "logging.tensorboard=false", "checkpoint.every=0")
-        experiment = Experiment.connect(load_config(None, [*few, "evaluation.every=1", *settings]))
+        few = ("data.shards=digits:clients=12", "rounds=3", "local.batch_size=40", "evaluation.every=1")
+        quiet = ("logging.tensorboard=false", "checkpoint.every=0")
+        experiment = Experiment.connect(load_config(None, [*few, *quiet, *settings]))
         simulation = Simulation(experiment, None)
         assert simulation.run() == "finished"
         experiment.close()

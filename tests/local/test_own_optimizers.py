@@ -18,7 +18,7 @@ from tests.local.test_algorithms import MODELS, simulate
 
 OWN = "tests.local.own_optimizers"
 SIZES = ragged_sizes(9, 23)
-SMALL = ("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "rounds=2")
+SMALL = ("data.shards=digits:clients=9", "participation.count=4", "model.hidden=[6]", "local.batch_size=40", "rounds=2")
 
 
 def ends(rule: LocalRule, algorithm: str = "plain", kind: str = "mlp") -> torch.Tensor:

@@ -23,6 +23,7 @@ COMMON: dict[str, Any] = {
     "data.shards": "digits:clients=6",
     "participation.count": 4,
     "local.engine": "sequential",
+    "local.batch_size": 40,
     "rounds": 6,
     "logging.tensorboard": False,
     "cluster.on_rank_failure": "shrink",
