@@ -15,6 +15,7 @@ from fedmpi.clients.clustering import optics
 from fedmpi.clients.features import gradient_features, plan_features
 from fedmpi.common.streams import Purpose, Streams
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 CLIENTS, CLASSES, PIXELS, HIDDEN = 100, 10, 784, 50
 SIZE = PIXELS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
 
@@ -86,13 +87,13 @@ def label_sets(labels: np.ndarray, partition: list[np.ndarray]) -> list[tuple[in
     return [tuple(np.unique(labels[rows])) for rows in partition]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_iid_clients_form_one_stratum(mnist: tuple[torch.Tensor, np.ndarray], seed: int) -> None:
     partition = iid(mnist[1], np.random.default_rng(seed))
     assert strata(mnist, partition, seed).max() == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_clients_of_one_class_form_ten_strata_of_their_classes(
     mnist: tuple[torch.Tensor, np.ndarray], seed: int
 ) -> None:
@@ -101,7 +102,7 @@ def test_clients_of_one_class_form_ten_strata_of_their_classes(
     assert np.array_equal(found, np.repeat(np.arange(CLASSES), CLIENTS // CLASSES))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_strata_of_clients_with_two_classes_are_the_pairs_held_by_two_clients_or_more(
     mnist: tuple[torch.Tensor, np.ndarray], seed: int
 ) -> None:

@@ -54,6 +54,7 @@ def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
     return float((np.abs(one.mean(0) - other.mean(0)) / spread).max())
 
 
+@pytest.mark.slow
 def test_fedsampling_with_exact_sizes_learns_as_centralised_training_does(curves: dict[str, np.ndarray]):
     """Paired t-tests, by seed, of the mean of the whole curve and of its last ten rounds, 1e-4 each: false alarm 2e-4.
 

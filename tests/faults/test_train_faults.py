@@ -1,6 +1,7 @@
 """`mpiexec fedmpi train` when something is wrong: one sentence, the right exit code, nobody left waiting.
 
-Exit codes: 2 the user's input is wrong, 1 a failure while working, non-zero when a rank is killed.
+Exit codes: 2 the user's input is wrong, 1 a failure while working, non-zero when a rank is killed. What another test
+shows without a job of several ranks, or with a cheaper one, is slow here.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def test_a_missing_folder_of_shards_is_named(tmp_path: Path):
     assert not (tmp_path / "RUN").exists()
 
 
+@pytest.mark.slow
 def test_a_truncated_shard_is_named(shards: Path, tmp_path: Path):
     file = damaged(shards, tmp_path / "digits")
     file.write_bytes(file.read_bytes()[:-2000])
@@ -112,6 +114,7 @@ def test_a_truncated_shard_is_named(shards: Path, tmp_path: Path):
     assert str(file) in sentence
 
 
+@pytest.mark.slow
 def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(shards: Path, tmp_path: Path):
     file = damaged(shards, tmp_path / "digits")
     with h5py.File(file, "r+") as opened:
@@ -177,6 +180,7 @@ def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
         assert sizes[int(client)] % 10 == rows  # the last batch of an epoch is the short one
 
 
+@pytest.mark.slow
 def test_a_diverging_run_names_the_client_and_says_what_to_change(tmp_path: Path):
     job = train(*choices(*FEDAVG, "local.lr=1e30", ENDLESS), "--out", tmp_path / "RUN", ranks=3)
     assert job.returncode == 1
@@ -202,6 +206,7 @@ def test_a_loss_that_is_no_number_is_null_in_the_records(tmp_path: Path):
     assert record["train_loss"] > 0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_job_and_the_run_can_be_resumed(tmp_path: Path):
     run, rounds = tmp_path / "RUN", 40
     unhurried = "model.name=tests.end_to_end.user_models:unhurried_mlp"

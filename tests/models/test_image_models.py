@@ -68,7 +68,7 @@ def test_one_step_lowers_the_loss_on_real_digits(name: str):
 
 @pytest.mark.parametrize(("name", "data_set", "lr"), [
     ("cnn", "emnist-balanced", 0.05), ("image-cnn", "emnist-balanced", 0.05), ("cifar-cnn", "cifar10", 0.02),
-    ("resnet18", "cifar100", 0.002),
+    pytest.param("resnet18", "cifar100", 0.002, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_one_step_lowers_the_loss_on_the_data_set_of_its_paper(name: str, data_set: str, lr: float, data_folder: Path):
     folder = data_folder / data_set.partition("-")[0]

@@ -90,6 +90,7 @@ def test_windows_are_freed_after_every_run(found: Found):
         assert len(set(ranks["many"][2:])) == 1, ranks["many"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_alone_ends_the_job(tmp_path: Path):
     job = run_mpi(RANKS, [PROGRAM, tmp_path, "lone"])
     assert job.returncode != 0 and "ZeroDivisionError" in job.stderr and "rank 1 on " in job.stderr

@@ -97,7 +97,7 @@ def test_the_papers_plain_means_are_unbiased_under_uniform_draws() -> None:
 
 @pytest.mark.parametrize("allocation", ["proportional", "neyman", "equal"])
 @pytest.mark.parametrize("draw", ["uniform", "importance"])
-@pytest.mark.parametrize("count", [2, 6])
+@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_drawn_cohorts_have_the_inclusion_probabilities_they_state(allocation: str, draw: str, count: int) -> None:
     """Σ over rounds of 1{k drawn}/π_k is the number of rounds, through random rounding (2 draws, 4 strata) and not.
 
