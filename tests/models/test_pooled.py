@@ -27,6 +27,9 @@ IMAGES = DataDescription((2, 13, 12), "float32", CLASSES, "image", 0, (), ())
 def network(*layers: nn.Module) -> nn.Sequential:
     torch.manual_seed(2)
     layers = tuple(deepcopy(layer) for layer in layers)
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            layer.reset_parameters()  # else the values would depend on what was imported before this file
     units = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *IMAGES.feature_shape)).shape[1]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(units, CLASSES))
 
