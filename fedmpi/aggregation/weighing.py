@@ -247,7 +247,7 @@ class JudgedSum:
     weighing : Weighing
         Weights that judge.
     loss : callable
-        loss(client, model (d,)): the mean loss of the client's samples.
+        loss(client, model (d,), round): the mean loss of the client's samples.
     cluster : Cluster
         The ranks; `flush` is collective.
 
@@ -259,7 +259,9 @@ class JudgedSum:
         After `flush`: sums are the true ones times 2**power, on rank 0; 0 on the others.
     """
 
-    def __init__(self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor], float], cluster: Cluster):
+    def __init__(
+        self, inner: Accumulator, weighing: Weighing, loss: Callable[[int, Tensor, int], float], cluster: Cluster
+    ):
         self.inner, self.weighing, self.loss, self.cluster = inner, weighing, loss, cluster
         self.weight, self.power = 0.0, 0
         self._round, self._lr, self._start = 0, 0.0, torch.empty(0)
@@ -275,7 +277,7 @@ class JudgedSum:
     def add(self, vector: Tensor, coefficient: float, client: int = -1) -> None:
         """Add a client's update (d,) times what the weights make of it."""
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        work = ClientWork(client, self._round, coefficient, self.loss(client, self._start), norm, self._lr)
+        work = ClientWork(client, self._round, coefficient, self.loss(client, self._start, self._round), norm, self._lr)
         factor, share = self.weighing.after(work)
         power = -math.frexp(share)[1]
         if share and isinstance(self.inner, FloatSum) and (self._power is None or power < self._power):

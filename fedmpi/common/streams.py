@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     ROWS = 21
     CLIENTS_VIEWED = 22
     EVALUATION = 23
+    CLIENT_EVALUATION = 24
 
 
 _philox = np.random.Philox(0)

@@ -107,8 +107,8 @@ class ClientMeasures:
 
         The latter is NaN where the task has none, no position counts, or it is not asked for.
         """
-        draws = forward_traits(self.model, self.data.description).draws
-        kept = evaluating(self.model, self.streams, Purpose.MODULE, round, client, draws)
+        draws = forward_traits(self.model, self.data.description).seeded
+        kept = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, draws)
         with named_client(client, self.rank), kept:
             module, loss = self.model.module, self.model.loss
             self.model.bind(self._point.copy_(w))

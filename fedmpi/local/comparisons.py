@@ -15,9 +15,11 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
+from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.local.diagnostics import weight_divergence
-from fedmpi.local.traits import rows_of_a_pass
+from fedmpi.local.seeding import evaluating
+from fedmpi.local.traits import forward_traits, rows_of_a_pass
 from fedmpi.local.work import DataSource
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
@@ -37,40 +39,50 @@ class LocalLosses:
         The clients' samples.
     device : torch.device
         Where the samples are.
+    streams : Streams
+        What a model or loss draws in evaluation mode comes from (CLIENT_EVALUATION, round, client): the same for two
+        models of a client in a round.
     loss : Loss
         What is measured.
     """
 
-    def __init__(self, config: Config, data: DataSource, device: torch.device, loss: Loss = CROSS_ENTROPY):
-        self.data = data
+    def __init__(
+        self,
+        config: Config,
+        data: DataSource,
+        device: torch.device,
+        streams: Streams,
+        loss: Loss = CROSS_ENTROPY,
+    ):
+        self.data, self.streams = data, streams
         module = build(config.model.name, config.model.options, data.description, config.seed)
         self.model = FlatModel(module, device, loss)
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
+        self._draws = forward_traits(self.model, data.description).seeded
         module.eval()
         self.start = self.model.initial
         self._own = torch.empty_like(self.start)
 
-    def gain(self, client: int, update: Tensor) -> float:
+    def gain(self, client: int, update: Tensor, round: int) -> float:
         """F_k(w) − F_k(w + Δ_k), mean losses over all samples of the client in evaluation mode; 0 without samples."""
         x, y = self.data.load(client)
-        if not len(y):
-            return 0.0
         torch.add(self.start, update, out=self._own)
-        return self._loss(self.start, x, y) - self._loss(self._own, x, y)
+        return self._loss(self.start, x, y, client, round) - self._loss(self._own, x, y, client, round)
 
-    def before(self, client: int, start: Tensor) -> float:
+    def before(self, client: int, start: Tensor, round: int) -> float:
         """F_k(w), the mean loss over all samples of the client in evaluation mode; 0 without samples."""
         x, y = self.data.load(client)
-        return self._loss(start, x, y) if len(y) else 0.0
+        return self._loss(start, x, y, client, round)
 
-    def _loss(self, values: Tensor, x: Tensor, y: Tensor) -> float:
+    def _loss(self, values: Tensor, x: Tensor, y: Tensor, client: int, round: int) -> float:
         self.model.bind(values)
         module, loss, total = self.model.module, self.model.loss, 0.0
-        with torch.inference_mode():
+        seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, self._draws)
+        with seeded, torch.inference_mode():
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)
                 total += loss.total(module(x[part]), y[part])
-        return total / len(y)
+        return total / max(len(y), 1)
 
 
 class Reference:

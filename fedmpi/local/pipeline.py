@@ -92,7 +92,7 @@ class UpdateObserver:
     def __call__(self, client: int, update: Tensor) -> Tensor:
         """See one client's Δ (d,); returns what the server receives of it, clipped where needed, in place."""
         if self.losses is not None:
-            self._gains.append(self.losses.gain(client, update))
+            self._gains.append(self.losses.gain(client, update, self._round))
         if self.attacks is not None:
             update = self.attacks.send(self._round, client, update)
         if self.transport is not None:

@@ -118,7 +118,7 @@ class Experiment:
         model = _built_model(config, cluster, data, device)
         settle_threads(config, cluster, model.size, data.sizes)
         layout = _layout(config, cluster, data, device)
-        losses = partial(LocalLosses, config, data.trained_on, device, model.loss)
+        losses = partial(LocalLosses, config, data.trained_on, device, streams, model.loss)
         observer = _observer(config, streams, data, losses)
         reference = Reference(config.logging.reference, model) if config.logging.reference else None
         _check_model(config, cluster, data, model)

@@ -246,11 +246,12 @@ class ClientsView:
     def _evaluated(self, t: int, clients: Ints) -> Floats:
         """The sums (k, 4) of a part's clients at the values that the model is bound to."""
         activity.work_on(-1)
-        draws = forward_traits(self.model, self.description).draws
+        draws = forward_traits(self.model, self.description).seeded
         x, y = self.rows.load(clients)
         while True:
             try:
-                with during(t), evaluating(self.model, self.streams, Purpose.MODULE, t, int(clients[0]), draws):
+                seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, t, int(clients[0]), draws)
+                with during(t), seeded:
                     return client_sums(self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once)
             except torch.OutOfMemoryError:
                 if min(self._at_once, len(y)) == 1:

@@ -87,7 +87,7 @@ class EvaluatedParts:
         """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
-        draws = forward_traits(flat, self._data.description).draws
+        draws = forward_traits(flat, self._data.description).seeded
         flat.bind(model)
         facts: dict[str, float] = {}
         for part in self.names:

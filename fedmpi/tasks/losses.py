@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.calling import is_complex, naming, refuse_result, takes
 from fedmpi.common.errors import UserError
-from fedmpi.common.generators import kept_generators
+from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.later import Later
 from fedmpi.common.registry import Part, register, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION, IGNORED, KINDS, TaskKind
@@ -268,7 +268,7 @@ class LossTraits:
     Attributes
     ----------
     draws : bool
-        It draws from torch's global generator.
+        It draws from a global generator of torch, numpy or random.
     couples : bool
         A sample's loss depends on the other samples given with it; means nothing where it draws.
     """
@@ -278,7 +278,7 @@ class LossTraits:
 
 
 def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> LossTraits:
-    """Try a loss on some outputs; call it where torch's generators are put back afterwards.
+    """Try a loss on some outputs; call it where the global generators are put back afterwards.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
     if isinstance(loss, CrossEntropyLoss):
         return LossTraits()
     targets = made_up_targets(description, len(outputs)).to(outputs.device)
-    before = torch.get_rng_state()
+    before = generator_states()
     with torch.enable_grad():
         tried = outputs.detach().clone().requires_grad_()
         whole = loss.per_sample(tried, targets)
@@ -307,7 +307,7 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
                 "its values have no gradient by the outputs: compute them with torch's own functions, without argmax, "
                 ".detach() or NumPy",
             )
-    draws = not torch.equal(before, torch.get_rng_state())
+    draws = bool(drawn_from(before))
     with torch.no_grad():
         halves = zip(tried.chunk(2), targets.chunk(2), strict=True)
         parts = torch.cat([loss.per_sample(some, own) for some, own in halves])
@@ -318,7 +318,7 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
 def why_loss_alone(traits: LossTraits) -> str | None:
     """Why clients with this loss are trained one by one, or None where their samples may be joined."""
     if traits.draws:
-        return "task.loss draws from torch's own generator"
+        return "task.loss draws from a global generator"
     if traits.couples:
         return "task.loss of a sample depends on the other samples of its batch"
     return None

@@ -146,7 +146,7 @@ def test_q_ffl_takes_the_step_of_its_paper(q: float, lipschitz: float | None, sc
 
     total_sum = FloatSum(np.zeros(6, np.float32))
     chosen = weighing("q-ffl", q=q, lipschitz=lipschitz)
-    judged = JudgedSum(total_sum, chosen, lambda client, w: losses[client], Cluster.connect())
+    judged = JudgedSum(total_sum, chosen, lambda client, w, t: losses[client], Cluster.connect())
     judged.reset()
     judged.begin(Plan(0, lr, np.arange(4), np.ones(4), False, True), torch.from_numpy(start))
     for client, update in enumerate(updates):
@@ -167,7 +167,7 @@ def test_a_rank_without_clients_adds_nothing_to_tiny_weights() -> None:
 def test_updates_of_weights_far_apart_are_added_up() -> None:
     """The first client's weight is 1e-120, the second one's 1: only the second counts."""
     losses, total = {0: 1e-6, 1: 1.0}, FloatSum(np.zeros(6, np.float32))
-    judged = JudgedSum(total, weighing("q-ffl", q=20.0), lambda client, w: losses[client], Cluster.connect())
+    judged = JudgedSum(total, weighing("q-ffl", q=20.0), lambda client, w, t: losses[client], Cluster.connect())
     judged.reset()
     judged.begin(Plan(0, 0.5, np.arange(2), np.ones(2), False, True), torch.zeros(6))
     for client in (0, 1):
@@ -180,7 +180,7 @@ def test_updates_of_weights_far_apart_are_added_up() -> None:
 
 def test_exact_sums_refuse_weights_finer_than_their_steps() -> None:
     chosen, cluster = weighing("q-ffl", q=5.0), Cluster.connect()
-    judged = JudgedSum(FixedPointSum(np.zeros(6, np.int64)), chosen, lambda client, w: 0.01, cluster)
+    judged = JudgedSum(FixedPointSum(np.zeros(6, np.int64)), chosen, lambda client, w, t: 0.01, cluster)
     judged.begin(Plan(3, 0.1, np.arange(2), np.ones(2), False, True), torch.zeros(6))
     judged.add(torch.full((6,), 0.1), 1.0, 0)
     with pytest.raises(UserError, match="round 3, too little for exact sums"):

@@ -151,9 +151,9 @@ def test_losses_of_clients_are_measured_in_small_passes() -> None:
     source, config = InMemorySource(IMAGES, [300]), fedmpi.Config(preset="fedavg")
     model = config.model.model_copy(update={"name": "tests.local.test_passes:wide"})
     config = config.model_copy(update={"model": model})
-    losses = LocalLosses(config, source, torch.device("cpu"))
+    losses = LocalLosses(config, source, torch.device("cpu"), STREAMS)
     losses.model.module.seen[False].clear()
-    before = losses.before(0, losses.start)
+    before = losses.before(0, losses.start, 0)
     assert max(losses.model.module.seen[False]) == WIDE_ROWS
     measures = ClientMeasures(config, source, STREAMS, torch.device("cpu"), 0)
     measures.model.module.seen[False].clear()

@@ -1,0 +1,99 @@
+"""What models and losses draw where clients' losses are measured comes from streams of its own, not from globals."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import fedmpi
+
+SETTINGS = {
+    "rounds": 2,
+    "participation.count": 4,
+    "local.lr": 0.1,
+    "local.steps": 2,
+    "local.batch_size": 8,
+    "local.engine": "sequential",
+}
+
+
+class Noisy(nn.Module):
+    drawn: ClassVar[dict[bool, list[float]]] = {False: [], True: []}  # by mode, of all copies that a run makes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        noise = torch.randn(len(x), 64)
+        self.drawn[self.training].append(float(noise[0, 0]))
+        return self.layer(x.flatten(1) + noise / 2)
+
+
+class DropsAlways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(64, 10), nn.Dropout(0.5)
+
+    def train(self, mode: bool = True) -> DropsAlways:
+        super().train(mode)
+        self.dropout.train()
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(self.dropout(x.flatten(1)))
+
+
+def noised_by_numpy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none") * float(np.random.rand())  # noqa: NPY002
+
+
+def trained(seed: int, **given: Any) -> fedmpi.Run:
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    model, on_round = given.pop("model", "mlp"), given.pop("on_round", None)
+    settings = SETTINGS | {key.replace("__", "."): value for key, value in given.items()}
+    return fedmpi.run("fedavg", settings, data="digits", model=model, on_round=on_round)
+
+
+def assert_same_model(one: fedmpi.Run, other: fedmpi.Run) -> None:
+    values, others = one.model.state_dict(), other.model.state_dict()
+    assert all(torch.equal(values[name], others[name]) for name in values)
+
+
+@pytest.mark.parametrize("net", [Noisy, DropsAlways])
+def test_gains_do_not_depend_on_the_global_generators(net: type[nn.Module]):
+    one, other = (trained(seed, model=lambda _: net(), logging__diagnostics=True).records[-1] for seed in (1, 2))
+    assert one["gamma"] == other["gamma"]
+    assert np.isfinite(one["gamma"])
+
+
+def test_losses_that_weights_ask_for_do_not_depend_on_the_global_generators():
+    given = {"aggregation.weights": "q-ffl", "aggregation.q": 1.0}
+    one, other = (trained(seed, model=lambda _: Noisy(), **given) for seed in (1, 2))
+    assert_same_model(one, other)
+
+
+def test_a_loss_that_draws_from_numpy_is_seeded():
+    one, other = (trained(seed, task__loss=noised_by_numpy) for seed in (1, 2))
+    assert_same_model(one, other)
+    assert [record["test_loss"] for record in one.records] == [record["test_loss"] for record in other.records]
+
+
+def test_a_client_is_evaluated_with_other_noise_than_it_is_trained_with():
+    def begin_anew(record: dict[str, Any]) -> None:
+        """Forget what was drawn in trials and in the first round."""
+        if record["round"] == 0:
+            for drawn in Noisy.drawn.values():
+                drawn.clear()
+
+    trained(1, model=lambda _: Noisy(), evaluation__clients="all", participation__count=20, on_round=begin_anew)
+    in_training, in_evaluation = (set(Noisy.drawn[mode]) for mode in (True, False))
+    assert len(in_training) >= 20 * 2  # of twenty clients and two steps
+    assert in_evaluation  # several clients share a pass
+    assert not in_training & in_evaluation
