@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import linecache
 import logging
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +24,7 @@ from fedmpi import Cohort, LocalAlgorithm, client_sampler, weights
 from fedmpi.common.made_with import holds_values, made_with
 from fedmpi.common.registry import describe, resolve
 from fedmpi.config.objects import not_repeatable
+from fedmpi.records.plugin_files import part_sources
 
 FEW = {"rounds": 2, "participation.count": 4, "local.engine": "sequential"}
 
@@ -395,3 +398,57 @@ def test_a_run_does_not_go_on_with_another_function_that_no_name_finds(tmp_path:
     with pytest.raises(fedmpi.UserError, match="lambda.*is not the file that this run was started with"):
         fedmpi.run("fedavg", {**more, "participation.clients": other}, out=tmp_path, resume=True)
     assert len(fedmpi.run("fedavg", {**more, "participation.clients": first}, out=tmp_path, resume=True).records) == 3
+
+
+def test_each_function_that_no_name_finds_has_a_file_of_its_own_in_the_runs_folder(tmp_path: Path) -> None:
+    keys = {**FEW, "aggregation.weights": lambda cohort, sizes: np.ones(len(cohort.clients))}
+    first, other = lambda client: np.arange(len(client.labels)), lambda client: np.arange(len(client.labels) // 2 + 1)
+    metrics = [lambda outputs, targets: {"one": targets.sum()}, lambda outputs, targets: {"two": targets.sum()}]
+    keys["task.metrics"] = metrics
+    fedmpi.run("fedavg", {**keys, "samples.rule": first}, out=tmp_path)
+    alone = sorted(path.name for path in (tmp_path / "plugins").rglob("*lambda*"))
+    keyed = ("aggregation.weights.", "samples.rule.", "task.metrics.1.", "task.metrics.2.")
+    assert len(alone) == 4 and all(map(str.startswith, alone, keyed)), alone
+    keys["rounds"] = 3
+    of_the_key = r"samples\.rule.*lambda.*is not the file that this run was started with"
+    with pytest.raises(fedmpi.UserError, match=of_the_key):
+        fedmpi.run("fedavg", {**keys, "samples.rule": other}, out=tmp_path, resume=True)
+    with pytest.raises(fedmpi.UserError, match=r"task\.metrics.*is not the file that this run was started with"):
+        fedmpi.run("fedavg", {**keys, "samples.rule": first, "task.metrics": metrics[::-1]}, out=tmp_path, resume=True)
+    assert len(fedmpi.run("fedavg", {**keys, "samples.rule": first}, out=tmp_path, resume=True).records) == 3
+
+
+def test_lambdas_in_one_line_are_told_apart() -> None:
+    def kept(rule: Any) -> dict[str, bytes]:
+        config = fedmpi.Config(samples={"rule": rule}, participation={"count": 4})
+        return {name: text for name, text in part_sources(config).items() if "lambda" in name}
+
+    text = "one, other, nested = lambda client: client, lambda client: (client), lambda client: (lambda: client)()\n"
+    names = _typed_in(text)
+    texts = [kept(names[name])["samples.rule.typed_in.lambda.py"] for name in ("one", "other", "nested")]
+    assert len(set(texts)) == 3 and all(found.startswith(text.encode()) for found in texts)
+    again = _typed_in(text)
+    assert kept(again["other"]) == kept(names["other"]), "the same one"
+
+    alone = _typed_in("one = lambda client: client\n")["one"]
+    assert kept(alone) == {"samples.rule.typed_in.lambda.py": b"one = lambda client: client\n"}
+
+
+def _typed_in(text: str) -> dict[str, Any]:
+    linecache.cache["<typed in>"] = (len(text), None, text.splitlines(keepends=True), "<typed in>")
+    names: dict[str, Any] = {"__name__": "typed_in"}
+    exec(compile(text, "<typed in>", "exec"), names)
+    return names
+
+
+def test_lambdas_in_one_line_are_refused_where_python_forgets_columns(tmp_path: Path) -> None:
+    script = tmp_path / "forgetful.py"
+    script.write_text(
+        "import fedmpi\n"
+        "one, other = lambda client: client.labels * 0, lambda client: client.labels\n"
+        f"fedmpi.run('fedavg', {{**{FEW}, 'samples.rule': one}}, out='run')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "no_debug_ranges", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert "UserError: samples.rule is given one of several lambdas in line 2" in done.stderr, done.stderr[-2000:]

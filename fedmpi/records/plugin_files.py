@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import os
 import sys
 import sysconfig
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -82,25 +84,52 @@ def part_sources(config: Config) -> dict[str, bytes]:
     """The sources of the user's own parts by file name: their modules, and those of the user's that these import.
 
     A part that was typed in, where there is no file, is there as the text of its own; so is, beside the modules, a
-    function that its name does not lead to, such as a lambda: of one file there may be many.
+    function that its name does not lead to, such as a lambda: of one file there may be many. The file of such a text
+    has the key of the configuration in its name, since several keys may be given a lambda of one module.
+
+    Raises
+    ------
+    UserError
+        Which of the lambdas on a line was given cannot be told.
     """
     sources: dict[str, bytes] = {}
+    counts: Counter[str] = Counter()
     for kind, choice in foreign_choices(config):
         part = resolve(kind, choice)
+        counts[kind] += 1
         if part.source is not None:
             sources |= {_shown(name, path): path.read_bytes() for name, path in _reached(part).items()}
-            if not found_by_name(part.object):
-                sources[_file_alone(part)] = own_text(part.object).encode()
-        elif part.source_text:
-            sources[_file_alone(part)] = part.source_text.encode()
+            if found_by_name(part.object):
+                continue
+        text = _text_alone(part)
+        if text:
+            sources[_file_alone(part, counts[kind])] = text.encode()
         else:
             log.warning("%s = %s has no source that could be kept with the run", part.key, part.name)
     return sources
 
 
-def _file_alone(part: Part) -> str:
-    """The name of the file for the text of a part alone."""
-    return f"{part.name.replace(':', '.').replace('<', '').replace('>', '')}.py"
+def _file_alone(part: Part, number: int) -> str:
+    """The name of the file for the text of a part alone, the first, second, … of its key."""
+    key = f"{part.key}.{number}" if KINDS[part.kind].several else part.key
+    return f"{key}.{part.name.replace(':', '.').replace('<', '').replace('>', '')}.py"
+
+
+def _text_alone(part: Part) -> str:
+    """The text of a part's own lines, and which of several lambdas in them it is; "" where it cannot be had."""
+    text = own_text(part.object) if part.foreign else ""
+    code = getattr(inspect.unwrap(as_written(part.object)), "__code__", None)
+    if code is None or code.co_name != "<lambda>" or text.count("lambda") < 2:
+        return text
+    first = code.co_firstlineno  # where what Python does before the body stands, at column 0
+    places = [(line, column) for line, _, column, _ in code.co_positions() if line is not None and column is not None]
+    body = min((place for place in places if place != (first, 0)), default=None)
+    if body is None:
+        raise UserError(
+            f"{part.key} is given one of several lambdas in line {first} of {code.co_filename}, and Python was told to "
+            "forget the columns of code, by which the run's folder tells them apart: write each in a line of its own"
+        )
+    return f"{text}# the lambda whose body begins in line {body[0] - first + 1}, column {body[1] + 1}\n"
 
 
 def digests(sources: dict[str, bytes]) -> dict[str, str]:
