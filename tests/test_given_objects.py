@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import logging
+import re
 import subprocess
 import sys
 import tomllib
@@ -416,6 +417,19 @@ def test_each_function_that_no_name_finds_has_a_file_of_its_own_in_the_runs_fold
     with pytest.raises(fedmpi.UserError, match=r"task\.metrics.*is not the file that this run was started with"):
         fedmpi.run("fedavg", {**keys, "samples.rule": first, "task.metrics": metrics[::-1]}, out=tmp_path, resume=True)
     assert len(fedmpi.run("fedavg", {**keys, "samples.rule": first}, out=tmp_path, resume=True).records) == 3
+
+
+def test_a_run_whose_folder_keeps_no_copy_of_its_lambda_says_what_to_do(tmp_path: Path) -> None:
+    keys = {**FEW, "samples.rule": lambda client: np.arange(len(client.labels))}
+    fedmpi.run("fedavg", keys, out=tmp_path)
+    (copy,) = (tmp_path / "plugins").rglob("*lambda*")
+    copy.rename(copy.with_name("of_an_older_version.py"))
+    sentence = (
+        rf"plugins holds no copy of what samples\.rule was given \({re.escape(copy.name)}\), so that nothing tells .*: "
+        "an older version of fedmpi kept none, .*; start the run anew, with another --out$"
+    )
+    with pytest.raises(fedmpi.UserError, match=sentence):
+        fedmpi.run("fedavg", {**keys, "rounds": 3}, out=tmp_path, resume=True)
 
 
 def test_lambdas_in_one_line_are_told_apart() -> None:

@@ -152,7 +152,11 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
         for name, content in sources.items():
             kept = folder / name
             if not kept.exists():
-                raise UserError(f"{folder} holds no copy of {name}, with which this run goes on: choose another --out")
+                raise UserError(
+                    f"{folder} holds no copy of {_in_words(name)}, so that nothing tells whether this run was started "
+                    "with the same: an older version of fedmpi kept none, or the part has come to use it since; start "
+                    "the run anew, with another --out"
+                )
             if kept.read_bytes() != content:
                 raise UserError(
                     f"{name} is not the file that this run was started with (its copy is {kept}): put that one in its "
@@ -162,6 +166,12 @@ def keep_sources(run: Path, sources: dict[str, bytes], resumed: bool) -> None:
     for name, content in sources.items():
         make_folder((folder / name).parent)
         write_whole(folder / name, content)
+
+
+def _in_words(name: str) -> str:
+    """What a copy is of, by the name of its file."""
+    key = next((kind.key for kind in KINDS.values() if name.startswith(f"{kind.key}.")), None)
+    return name if key is None else f"what {key} was given ({name})"
 
 
 def of_a_start(run: Path, sources: dict[str, bytes]) -> bool:
