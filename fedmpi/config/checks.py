@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from fedmpi.common.calling import calling, takes
+from fedmpi.common.calling import calling, refuse_result, takes
+from fedmpi.common.errors import shown
 from fedmpi.config.choices import chosen, chosen_in, options_of_part
 from fedmpi.config.local_algorithm import algorithm_refusals
+from fedmpi.config.objects import CALLED_THEMSELVES
 from fedmpi.config.task_checks import task_refusals
 from fedmpi.config.update_privacy import privacy_refusals
 
@@ -274,20 +276,28 @@ def _not_summed(c: ConfigTables) -> list[tuple[bool, str]]:
 def _refused_by_parts(c: ConfigTables) -> list[tuple[bool, str]]:
     """What chosen parts refuse themselves, by a method `refuses(config)`.
 
+    Classes that are called themselves, such as those of torch.optim, are not asked: no object is made of them yet.
+
     Raises
     ------
     UserError, PartFailure
-        A part of one's own has such a method with other parameters, or it raises an exception.
+        A part of one's own has such a method with other parameters; it raises an exception, or returns what is neither
+        a sentence nor None.
     """
     refusals = []
     for part in (part for name, table in c if isinstance(table, BaseModel) for part in chosen_in(c, name)):
-        if not hasattr(part.object, "refuses"):
+        of_class = inspect.isclass(part.object)
+        if not hasattr(part.object, "refuses") or (of_class and part.kind in CALLED_THEMSELVES):
             continue
         with calling(part):
-            judge = part.make(options_of_part(c, part)) if inspect.isclass(part.object) else part.object
+            judge = part.make(options_of_part(c, part)) if of_class else part.object
             takes(part, judge.refuses, "config", method="refuses")
             reason = judge.refuses(c)
-        refusals.append((reason is not None, f'{part.key} = "{part.name}" is not possible here: {reason}'))
+        if reason is not None and not isinstance(reason, str):
+            raise refuse_result(
+                part, f"refuses returned {shown(reason, repr)}: return None, or a sentence that says why"
+            )
+        refusals.append((bool(reason), f'{part.key} = "{part.name}" is not possible here: {reason}'))
     return refusals
 
 

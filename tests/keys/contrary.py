@@ -78,3 +78,29 @@ class Fails(WholeBatches):
 
     def refuses(self, config):
         return config.no_such_table
+
+
+@row_rule
+class SaysNothing(WholeBatches):
+    """Its `refuses` returns an empty sentence."""
+
+    def refuses(self, config):
+        return ""
+
+
+@row_rule
+class SaysFalse(WholeBatches):
+    """Its `refuses` returns what is no sentence."""
+
+    def refuses(self, config):
+        return False
+
+
+class Refusing:
+    """An optimizer that is called with parameters, as those of torch.optim are."""
+
+    def __init__(self, params, lr):
+        self.params, self.lr = params, lr
+
+    def refuses(self, config):
+        return "never asked"

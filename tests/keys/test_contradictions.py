@@ -314,6 +314,17 @@ def test_a_part_that_fails_to_say_what_it_refuses_is_named():
         configured(f"samples.rule={OWN}:Fails")
 
 
+def test_a_part_refuses_in_a_sentence_or_not_at_all():
+    configured(f"samples.rule={OWN}:SaysNothing")
+    named = f"^the row rule {OWN}:SaysFalse .*contrary.py:[0-9]+.* failed: refuses returned False: return None, or a"
+    with pytest.raises(PartFailure, match=named):
+        configured(f"samples.rule={OWN}:SaysFalse")
+
+
+def test_a_class_that_is_called_itself_is_not_asked_what_it_refuses():
+    assert configured(f"local.optimizer={OWN}:Refusing").local.optimizer == f"{OWN}:Refusing"
+
+
 def test_an_object_says_what_it_refuses_as_its_class_does():
     with pytest.raises(UserError, match="WholeBatches.* is not possible here: batches of 4 rows are too small for it"):
         Config(samples={"rule": WholeBatches(least=5)}, local={"batch_size": 4}, participation={"count": 4})
