@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
@@ -304,6 +306,32 @@ FAILURES: list[tuple[str, Any, str]] = [
 def test_a_mistake_at_work_is_named_with_its_line(key: str, chosen: Any, words: str) -> None:
     with pytest.raises(fedmpi.PartFailure, match=words):
         fedmpi.run("fedavg", {"rounds": 2, "participation.count": 4, key: chosen})
+
+
+class FailsLate(nn.Module):
+    """Fails on many samples, in evaluation mode only: not when it is tried."""
+
+    def __init__(self, description: Any):
+        super().__init__()
+        self.layer = nn.Linear(64, description.classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(x) > 50:
+            raise ZeroDivisionError("late")
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize("given", [FailsLate, FailsLate(SimpleNamespace(classes=10))], ids=["class", "network"])
+def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: Any) -> None:
+    words = r"^the model .*FailsLate \(.*test_foreign_files.py:\d+\) failed in round 0: ZeroDivisionError: late$"
+    with pytest.raises(fedmpi.PartFailure, match=words) as caught:
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": given})
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_metric_that_fails_is_named_with_the_round() -> None:
+    with pytest.raises(fedmpi.PartFailure, match=r"^the metric .* failed in round 0: ZeroDivisionError"):
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "task.metrics": [lambda outputs, targets: 1 / 0]})
 
 
 def test_weights_that_want_probabilities_name_the_sampler_that_keeps_them_back() -> None:

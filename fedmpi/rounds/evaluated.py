@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedmpi.common.calling import during
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
@@ -69,6 +70,7 @@ class EvaluatedParts:
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
         self._data, self._table, self._streams = data, config.evaluation, Streams(config.seed)
+        self._model = config.model.name
         self._rows: int | None = None
         self.metrics = task_metrics(config)
         self.confusion: Confusion | None = None
@@ -84,14 +86,20 @@ class EvaluatedParts:
                 )
 
     def scores(self, flat: FlatModel, model: Tensor, round: int) -> dict[str, float]:
-        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part."""
+        """Loss, metrics of the task and what else is chosen of the global model (d,) behind a round, on each part.
+
+        Raises
+        ------
+        PartFailure
+            The model, the loss or a metric of the user's own fails; names the round.
+        """
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
         draws = forward_traits(flat, self._data.description).seeded
         flat.bind(model)
         facts: dict[str, float] = {}
         for part in self.names:
-            with flat.loss.kept_generators():
+            with flat.loss.kept_generators(), during(round):
                 found = self._evaluated(flat, part, round, draws)
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
@@ -103,10 +111,12 @@ class EvaluatedParts:
         assert self._rows is not None
         x, y = self.samples(part)
         rows = min(self._rows, len(y))
+        model = resolve("model", self._model)
+        own = model if model.foreign else None
         while True:
             try:
                 with evaluating(flat, self._streams, Purpose.EVALUATION, round, list(NAMES).index(part), draws):
-                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics)
+                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics, own)
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise

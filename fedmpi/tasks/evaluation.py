@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.activity import activity
-from fedmpi.common.registry import resolve
+from fedmpi.common.calling import naming
+from fedmpi.common.registry import Part, resolve
 from fedmpi.common.task_kinds import CLASSIFICATION
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
@@ -56,6 +58,7 @@ def evaluate(
     batch_size: int,
     loss: Loss = CROSS_ENTROPY,
     metrics: Sequence[Metric] = BUILT_IN,
+    part: Part | None = None,
 ) -> Evaluation:
     """Evaluate a module in evaluation mode.
 
@@ -71,11 +74,15 @@ def evaluate(
         Cross-entropy by default.
     metrics : sequence of Metric
         Accuracy and macro-F1 by default.
+    part : Part, optional
+        The module's, where it is the user's own: named where its forward pass fails.
 
     Raises
     ------
     PartFailure
-        A loss or a metric of the user's own fails.
+        A model, a loss or a metric of the user's own fails.
+    OutOfMemoryError
+        The device has no memory for so many samples at once.
     """
     was_training = module.training
     module.eval()
@@ -83,7 +90,7 @@ def evaluate(
     with torch.inference_mode():
         for start in range(0, len(y), batch_size):
             labels = y[start : start + batch_size]
-            logits = module(x[start : start + batch_size])
+            logits = _outputs(module, x[start : start + batch_size], part)
             total += loss.total(logits, labels)
             tally.add(logits, labels)
             activity.go_on()
@@ -91,6 +98,17 @@ def evaluate(
     counted = tally.sums("macro-f1").get("confusion") if loss.kind is CLASSIFICATION else None
     confusion = None if counted is None else np.asarray(counted, np.int64)
     return Evaluation(total / len(y), tally.numbers(), confusion)
+
+
+def _outputs(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
+    """What the module makes of samples; memory that is short is nobody's failure, fewer samples may do."""
+    with nullcontext() if part is None else naming(part):
+        try:
+            outputs: Tensor = module(x)
+            return outputs
+        except torch.OutOfMemoryError as error:
+            short = error
+    raise short
 
 
 def rows_per_pass(description: DataDescription, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -94,13 +95,14 @@ class Small(nn.Module):
         return self.layer(x.flatten(1))
 
 
-def test_an_evaluation_goes_on_with_fewer_samples_at_once() -> None:
+@pytest.mark.parametrize("name", ["mlp", Small], ids=["a built-in model", "a model of one's own"])
+def test_an_evaluation_goes_on_with_fewer_samples_at_once(name: Any) -> None:
     x, y = torch.randn(50, 16), torch.arange(50) % 4
     store = SimpleNamespace(
         part_samples=lambda part: 50 if part == "test" else 0, manifest=SimpleNamespace(class_names=tuple("abcd"))
     )
     data = SimpleNamespace(description=FLAT, test=lambda: (x, y))
-    config = Config(preset="fedavg", evaluation={"batch_size": 40, "on": "test"})
+    config = Config(preset="fedavg", evaluation={"batch_size": 40, "on": "test"}, model={"name": name})
     parts = EvaluatedParts(config, store, data)  # type: ignore[arg-type]
     torch.manual_seed(1)
     model = FlatModel(Small(50))
