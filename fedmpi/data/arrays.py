@@ -293,7 +293,7 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
     Raises
     ------
     UserError
-        There is no such function, its options are wrong, or it gives something else.
+        There is no such function, its options are wrong, or it gives something else; or what it raises itself.
     """
     if isinstance(where, str) and where.startswith(f"{NAME}:"):
         raise UserError(
@@ -306,7 +306,9 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
         takes(source, make)
         try:
             found = make()
-        except UserError as error:  # of the arrays that it makes
+        except UserError as error:
+            if not str(error).startswith(f"{NAME}: "):  # it refuses in its own words, and not arrays that it makes
+                raise
             raise UserError(f"data.shards = {source.name!r}: {error}") from error
     if not isinstance(found, ClientArrays):
         raise UserError(f"data.shards = {source.name!r} gave {type(found).__name__}: it must return fedmpi.{NAME}")

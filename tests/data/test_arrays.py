@@ -12,6 +12,7 @@ import torch
 
 import fedmpi
 from fedmpi import ClientArrays, UserError
+from fedmpi.data.arrays import arrays_of
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import Manifest
 from fedmpi.data.shards import ShardStore
@@ -253,3 +254,20 @@ def test_a_function_of_ones_own_is_a_source_of_data_by_name(tmp_path: Path, monk
         open_store("three_clients:thre")
     with pytest.raises(UserError, match="were arrays in the memory of the program that ran"):
         open_store(made().config_name)
+
+
+class NotMine(UserError):
+    """A refusal that whoever wrote the source tells from others."""
+
+
+def test_a_source_of_data_refuses_in_its_own_words():
+    def refusing():
+        raise NotMine("the scanner is switched off: switch it on")
+
+    def unlike():
+        return ClientArrays(np.ones((4, 2), np.float32), [0, 1, 0], [0, 0, 1, 1], test=TEST)
+
+    with pytest.raises(NotMine, match="^the scanner is switched off: switch it on$"):
+        arrays_of(refusing, {})
+    with pytest.raises(UserError, match=r"^data.shards = 'tests.*unlike': ClientArrays: y has 3 entries"):
+        arrays_of(unlike, {})
