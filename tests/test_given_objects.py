@@ -432,7 +432,7 @@ def test_a_run_whose_folder_keeps_no_copy_of_its_lambda_says_what_to_do(tmp_path
         fedmpi.run("fedavg", {**keys, "rounds": 3}, out=tmp_path, resume=True)
 
 
-def test_lambdas_in_one_line_are_told_apart() -> None:
+def test_lambdas_in_one_line_have_unlike_copies() -> None:
     def kept(rule: Any) -> dict[str, bytes]:
         config = fedmpi.Config(samples={"rule": rule}, participation={"count": 4})
         return {name: text for name, text in part_sources(config).items() if "lambda" in name}
