@@ -329,6 +329,25 @@ def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+class FailsForClients(nn.Module):
+    """Fails on the rows of all clients of the digits together: neither on the test part nor when it is tried."""
+
+    def __init__(self, description: Any):
+        super().__init__()
+        self.layer = nn.Linear(64, description.classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and len(x) > 1000:
+            raise ZeroDivisionError("late")
+        return self.layer(x.flatten(1))
+
+
+def test_a_model_that_fails_on_clients_own_rows_is_named_with_its_line() -> None:
+    words = r"^the model .*FailsForClients \(.*test_foreign_files.py:\d+\) failed in round 0: ZeroDivisionError: late$"
+    with pytest.raises(fedmpi.PartFailure, match=words):
+        fedmpi.run("fedavg", {"rounds": 1, "model.name": FailsForClients, "evaluation.clients": "all"})
+
+
 def test_a_metric_that_fails_is_named_with_the_round() -> None:
     with pytest.raises(fedmpi.PartFailure, match=r"^the metric .* failed in round 0: ZeroDivisionError"):
         fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "task.metrics": [lambda outputs, targets: 1 / 0]})

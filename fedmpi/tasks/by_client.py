@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.registry import Part
 from fedmpi.common.task_kinds import IGNORED, TaskKind
 from fedmpi.common.types import Floats, Ints
+from fedmpi.tasks.evaluation import outputs_of
 from fedmpi.tasks.losses import Loss
 
 LOSS, SAMPLES, RIGHT, JUDGED = range(4)
@@ -57,7 +59,9 @@ def has_accuracy(kind: TaskKind) -> bool:
     return "accuracy" in kind.metrics
 
 
-def client_sums(module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int) -> Floats:
+def client_sums(
+    module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Loss, rows: int, part: Part | None = None
+) -> Floats:
     """The sums of `sample_scores` over the samples of each client, float64 (k, 4); the module in evaluation mode.
 
     Parameters
@@ -71,12 +75,14 @@ def client_sums(module: nn.Module, x: Tensor, y: Tensor, counts: Ints, loss: Los
     loss : Loss
     rows : int
         Samples that go through the model at once.
+    part : Part, optional
+        The part of the user's own that made the module, named where its forward pass fails.
     """
     was_training = module.training
     module.eval()
     with torch.inference_mode():
         scores = [
-            sample_scores(module(x[first : first + rows]), y[first : first + rows], loss)
+            sample_scores(outputs_of(module, x[first : first + rows], part), y[first : first + rows], loss)
             for first in range(0, len(y), rows)
         ]
     module.train(was_training)

@@ -90,7 +90,7 @@ def evaluate(
     with torch.inference_mode():
         for start in range(0, len(y), batch_size):
             labels = y[start : start + batch_size]
-            logits = _outputs(module, x[start : start + batch_size], part)
+            logits = outputs_of(module, x[start : start + batch_size], part)
             total += loss.total(logits, labels)
             tally.add(logits, labels)
             activity.go_on()
@@ -100,8 +100,11 @@ def evaluate(
     return Evaluation(total / len(y), tally.numbers(), confusion)
 
 
-def _outputs(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
-    """What the module makes of samples; memory that is short is nobody's failure, fewer samples may do."""
+def outputs_of(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
+    """What the module makes of samples; where it is of the user's own part, its failures are named.
+
+    Memory that is short is nobody's failure: fewer samples may do.
+    """
     with nullcontext() if part is None else naming(part):
         try:
             outputs: Tensor = module(x)
