@@ -108,7 +108,9 @@ class FlatModel:
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
-        self._held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+        self._places = [
+            (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
+        ]
         self.counting: list[tuple[nn.Module, str, Any]] = []
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
@@ -157,8 +159,9 @@ class FlatModel:
 
     def restart(self) -> None:
         """Set integer buffers, such as batch norm's count of batches, and counting attributes to their first values."""
-        for part, buffers in self._held:
-            part._buffers.update(buffers)  # a forward pass may have put others in their places
+        for buffers, name, buffer in self._places:  # where a forward pass may have put another
+            if name not in buffers or buffers[name] is not buffer:
+                buffers[name] = buffer
         for part, name, value in self.counting:
             setattr(part, name, value)
         for buffer, first in self._counters:

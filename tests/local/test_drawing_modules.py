@@ -426,3 +426,32 @@ def test_a_seed_is_the_streams_first_number():
     for purpose, round, client in ((Purpose.MODULE, 0, 0), (Purpose.EVALUATION, 3, 2**40), (Purpose.MODULE, 2**40, 1)):
         expected = int(STREAMS.generator(purpose, round, client).integers(0, 2**63))
         assert STREAMS.seed64(purpose, round, client) == expected
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, CLASSES)).double()
+
+
+def with_a_scripted_part() -> nn.Module:
+    module = plain()
+    module[1] = torch.jit.script(module[1])
+    return module
+
+
+TORCHSCRIPT = {
+    "script": lambda: torch.jit.script(plain()),
+    "trace": lambda: torch.jit.trace(plain(), torch.zeros(4, 8, dtype=torch.float64)),
+    "a scripted part": with_a_scripted_part,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", TORCHSCRIPT)
+def test_torchscript_models_with_buffers_train_as_the_module_that_they_are_made_of(how: str):
+    model, source, tasks = set_up(plain)
+    tasks = [task for task in tasks if task.rows is None and source.sizes[task.client] > 2]
+    rule, start = LocalRule(lr=0.05, epochs=2, batch_size=None), model.initial
+    expected = train(SequentialEngine(model, source, STREAMS), tasks, start, rule)[0]
+    model, _, _ = set_up(TORCHSCRIPT[how])
+    found = train(SequentialEngine(model, source, STREAMS), tasks, start, rule)[0]
+    torch.testing.assert_close(found, expected)

@@ -394,9 +394,10 @@ def _undone(module: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
         for part, held, own in before:
             now = part.__dict__
-            if any(part._buffers.get(name) is not one for name, one in own.items()):
-                changed = changed or type(part).__name__
-                part._buffers.update(own)
+            for name, one in own.items():
+                if name not in part._buffers or part._buffers[name] is not one:
+                    changed = changed or type(part).__name__
+                    part._buffers[name] = one
             for name in [name for name in now if name.startswith("_tensor_constant") and name not in held]:
                 del now[name]  # where torch.fx puts tensors that the forward pass makes
             mine = now.keys() - FLAT_WEIGHTS if isinstance(part, nn.RNNBase) else now.keys()
