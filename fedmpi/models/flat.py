@@ -31,10 +31,12 @@ _is_sparse = attrgetter("is_sparse")
 class FlatModel:
     """A module whose values are views of one flat vector: trainable parameters first, then the float buffers.
 
-    Buffers such as batch norm's statistics travel and are averaged like parameters. What never changes or cannot be
-    averaged stays out: frozen parameters (requires_grad = False), integer buffers (every client starts with their first
-    values, see `restart`), non-persistent buffers. The module's dropout layers are swapped for those of
-    `models.dropout`, and its convolutions over words compute as in `models.word_convolution`.
+    Buffers such as batch norm's statistics travel and are averaged like parameters, also where the forward pass puts
+    new tensors in their places (`self.mean = 0.9 * self.mean + …`): these are copied into the flat vector when the
+    gradient is known. What never changes or cannot be averaged stays out: frozen parameters (requires_grad = False),
+    integer buffers (every client starts with their first values, see `restart`), non-persistent buffers. The module's
+    dropout layers are swapped for those of `models.dropout`, and its convolutions over words compute as in
+    `models.word_convolution`.
 
     Parameters
     ----------
@@ -110,6 +112,10 @@ class FlatModel:
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self._places = [
             (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
+        ]
+        travelling = {id(buffer) for buffer in self.buffers}
+        self._travelling = [
+            (buffers, name, one) for buffers, name, one in self._places if one is not None and id(one) in travelling
         ]
         self.counting: list[tuple[nn.Module, str, Any]] = []
         self._bound: Tensor | None = None
@@ -247,10 +253,33 @@ class FlatModel:
             self.masks.source = ComputedAgain()
         try:
             if self.calls_dropout and not self.masks.from_torch:
-                return self._with_zeros(gradients_within(self.dropout_calls, of, self.parameters, weights))
-            return self._with_zeros(torch.autograd.grad(of, self.parameters, weights, allow_unused=True))
+                gradients = gradients_within(self.dropout_calls, of, self.parameters, weights)
+            else:
+                gradients = torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         finally:
             self.masks.source = source
+        self._take_replaced()
+        return self._with_zeros(gradients)
+
+    def _take_replaced(self) -> None:
+        """Copy tensors that the forward pass put in the places of travelling buffers into these, and put these back.
+
+        Raises
+        ------
+        UserError
+            One has another shape.
+        """
+        for buffers, name, buffer in self._travelling:
+            new = buffers[name]
+            if new is buffer:
+                continue
+            if new is None or new.shape != buffer.shape:
+                raise UserError(
+                    f"the model's forward pass puts something of another shape in the place of its buffer {name}, "
+                    f"which travels: its shape must stay {tuple(buffer.shape)}, or register it with persistent=False"
+                )
+            buffer.data.copy_(new.detach())
+            buffers[name] = buffer
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""

@@ -455,3 +455,41 @@ def test_torchscript_models_with_buffers_train_as_the_module_that_they_are_made_
     model, _, _ = set_up(TORCHSCRIPT[how])
     found = train(SequentialEngine(model, source, STREAMS), tasks, start, rule)[0]
     torch.testing.assert_close(found, expected)
+
+
+class Mean(Net):
+    """A running mean in a float buffer, changed in place or replaced by another tensor."""
+
+    def __init__(self, replaces: bool, shape: tuple[int, ...] = (16,)) -> None:
+        super().__init__()
+        self.replaces = replaces
+        self.register_buffer("mean", torch.zeros(shape))
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.training:
+            new = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            if self.replaces:
+                self.mean = new
+            else:
+                self.mean.copy_(new)
+        return x - self.mean
+
+
+def test_float_buffers_that_the_forward_pass_replaces_travel_as_those_changed_in_place():
+    found, scores = [], []
+    for replaces in (False, True):
+        model, source, tasks = set_up(lambda replaces=replaces: Mean(replaces))
+        assert "keeps" in str(why_not_stackable(model.module, FLAT))
+        assert MergedEngine(model, source, STREAMS).model_refusal() is not None
+        found.append(train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)[0])
+        assert not torch.equal(found[-1][model.trainable :], model.initial[model.trainable :])
+        torch.manual_seed(3)
+        scores.append(evaluated(model)(0))
+    assert torch.equal(*found)
+    assert scores[0] == scores[1]
+
+
+def test_a_float_buffer_that_is_replaced_by_one_of_another_shape_is_refused():
+    model, source, tasks = set_up(lambda: Mean(True, shape=(1,)))
+    with pytest.raises(UserError, match="another shape in the place of its buffer mean"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
