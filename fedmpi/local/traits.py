@@ -127,13 +127,12 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
-        now = [held for _, held in _attributes(model)]
-        changed = [(part, held, after) for (part, held), after in zip(first, now, strict=True)]
+        now = dict(_attributes(model))  # with parts that the forward pass made
         model.counting = [
             (part, name, value)
-            for part, held, after in changed
+            for part, held in first
             for name, value in held.items()
-            if after.get(name) is not value and after.get(name) != value
+            if part in now and now[part].get(name) is not value and now[part].get(name) != value
         ]
         model.restart()
     finally:

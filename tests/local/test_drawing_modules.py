@@ -493,3 +493,24 @@ def test_a_float_buffer_that_is_replaced_by_one_of_another_shape_is_refused():
     model, source, tasks = set_up(lambda: Mean(True, shape=(1,)))
     with pytest.raises(UserError, match="another shape in the place of its buffer mean"):
         train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+
+
+class MadeLate(Net):
+    """A layer without values, made when it is first needed, before the parts that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = ByAttribute()
+
+    def within(self, x: Tensor) -> Tensor:
+        if not hasattr(self.a, "act"):
+            self.a.act = nn.ReLU()
+        return self.counter.within(self.a.act(x))
+
+
+def test_a_forward_pass_may_make_layers_when_they_are_first_needed():
+    model, source, tasks = set_up(MadeLate)
+    engine, largest = SequentialEngine(model, source, STREAMS), int(source.sizes.argmax())
+    expected = train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
+    train(engine, tasks, model.initial, EPOCHS)
+    assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
