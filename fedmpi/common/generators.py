@@ -77,6 +77,26 @@ def held_generators(module: Any) -> list[Any]:
     return [value for part in module.modules() for value in vars(part).values() if isinstance(value, kinds)]
 
 
+def held_states(generators: list[Any]) -> list[object]:
+    """Where `held_generators` stand; of one that cannot be asked (`random.SystemRandom`) no state equals another."""
+    return list(map(_state, generators))
+
+
+def drawn_from_held(generators: list[Any], before: list[object]) -> bool:
+    """Whether any of them has been drawn from since they stood so."""
+    return not _equal(before, held_states(generators))
+
+
+def _state(generator: Any) -> object:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.SystemRandom):
+        return object()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
 def restart(generator: Any, seed: int) -> None:
     """Put one of `held_generators` to where it stands with this seed."""
     if isinstance(generator, np.random.Generator):
@@ -92,6 +112,8 @@ def restart(generator: Any, seed: int) -> None:
 def _equal(one: object, other: object) -> bool:
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))  # type: ignore[arg-type]
     if hasattr(one, "equal"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.generators import drawn_from, generator_states, kept_generators
+from fedmpi.common.generators import drawn_from, drawn_from_held, generator_states, held_states, kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.dropout_calls import gradients_within
@@ -39,7 +39,7 @@ class ForwardTraits:
     ----------
     draws : bool
         The forward pass draws from a global generator of torch, numpy or random (rrelu, dropout in evaluation mode …),
-        or the model holds one of its own.
+        or from one that the model holds.
     couples : bool
         A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
     loss : LossTraits
@@ -284,7 +284,7 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
 
 def _draws(model: FlatModel, x: Tensor) -> bool:
     """Whether generators are drawn from in evaluation mode, or in training mode for more than dropout."""
-    before = generator_states()
+    before, stood = generator_states(), held_states(model.generators)
     try:
         model.module.eval()
         model.module(x)
@@ -297,7 +297,7 @@ def _draws(model: FlatModel, x: Tensor) -> bool:
         return False
     finally:
         model.module.train()
-    return bool(drawn_from(before) or model.generators)
+    return bool(drawn_from(before)) or drawn_from_held(model.generators, stood)
 
 
 def _bytes_kept(model: FlatModel, x: Tensor) -> tuple[int, int]:

@@ -514,3 +514,24 @@ def test_a_forward_pass_may_make_layers_when_they_are_first_needed():
     expected = train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
     train(engine, tasks, model.initial, EPOCHS)
     assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
+
+
+class HeldUnused(Held):
+    """Holds a generator, with which the values were drawn at first."""
+
+    def within(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_generator_that_the_forward_pass_does_not_draw_from_keeps_no_model_from_training_with_others(name: str):
+    model, source, _ = set_up(lambda: HeldUnused(HELD[name]))
+    assert not forward_traits(model, FLAT).draws
+    assert MergedEngine(model, source, STREAMS).model_refusal() is None
+    assert why_not_stackable(model.module, FLAT) is None
+
+
+def test_a_generator_that_cannot_be_seeded_counts_as_drawn_from():
+    model, _, _ = set_up(lambda: HeldUnused(random.SystemRandom))
+    assert forward_traits(model, FLAT).draws
+    assert "generator of its own" in str(why_not_stackable(model.module, FLAT))

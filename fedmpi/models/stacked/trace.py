@@ -24,7 +24,14 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from fedmpi.common.errors import raised
-from fedmpi.common.generators import drawn_from, generator_states, held_generators, kept_generators
+from fedmpi.common.generators import (
+    drawn_from,
+    drawn_from_held,
+    generator_states,
+    held_generators,
+    held_states,
+    kept_generators,
+)
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout, Masks
 from fedmpi.models.dropout_calls import DropoutCalls
@@ -140,15 +147,16 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
         raise NotStackable(f"{type(module).__name__} has hooks")
     if any(parameter._backward_hooks for parameter in module.parameters()):
         raise NotStackable("a parameter has hooks")
-    if held_generators(module):
-        raise NotStackable(f"{type(module).__name__} draws from a generator of its own")
+    own = held_generators(module)
     tracer = _Tracer(leaves, tuple(made_up(module, description, rows) for rows in ROWS))
     was_training = module.training
     module.train()
     try:
         with torch.enable_grad(), kept_generators(), _undone(module), _factories(tracer), _own_gradients_refused():
-            before = generator_states()
+            before, stood = generator_states(), held_states(own)
             graph = tracer.trace(module)
+            if drawn_from_held(own, stood):
+                raise NotStackable(f"{type(module).__name__} draws from a generator of its own")
             if drawn := drawn_from(before):
                 raise NotStackable(f"{type(module).__name__} draws from the global generator of {drawn[0]}")
     except NotStackable:
