@@ -70,6 +70,31 @@ def kept_generators(of_torch: bool = False) -> Iterator[None]:
         put_back(states)
 
 
+class torch_seeded:  # noqa: N801
+    """Within: torch's generator, and that of the device where it is a GPU, stand where this seed puts them.
+
+    As `kept_generators` and `seed_generators` for torch alone, at a third of their cost: it surrounds every client.
+    """
+
+    __slots__ = ("_before", "_generators", "_seed")
+
+    def __init__(self, seed: int, device: Any):
+        torch = sys.modules["torch"]
+        self._seed, self._generators = seed, [torch.default_generator]
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generators.append(torch.cuda.default_generators[index])
+
+    def __enter__(self) -> None:
+        self._before = [generator.get_state() for generator in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def __exit__(self, *raised: object) -> None:
+        for generator, state in zip(self._generators, self._before, strict=True):
+            generator.set_state(state)
+
+
 def held_generators(module: Any) -> list[Any]:
     """The generators among the attributes of an nn.Module and of its parts."""
     torch = sys.modules["torch"]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
-from fedmpi.common.generators import kept_generators, restart, seed_generators
+from fedmpi.common.generators import kept_generators, restart, seed_generators, torch_seeded
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.dropout import ClientMasks
 from fedmpi.models.flat import FlatModel
 
 
-@contextmanager
-def seeded(model: FlatModel, streams: Streams, round: int, client: int, draws: bool) -> Iterator[None]:
+def seeded(model: FlatModel, streams: Streams, round: int, client: int, draws: bool) -> AbstractContextManager[None]:
     """Within: the global generators and those that the model holds are seeded from the stream (MODULE, round, client).
 
     Parameters
@@ -22,8 +21,7 @@ def seeded(model: FlatModel, streams: Streams, round: int, client: int, draws: b
         Whether the model was seen to draw by itself (`ForwardTraits.seeded`). Else torch's generators are seeded all
         the same, for what the trial did not meet; those of numpy and random are not, which takes longer than a step.
     """
-    with _at(model, streams.seed64(Purpose.MODULE, round, client), draws):
-        yield
+    return _at(model, streams.seed64(Purpose.MODULE, round, client), draws)
 
 
 @contextmanager
@@ -51,10 +49,15 @@ def evaluating(
         model.masks.source = before
 
 
+def _at(model: FlatModel, seed: int, draws: bool) -> AbstractContextManager[None]:
+    """Within: the model begins anew, with its generators and the global ones at this seed."""
+    for generator in model.generators:
+        restart(generator, seed)
+    return _all_seeded(seed) if draws else torch_seeded(seed, model.device)
+
+
 @contextmanager
-def _at(model: FlatModel, seed: int, draws: bool) -> Iterator[None]:
-    with kept_generators(of_torch=not draws):
-        seed_generators(seed, of_torch=not draws)
-        for generator in model.generators:
-            restart(generator, seed)
+def _all_seeded(seed: int) -> Iterator[None]:
+    with kept_generators():
+        seed_generators(seed)
         yield
