@@ -70,10 +70,10 @@ def kept_generators(of_torch: bool = False) -> Iterator[None]:
         put_back(states)
 
 
-class torch_seeded:  # noqa: N801
+class torch_seeded:
     """Within: torch's generator, and that of the device where it is a GPU, stand where this seed puts them.
 
-    As `kept_generators` and `seed_generators` for torch alone, at a third of their cost: it surrounds every client.
+    It surrounds every client, and so is no generator function within others.
     """
 
     __slots__ = ("_before", "_generators", "_seed")

@@ -15,6 +15,8 @@ from fedmpi.models.flat import FlatModel
 def seeded(model: FlatModel, streams: Streams, round: int, client: int, draws: bool) -> AbstractContextManager[None]:
     """Within: the global generators and those that the model holds are seeded from the stream (MODULE, round, client).
 
+    What the model counts and keeps from call to call begins anew.
+
     Parameters
     ----------
     draws : bool
@@ -30,7 +32,7 @@ def evaluating(
 ) -> Iterator[None]:
     """Within: whatever the model draws in evaluation mode, masks of dropout too, comes from a stream.
 
-    Its integer buffers have their first values, whatever this rank has trained.
+    What it counts and keeps from call to call has its first values, whatever this rank has trained.
 
     Parameters
     ----------
@@ -39,7 +41,6 @@ def evaluating(
     draws : bool
         As for `seeded`.
     """
-    model.restart()
     before = model.masks.source
     model.masks.source = ClientMasks(partial(streams.generator, purpose, round, client))
     try:
@@ -50,7 +51,8 @@ def evaluating(
 
 
 def _at(model: FlatModel, seed: int, draws: bool) -> AbstractContextManager[None]:
-    """Within: the model begins anew, with its generators and the global ones at this seed."""
+    """Within: the model begins anew (`FlatModel.restart`), with its generators and the global ones at this seed."""
+    model.restart()
     for generator in model.generators:
         restart(generator, seed)
     return _all_seeded(seed) if draws else torch_seeded(seed, model.device)

@@ -171,7 +171,6 @@ class SequentialEngine:
         """Bind the model to `w` and point its dropout at the client's stream."""
         model, module = self.model, self.model.module
         model.bind(w)
-        model.restart()
         if not module.training:
             module.train()
         if rule.dropout:

@@ -18,6 +18,7 @@ from fedmpi import Config, UserError
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.merged import MergedEngine
+from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import couples_in_evaluation, forward_traits
 from fedmpi.local.work import LocalRule
@@ -96,6 +97,18 @@ class ByAttribute(Net):
     def within(self, x: Tensor) -> Tensor:
         self.steps += self.training
         return drop(self, x) if self.steps > 1 else x * (1 + self.steps)
+
+
+class Growing(Net):
+    """Every pass counts in an attribute, and what it gives grows with that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def within(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x * (1 + 0.1 * self.passes)
 
 
 class ByNewBuffer(Net):
@@ -535,3 +548,13 @@ def test_a_generator_that_cannot_be_seeded_counts_as_drawn_from():
     model, _, _ = set_up(lambda: HeldUnused(random.SystemRandom))
     assert forward_traits(model, FLAT).draws
     assert "generator of its own" in str(why_not_stackable(model.module, FLAT))
+
+
+@pytest.mark.parametrize("net", [ByCounter, Growing])
+def test_a_clients_probe_does_not_depend_on_who_was_probed_before(net: type[nn.Module]):
+    def gradient(clients: list[int]) -> Tensor:
+        model, source, _ = set_up(net)
+        probed = client_gradients(source, model, clients, model.initial, "full", STREAMS, 0)
+        return [gradient.clone() for _, gradient in probed][-1]
+
+    assert torch.equal(gradient([0, 1, 2]), gradient([2]))
