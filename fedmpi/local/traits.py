@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.errors import UserError, raised
@@ -112,8 +112,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     calls = model.dropout_calls
     calls.met = False
     try:
-        with torch.no_grad(), kept_generators(), full_precision():
-            first = _attributes(model)
+        with torch.no_grad(), kept_generators(), full_precision(), model.kept.watched():
             _check_input_kept(model, x)
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
@@ -127,27 +126,10 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
-        now = dict(_attributes(model))  # with parts that the forward pass made
-        model.counting = [
-            (part, name, value)
-            for part, held in first
-            for name, value in held.items()
-            if part in now and now[part].get(name) is not value and now[part].get(name) != value
-        ]
-        model.restart()
     finally:
         model.masks.source = previous
         model.module.train(was_training)
     return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops)
-
-
-def _attributes(model: FlatModel) -> list[tuple[nn.Module, dict[str, object]]]:
-    """The numbers and words among the attributes of the module's parts, in training mode."""
-    plain = int, float, str, type(None)
-    return [
-        (part, {name: value for name, value in vars(part).items() if isinstance(value, plain)})
-        for part in model.module.modules()
-    ]
 
 
 def _compiled(model: FlatModel) -> bool:

@@ -17,6 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.generators import held_generators
 from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
+from fedmpi.models.kept_state import KeptState
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -70,8 +71,8 @@ class FlatModel:
         The module's own tensors, in the order of the flat vector.
     generators : list
         That the module and its parts hold (`common.generators.held_generators`).
-    counting : list of (part, name, first value)
-        Attributes of the module's parts that forward passes change; `local.traits` finds them out.
+    kept : KeptState
+        What the module keeps from call to call beside the flat vector; `local.traits` finds out what that is.
     stacked_forms : dict
         What `stacked.net.translate` found out about the module.
     embeddings : list of nn.Embedding
@@ -109,15 +110,7 @@ class FlatModel:
         self.embeddings = _sparse_capable(module)
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
-        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
-        self._places = [
-            (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
-        ]
-        travelling = {id(buffer) for buffer in self.buffers}
-        self._travelling = [
-            (buffers, name, one) for buffers, name, one in self._places if one is not None and id(one) in travelling
-        ]
-        self.counting: list[tuple[nn.Module, str, Any]] = []
+        self.kept = KeptState(module, self.buffers)
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
@@ -164,14 +157,8 @@ class FlatModel:
         self.masks.source = source
 
     def restart(self) -> None:
-        """Set integer buffers, such as batch norm's count of batches, and counting attributes to their first values."""
-        for buffers, name, buffer in self._places:  # where a forward pass may have put another
-            if name not in buffers or buffers[name] is not buffer:
-                buffers[name] = buffer
-        for part, name, value in self.counting:
-            setattr(part, name, value)
-        for buffer, first in self._counters:
-            buffer.copy_(first)
+        """Begin anew what the module counts and keeps from call to call, such as batch norm's count of batches."""
+        self.kept.restart()
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""
@@ -258,28 +245,8 @@ class FlatModel:
                 gradients = torch.autograd.grad(of, self.parameters, weights, allow_unused=True)
         finally:
             self.masks.source = source
-        self._take_replaced()
+        self.kept.take_replaced()
         return self._with_zeros(gradients)
-
-    def _take_replaced(self) -> None:
-        """Copy tensors that the forward pass put in the places of travelling buffers into these, and put these back.
-
-        Raises
-        ------
-        UserError
-            One has another shape.
-        """
-        for buffers, name, buffer in self._travelling:
-            new = buffers[name]
-            if new is buffer:
-                continue
-            if new is None or new.shape != buffer.shape:
-                raise UserError(
-                    f"the model's forward pass puts something of another shape in the place of its buffer {name}, "
-                    f"which travels: its shape must stay {tuple(buffer.shape)}, or register it with persistent=False"
-                )
-            buffer.data.copy_(new.detach())
-            buffers[name] = buffer
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
         """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""

@@ -558,3 +558,58 @@ def test_a_clients_probe_does_not_depend_on_who_was_probed_before(net: type[nn.M
         return [gradient.clone() for _, gradient in probed][-1]
 
     assert torch.equal(gradient([0, 1, 2]), gradient([2]))
+
+
+class Keeping(Net):
+    """What every pass gives depends on a state that the one before left, kept in one of many ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how in ("None", "None in place"):
+            self.state = None
+        if how == "a layer for None":
+            self.layer = None
+        if how in ("tensor", "tensor in place"):
+            self.state = torch.ones(())
+        if how in ("buffer", "buffer in place", "buffer's data"):
+            self.register_buffer("state", torch.ones(()), persistent=False)
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.how == "a layer for None":
+            again = self.layer is not None
+            self.layer = nn.Tanh()
+            return x + 1 if again else x
+        if self.how == "created anything":
+            again = hasattr(self, "again")
+            self.again = {"anything": x.shape}
+            return x + 1 if again else x
+        if self.how == "created buffer" and not hasattr(self, "state"):
+            self.register_buffer("state", torch.ones(()), persistent=False)
+        before = getattr(self, "state", None)
+        before = torch.ones(()) if before is None else before
+        if "data" in self.how:
+            before.data += 0.25
+        elif "in place" in self.how:
+            self.state = before.add_(0.25)
+        else:
+            self.state = before + 0.25
+        return x * self.state.to(x.dtype)
+
+
+KEPT = ["None", "None in place", "a layer for None", "tensor", "tensor in place", "buffer", "buffer in place"]
+KEPT += ["buffer's data", "created", "created in place", "created buffer", "created anything"]
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_what_a_module_keeps_from_call_to_call_begins_anew_with_every_client_and_evaluation(how: str):
+    model, source, tasks = set_up(lambda: Keeping(how))
+    evaluate, engine, largest = evaluated(model), SequentialEngine(model, source, STREAMS), int(source.sizes.argmax())
+    score, expected = evaluate(0), train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
+    train(engine, tasks, model.initial, EPOCHS)
+    assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
+    assert evaluate(0) == score
+    plain, _, _ = set_up(Net)
+    assert not torch.equal(
+        train(SequentialEngine(plain, source, STREAMS), [tasks[largest]], plain.initial, EPOCHS)[0], expected
+    )
