@@ -270,10 +270,11 @@ def test_a_preparation_that_is_ended_is_repeated_by_the_same_command(
 KEEP_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 STAY_AT_THE_THIRD_SHARD = """
 import time
-from data_prep import shard
+from data_prep import shard, stop
 fill = shard._fill_shard
 def stay(plan, index, *others):
     while index == 2:
+        stop.check()  # as between two blocks of rows: what is raised in a weak reference's callback is lost
         time.sleep(0.01)
     fill(plan, index, *others)
 shard._fill_shard = stay
