@@ -311,12 +311,14 @@ def test_a_mistake_at_work_is_named_with_its_line(key: str, chosen: Any, words: 
 class FailsLate(nn.Module):
     """Fails on many samples, in evaluation mode only: not when it is tried."""
 
+    most = 50
+
     def __init__(self, description: Any):
         super().__init__()
         self.layer = nn.Linear(64, description.classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training and len(x) > 50:
+        if not self.training and len(x) > self.most:
             raise ZeroDivisionError("late")
         return self.layer(x.flatten(1))
 
@@ -329,17 +331,10 @@ def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-class FailsForClients(nn.Module):
-    """Fails on the rows of all clients of the digits together: neither on the test part nor when it is tried."""
+class FailsForClients(FailsLate):
+    """Fails on the rows of all clients of the digits together, not on the test part."""
 
-    def __init__(self, description: Any):
-        super().__init__()
-        self.layer = nn.Linear(64, description.classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training and len(x) > 1000:
-            raise ZeroDivisionError("late")
-        return self.layer(x.flatten(1))
+    most = 1000
 
 
 def test_a_model_that_fails_on_clients_own_rows_is_named_with_its_line() -> None:

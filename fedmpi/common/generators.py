@@ -48,22 +48,21 @@ def drawn_from(before: GeneratorStates) -> list[str]:
     return [name for name in before if name in after and not _equal(before[name], after[name])]
 
 
-def seed_generators(seed: int, of_torch: bool = False) -> None:
-    """Seed the global generators, all or only torch's; 0 <= seed < 2**63."""
+def seed_generators(seed: int) -> None:
+    """Seed the global generators; 0 <= seed < 2**63."""
     import torch
 
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
-    if not of_torch:
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
 @contextmanager
-def kept_generators(of_torch: bool = False) -> Iterator[None]:
-    """Put the global generators of random, numpy and torch, or only torch's, back to where they stood."""
-    states = generator_states(of_torch)
+def kept_generators() -> Iterator[None]:
+    """Put the global generators of random, numpy and torch back to where they stood."""
+    states = generator_states()
     try:
         yield
     finally:

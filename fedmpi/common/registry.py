@@ -24,6 +24,7 @@ from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
 from fedmpi.common.errors import UserError, raised
 from fedmpi.common.frames import innermost
 from fedmpi.common.made_with import OBJECT, noting
+from fedmpi.common.object_names import as_written, object_name, own_text
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
 
 MARKS = "__fedmpi__"
@@ -434,6 +435,12 @@ def load(path: str, key: str) -> Any:
     return found
 
 
+def own_part(kind: str, choice: Any) -> Part | None:
+    """The part that was chosen where it is the user's own, whose failures are named; None where it is built in."""
+    part = resolve(kind, choice)
+    return part if part.foreign else None
+
+
 def _line_of(error: BaseException) -> str:
     """The line of the user's at which an import failed, " (file:line)"."""
     line = innermost(traceback.extract_tb(error.__traceback__))
@@ -446,26 +453,6 @@ def built_in_name(chosen: Any) -> str | None:
     registered = _BUILT_IN.get(marks.get("kind", ""), {})
     name: str | None = marks.get("name")
     return name if name is not None and registered.get(name) is chosen else None
-
-
-def object_name(chosen: Any) -> str:
-    """The "module:object" of a function or class, of what a partial binds, or of an instance's class."""
-    chosen = as_written(chosen)
-    named = chosen if hasattr(chosen, "__qualname__") and hasattr(chosen, "__module__") else type(chosen)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
-def own_text(chosen: Any) -> str:
-    """The source text of a function or class alone; "" where it cannot be had."""
-    try:
-        return inspect.getsource(as_written(chosen))
-    except (OSError, TypeError):
-        return ""
-
-
-def as_written(chosen: Any) -> Any:
-    """What its author wrote, and perhaps decorated: of a partial what it binds."""
-    return chosen.func if isinstance(chosen, partial) else chosen
 
 
 def _built_in(kind: str) -> dict[str, Callable[..., Any]]:

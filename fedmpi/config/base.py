@@ -10,7 +10,8 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedmpi.common.made_with import OBJECT, holds_values
-from fedmpi.common.registry import built_in_name, object_name
+from fedmpi.common.object_names import object_name
+from fedmpi.common.registry import built_in_name
 
 Values = dict[str, Any]
 """Values by key: {"rounds": 20, "local": {"lr": 0.1}}, or flat, {"local.lr": 0.1}."""

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from fedmpi.common.data_choices import ARRAYS
 from fedmpi.common.errors import UserError
 from fedmpi.common.made_with import OBJECT, holds_values, made_with
+from fedmpi.common.object_names import object_name
 from fedmpi.common.options import options_of
-from fedmpi.common.registry import KINDS, SOURCE, Kind, object_name
+from fedmpi.common.registry import KINDS, SOURCE, Kind
 from fedmpi.config.base import Values, written
 from fedmpi.config.choices import chosen_in, parts_with, storable
 

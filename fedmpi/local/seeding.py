@@ -41,13 +41,9 @@ def evaluating(
     draws : bool
         As for `seeded`.
     """
-    before = model.masks.source
-    model.masks.source = ClientMasks(partial(streams.generator, purpose, round, client))
-    try:
-        with _at(model, streams.seed64(purpose, round, client), draws):
-            yield
-    finally:
-        model.masks.source = before
+    masks = ClientMasks(partial(streams.generator, purpose, round, client))
+    with model.masks.given_by(masks), _at(model, streams.seed64(purpose, round, client), draws):
+        yield
 
 
 def _at(model: FlatModel, seed: int, draws: bool) -> AbstractContextManager[None]:

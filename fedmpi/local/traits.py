@@ -108,11 +108,10 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     was_training = model.module.training
     model.module.train()
     masks = NoMasks()
-    previous, model.masks.source = model.masks.source, masks
     calls = model.dropout_calls
     calls.met = False
     try:
-        with torch.no_grad(), kept_generators(), full_precision(), model.kept.watched():
+        with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
             _check_input_kept(model, x)
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
@@ -127,7 +126,6 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
     finally:
-        model.masks.source = previous
         model.module.train(was_training)
     return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops)
 
@@ -235,13 +233,11 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     model.bind(model.initial.clone())
     was_training = model.module.training
     model.module.eval()
-    previous, model.masks.source = model.masks.source, NoMasks()
     try:
-        with torch.no_grad(), kept_generators(), full_precision():
+        with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()):
             whole = model.module(x)
             return not torch.allclose(whole, torch.cat([model.module(half) for half in x.chunk(2)]), 1e-3, 1e-5)
     finally:
-        model.masks.source = previous
         model.module.train(was_training)
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from fedmpi.cluster.free_memory import free_memory
 from fedmpi.common.calling import naming, refuse_result, takes
 from fedmpi.common.errors import UserError, raised, shown
-from fedmpi.common.registry import Part, object_name, resolve
+from fedmpi.common.object_names import object_name
+from fedmpi.common.registry import Part, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.models.lora import with_lora
 from fedmpi.models.model_memory import BuiltWithin

@@ -7,7 +7,8 @@ are made from raw 64-bit words (torch's bernoulli_ takes 12 % of a step of a sma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Protocol
 
@@ -169,6 +170,15 @@ class Masks:
     def __init__(self) -> None:
         self.source: MaskSource | None = None
         self.from_torch = False
+
+    @contextmanager
+    def given_by(self, source: MaskSource) -> Iterator[None]:
+        """Within: this source serves the model."""
+        before, self.source = self.source, source
+        try:
+            yield
+        finally:
+            self.source = before
 
     @property
     def left_to_torch(self) -> bool:

@@ -20,7 +20,7 @@ from fedmpi.common.activity import activity
 from fedmpi.common.calling import during
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import resolve
+from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -147,8 +147,7 @@ class ClientsView:
         self.worker, self.engine = trainer.worker, trainer.sequential
         self.model, self.store, self.description = self.engine.model, rows.data.store, rows.data.description
         self.loss = self.model.loss
-        model = resolve("model", config.model.name)
-        self._own_part = model if model.foreign else None
+        self._own_part = own_part("model", config.model.name)
         self.used = np.zeros(len(rows.counts), np.int64)
         self._most = self._at_once = rows_evaluated(self.part, self.model, self.description)
         self._panel = self._drawn()

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmpi.cluster import Cluster
 from fedmpi.common.errors import PartFailure
-from fedmpi.common.registry import object_name
+from fedmpi.common.object_names import object_name
 from fedmpi.records.history import Record, json_value
 
 OnRound = Callable[[Record], Any]

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from fedmpi.common.calling import calling, is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.later import Later
-from fedmpi.common.registry import Part, as_written, register
+from fedmpi.common.object_names import as_written
+from fedmpi.common.registry import Part, register
 from fedmpi.common.task_kinds import CLASSIFICATION, TaskKind
 
 if TYPE_CHECKING:
