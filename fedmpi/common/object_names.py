@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tokenize
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ def own_text(chosen: Any) -> str:
     """The source text of a function or class alone; "" where it cannot be had."""
     try:
         return inspect.getsource(as_written(chosen))
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
 
 

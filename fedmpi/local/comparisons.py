@@ -75,7 +75,7 @@ class LocalLosses:
         return self._loss(start, x, y, client, round)
 
     def _loss(self, values: Tensor, x: Tensor, y: Tensor, client: int, round: int) -> float:
-        self.model.bind(values)
+        self.model.bind_to_look(values)
         module, loss, total = self.model.module, self.model.loss, 0.0
         seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, self._draws)
         with seeded, torch.inference_mode():

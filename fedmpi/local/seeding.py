@@ -49,9 +49,9 @@ def evaluating(
 def _at(model: FlatModel, seed: int, draws: bool) -> AbstractContextManager[None]:
     """Within: the model begins anew (`FlatModel.restart`), with its generators and the global ones at this seed."""
     model.restart()
-    for generator in model.generators:
-        restart(generator, seed)
-    return _all_seeded(seed) if draws else torch_seeded(seed, model.device)
+    if not model.generators:
+        return _all_seeded(seed) if draws else torch_seeded(seed, model.device)
+    return _held_seeded(model, seed, draws)
 
 
 @contextmanager
@@ -59,3 +59,13 @@ def _all_seeded(seed: int) -> Iterator[None]:
     with kept_generators():
         seed_generators(seed)
         yield
+
+
+@contextmanager
+def _held_seeded(model: FlatModel, seed: int, draws: bool) -> Iterator[None]:
+    """As `_at`; a module may hold one of the global generators, so that all of these are put back."""
+    with kept_generators():
+        for generator in model.generators:
+            restart(generator, seed)
+        with _all_seeded(seed) if draws else torch_seeded(seed, model.device):
+            yield

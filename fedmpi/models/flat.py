@@ -152,6 +152,11 @@ class FlatModel:
         remove_word_convolutions(self.module)
         return self.module.to("cpu").eval()
 
+    def bind_to_look(self, flat: Tensor) -> None:
+        """As `bind`, for passes that must not change `flat` (d,): of a copy where float buffers lie in it, which a
+        forward pass may change in evaluation mode, too."""
+        self.bind(flat.clone() if self.has_buffers else flat)
+
     def draw_masks_from(self, source: MaskSource) -> None:
         """Have dropout's masks come from this source, until another one is given."""
         self.masks.source = source

@@ -33,7 +33,7 @@ class KeptState:
         self._places: list[tuple[Any, str, Tensor | None]] = [
             (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
         ]
-        own = {id(buffer) for buffer in travelling}
+        own = self._own = {id(buffer) for buffer in travelling}
         self._travelling = [(held, name, one) for held, name, one in self._places if one is not None and id(one) in own]
         self._staying = [one for one in module.buffers() if id(one) not in own and one.is_floating_point()]
         self._values = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
@@ -56,12 +56,26 @@ class KeptState:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around trial passes: what they change is put back at the end, and by every `restart` from then on."""
+        """Around trial passes: what they change is put back at the end, and by every `restart` from then on.
+
+        Raises
+        ------
+        UserError
+            They make parameters, which nobody would train.
+        """
+        there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
         first = [(part, dict(vars(part)), set(part._buffers)) for part in parts]
-        held = [one for _, own, _ in first for one in own.values() if isinstance(one, Tensor)]
+        attributes = [one for _, own, _ in first for one in own.values() if isinstance(one, Tensor)]
+        held = [one for one in attributes if id(one) not in self._own]  # a travelling buffer may have two names
         values = [(one, one.detach().clone()) for one in (*self._staying, *held) if _comparable(one)]
         yield
+        made = [name for name, one in self.module.named_parameters() if id(one) not in there]
+        if made:
+            raise UserError(
+                f"the model's forward pass makes parameters ({made[0]}), which nobody would train: make them when the "
+                "model is built"
+            )
         for part, own, buffers in first:
             now = vars(part)
             self._attributes += [

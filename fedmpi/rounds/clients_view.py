@@ -174,7 +174,7 @@ class ClientsView:
     def look(self, plan: Plan, w: Tensor) -> Columns | None:
         """Evaluate the global model w (d,) after a round; collective, on rank 0 a table with a row a client."""
         share = self._share(plan)
-        self.model.bind(w)
+        self.model.bind_to_look(w)
         gathered = self._gathered(share, partial(self._evaluated, plan.round))
         return None if gathered is None else self._table(plan.round, share.clients, gathered)
 

@@ -96,7 +96,7 @@ class EvaluatedParts:
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
         draws = forward_traits(flat, self._data.description).seeded
-        flat.bind(model)
+        flat.bind_to_look(model)
         facts: dict[str, float] = {}
         for part in self.names:
             with flat.loss.kept_generators(), during(round):

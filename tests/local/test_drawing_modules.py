@@ -613,3 +613,78 @@ def test_what_a_module_keeps_from_call_to_call_begins_anew_with_every_client_and
     assert not torch.equal(
         train(SequentialEngine(plain, source, STREAMS), [tasks[largest]], plain.initial, EPOCHS)[0], expected
     )
+
+
+class TwoNames(Net):
+    """Holds a buffer that travels under a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.mean = self.norm.running_mean
+
+    def within(self, x: Tensor) -> Tensor:
+        return self.norm(x) if len(x) > 1 or not self.training else x
+
+
+def test_a_buffer_that_travels_under_two_names_keeps_what_it_has_learnt():
+    model, sizes = FlatModel(TwoNames()), np.array([7, 9])  # of float32: .double() would part the names
+    source, tasks = Source(FLAT, sizes, torch.float32), tasks_for(sizes)
+    assert model.module.mean is model.module.norm.running_mean
+    forward_traits(model, FLAT)
+    learnt, _ = train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    model.bind(learnt)
+    before = model.module.mean.clone()
+    model.restart()
+    assert float(before.abs().max()) > 0
+    assert torch.equal(model.module.mean, before)
+
+
+class CountingAlways(Net):
+    """Changes a buffer that travels in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def within(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x
+
+
+def test_an_evaluation_leaves_the_global_model_as_it_is():
+    model, source, _ = set_up(CountingAlways)
+    store = SimpleNamespace(
+        part_samples=lambda part: 20 if part == "test" else 0,
+        manifest=SimpleNamespace(class_names=tuple(range(CLASSES))),
+    )
+    data = SimpleNamespace(description=FLAT, test=lambda: source.load(int(source.sizes.argmax())))
+    w = model.initial.clone()
+    EvaluatedParts(Config(preset="fedavg"), store, data).scores(model, w, 0)
+    assert torch.equal(w, model.initial)
+
+
+class Later(Net):
+    def within(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "later"):
+            self.later = nn.Linear(16, 16).to(x.dtype)
+        return self.later(x)
+
+
+def test_a_forward_pass_that_makes_parameters_is_refused():
+    model, _, _ = set_up(Later)
+    with pytest.raises(UserError, match=r"makes parameters \(later\.weight\), which nobody would train"):
+        forward_traits(model, FLAT)
+
+
+class HoldsTheGlobal(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.default_generator
+
+
+def test_a_global_generator_that_a_module_holds_is_put_back():
+    model, source, tasks = set_up(HoldsTheGlobal)
+    before = torch.get_rng_state()
+    train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    assert torch.equal(torch.get_rng_state(), before)
