@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,11 +26,16 @@ from benchmarks.contestants import find_peers, versions
 from benchmarks.phases import profile
 from benchmarks.scale import scale
 from benchmarks.workloads import QUICK, WORKLOADS
+from fedmpi import UserError
 
 
 def main() -> None:
     asked = _arguments()
-    pythons = find_peers(dict(peer.split("=", 1) for peer in asked.peer))
+    try:
+        pythons = find_peers(asked.peer)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     chosen = QUICK if asked.quick else WORKLOADS
     names = asked.workloads or list(chosen)
     if asked.folder is not None:

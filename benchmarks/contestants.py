@@ -7,12 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.workloads import Workload
+from fedmpi import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Result = dict[str, Any]
@@ -119,10 +120,40 @@ def _on_device(workload: Workload, quick: bool, pythons: Mapping[str, str], devi
     return [*rows, *(by_peer(workload, name, pythons[name], 1, quick, device) for name in present)]
 
 
-def find_peers(given: Mapping[str, str]) -> dict[str, str]:
-    """Which peers can be run, and with which Python: those given, and what this environment has installed."""
-    here = {name: sys.executable for name in PEERS if importlib.util.find_spec(name)}
-    return {**here, **given}
+def find_peers(given: Sequence[str], known: Collection[str] = PEERS.keys()) -> dict[str, str]:
+    """Which peers can take part, and with which Python: those given, and what this environment has installed.
+
+    Parameters
+    ----------
+    given : sequence of str
+        As on the command line, ``NAME=PYTHON``.
+    known : collection of str
+        Those that can take part.
+
+    Raises
+    ------
+    UserError
+        If a peer is unknown, or if its Python cannot import what drives it.
+    """
+    here = {name: sys.executable for name in known if importlib.util.find_spec(name)}
+    return {**here, **dict(_given_peer(text, known) for text in given)}
+
+
+def _given_peer(text: str, known: Collection[str]) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    if name not in known or not python:
+        raise UserError(f"--peer {text}: write NAME=PYTHON, where NAME is one of {', '.join(known)}.")
+    tried = [python, "-c", f"import benchmarks.peers.drive_{name}"]
+    try:
+        done = subprocess.run(tried, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        missing = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except OSError as error:
+        missing = [str(error)]
+    if missing:
+        raise UserError(
+            f"--peer {text}: it cannot be driven there: {missing[0]} (benchmarks/README.md says what drivers need)."
+        )
+    return name, python
 
 
 def by_floor(workload: Workload, variant: str, processes: int, quick: bool, device: str = "cpu") -> Contestant:

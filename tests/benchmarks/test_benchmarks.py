@@ -14,11 +14,12 @@ from torch import nn
 import benchmarks
 from benchmarks import contestants
 from benchmarks.compare import Row, race, table
-from benchmarks.contestants import Module, settings
+from benchmarks.contestants import Module, find_peers, settings
 from benchmarks.floors import Rounds
 from benchmarks.measure import ContestantFailed, run_tree
 from benchmarks.rooflines import Machine, Step, batches_of_a_round, count_step, line
 from benchmarks.workloads import MODELS, OWN, WORKLOADS, Workload, find, prepare
+from fedmpi import UserError
 from fedmpi.config import load_config
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
@@ -226,3 +227,32 @@ def test_the_gpu_script_names_a_python_without_torch(tmp_path: Path):
     environment = {**os.environ, "PYTHON": str(venv / "bin" / "python"), "PYTHONPATH": ""}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 2 and "has no torch" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [
+        ("pfl", ["NAME=PYTHON"]),
+        ("pfi=python", ["NAME=PYTHON", "pfl, blazefl"]),
+        ("pfl={folder}/absent/python", ["No such file"]),
+        ("pfl={bare}", ["cannot be driven there", "ModuleNotFoundError"]),
+    ],
+    ids=["no Python", "unknown", "absent", "without what it needs"],
+)
+def test_peers_that_cannot_take_part_are_refused(peer: str, words: list[str], tmp_path: Path):
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    given = peer.format(folder=tmp_path, bare=bare)
+    with pytest.raises(UserError) as refused:
+        find_peers([given])
+    text = str(refused.value)
+    assert text.startswith(f"--peer {given}: ") and all(word in text for word in words)
+
+
+@pytest.mark.parametrize("command", ["benchmarks", "benchmarks.rooflines"])
+def test_a_peer_is_refused_before_anything_is_measured(command: str):
+    asked = [sys.executable, "-m", command, "--quick", "--peer", "pfl"]
+    done = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --peer pfl: ") and len(done.stderr.splitlines()) == 1
