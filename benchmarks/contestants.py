@@ -209,6 +209,7 @@ def settings(workload: Workload, data: Path, module: Module = "layers", device: 
         # A large ε, so that every round really samples about K; the answers cost the same whatever they are.
         return {**chosen, "samples.wanted": workload.wanted, "samples.epsilon": 12, "aggregation.lr": workload.lr}
     averaging = {"participation.count": workload.cohort, "local.batch_size": workload.batch, "local.lr": workload.lr}
+    averaging["local.epochs"] = workload.epochs
     return {**chosen, **averaging, **({"local.engine": "sequential"} if module == "one by one" else {})}
 
 

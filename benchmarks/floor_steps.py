@@ -9,6 +9,7 @@ gradient  one data-parallel gradient of K samples of the pool, no clients at all
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import numpy as np
@@ -89,7 +90,8 @@ class Naive(Averaging):
             self.network.load_state_dict(received)
             optimizer = torch.optim.SGD(self.network.parameters(), lr=self.workload.lr)
             data = TensorDataset(*self.clients[client])
-            for x, y in DataLoader(data, batch_size=self.workload.batch, shuffle=True):
+            loader = DataLoader(data, batch_size=self.workload.batch, shuffle=True)
+            for x, y in itertools.chain.from_iterable(itertools.repeat(loader, self.workload.epochs)):
                 optimizer.zero_grad()
                 loss = cross_entropy(self.network(x.to(self.device)), y.to(self.device))
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -113,14 +115,15 @@ class Tight(Averaging):
         for client in clients.tolist():
             self.flat.copy_(model)
             x, y = self.clients[client]
-            if len(y) > batch:
-                order = torch.randperm(len(y), device=y.device)
-                x, y = x[order], y[order]
-            for some_x, some_y in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-                gradients = torch.autograd.grad(cross_entropy(self.network(some_x), some_y), self.parameters)
-                with torch.no_grad():
-                    torch._foreach_add_(self.parameters, gradients, alpha=-self.workload.lr)
-                steps += 1
+            for _ in range(self.workload.epochs):
+                if len(y) > batch:
+                    order = torch.randperm(len(y), device=y.device)
+                    x, y = x[order], y[order]
+                for some_x, some_y in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
+                    gradients = torch.autograd.grad(cross_entropy(self.network(some_x), some_y), self.parameters)
+                    with torch.no_grad():
+                        torch._foreach_add_(self.parameters, gradients, alpha=-self.workload.lr)
+                    steps += 1
             share.add_(self.flat, alpha=len(y) / total)
         return steps
 

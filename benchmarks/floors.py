@@ -123,6 +123,8 @@ def main() -> None:
     if asked.device != CPU and (asked.processes > 1 or asked.variant == "stacked"):
         parser.error("one process, and not stacked, where the device is not the processor")
     workload = find(asked.workload, asked.quick)
+    if workload.epochs > 1 and asked.variant not in ("naive", "tight"):
+        parser.error("naive or tight where clients train several epochs")
     result = run_floor(workload, prepare(workload, asked.folder), asked.variant, asked.processes, asked.device)
     asked.out.write_text(json.dumps(result))
 

@@ -196,13 +196,14 @@ def batches_of_a_round(workload: Workload) -> Counter[int]:
     if workload.wanted:
         return Counter([workload.wanted])
     sizes = workload.sizes()[workload.participants(workload.rounds - 1)]
-    merged = np.count_nonzero(sizes <= workload.batch) > len(sizes) / 2  # most take one step: one gradient of them all
+    few = np.count_nonzero(sizes <= workload.batch) > len(sizes) / 2
+    merged = few and workload.epochs == 1  # most take one step: one gradient of them all
     alone = sizes[sizes > workload.batch] if merged else sizes
     together = int(sizes.sum() - alone.sum())
     found = Counter({workload.batch: int((alone // workload.batch).sum())})
     found.update((alone % workload.batch).tolist())
     found.update([together])
-    return Counter({rows: count for rows, count in found.items() if rows and count})
+    return Counter({rows: workload.epochs * count for rows, count in found.items() if rows and count})
 
 
 def entrants(workload: Workload, quick: bool, pythons: Mapping[str, str], setting: Setting) -> list[Contestant]:
@@ -229,6 +230,7 @@ def line(
     steps = naive.steps or sum(count for count, _ in batches)
     roofline = sum(count * part.seconds(machine) for count, part in batches)
     whole = f"K = {workload.wanted}" if workload.wanted else f"B = {workload.batch}"
+    whole += f", E = {workload.epochs}" * (workload.epochs > 1)
     cells = [
         f"{workload.name}{' !' if _disturbed(rows) else ''}",
         f"{workload.cohort or workload.clients:,} × {_range(sizes)}, {whole}",

@@ -5,7 +5,7 @@ W2  500 clients of about 235 images, Astraea's CNN, 25 clients a round, B = 20
 W3  5,000 clients of about 2 texts, Text-CNN, 500 clients a round, B = 20
 S4, S6  10^4 and 10^6 clients of about 2 texts, Text-CNN, FedSampling with K = 2048 samples a round
 MODELS  the built-in models, a few clients of equal sizes
-OWN     networks as users write them (`own_networks`), OddCNN's clients of 1 to 900 images
+OWN     networks as users write them (`own_networks`), OddCNN's clients of 1 to 900 images and with three epochs
 
 Samples are noise around a pattern of their class: what is learned matters little, what a step costs is real.
 """
@@ -72,6 +72,8 @@ class Workload:
         Words.
     built_in : bool
         Whether `model` is the name of one of fedmpi's own models.
+    epochs : int
+        E; more than one for the naive loop, the tight one, pfl and fedmpi only.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Workload:
     shape: tuple[int, ...] = PIXELS
     vocabulary: int = VOCABULARY
     built_in: bool = False
+    epochs: int = 1
 
     def sizes(self) -> Ints:
         """Samples of every client, int64 (N,)."""
@@ -170,8 +173,8 @@ def _own(name: str, task: str, rounds: int, clients: int = 10, **more: Any) -> W
 OWN = {
     w.name: w
     for w in (
-        _own("odd_layers", "image", 17, clients=12, largest=900, batch=32),
-        _own("odd_cnn", "image", 17, clients=12, largest=900, batch=32),
+        _own("odd_layers", "image", 12, clients=12, largest=900, batch=32, epochs=3),
+        _own("odd_cnn", "image", 12, clients=12, largest=900, batch=32, epochs=3),
         _own("residual", "image", 9, clients=4, each=96, shape=COLOURED, batch=16),
         _own("lenet", "image", 22, each=100),
         _own("vgg_like", "image", 12, clients=4, each=100, shape=COLOURED),
@@ -180,7 +183,7 @@ OWN = {
         _own("tiny_vit", "image", 12, clients=4, each=100, shape=COLOURED),
     )
 }
-"""Users' own networks: three that were held out, then five in the style of tutorials; one epoch."""
+"""Users' own networks: three that were held out, two of them with three epochs; five in the style of tutorials."""
 QUICK = {
     w.name: w
     for w in (

@@ -74,7 +74,9 @@ def main() -> None:
         ),
         SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()]),
         model,
-        NNTrainHyperParams(local_learning_rate=workload.lr, local_num_epochs=1, local_batch_size=workload.batch),
+        NNTrainHyperParams(
+            local_learning_rate=workload.lr, local_num_epochs=workload.epochs, local_batch_size=workload.batch
+        ),
         callbacks=[Clock(race)],
         send_metrics_to_platform=False,
     )

@@ -90,4 +90,5 @@ class Race:
 
     def _expected(self, round: int) -> int:
         """Batches of the round's cohort."""
-        return int((-(-self.store.sizes[self.workload.participants(round)] // self.workload.batch)).sum())
+        batches = -(-self.store.sizes[self.workload.participants(round)] // self.workload.batch)
+        return self.workload.epochs * int(batches.sum())

@@ -54,7 +54,13 @@ def by_fedmpi(workload: Workload, folder: Path, module: Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("workload", "variants"), [(IMAGES, ["naive", "tight", "stacked"]), (TEXTS, ["naive", "tight", "merged"])]
+    ("workload", "variants"),
+    [
+        (IMAGES, ["naive", "tight", "stacked"]),
+        (TEXTS, ["naive", "tight", "merged"]),
+        (replace(IMAGES, epochs=3), ["naive", "tight"]),
+    ],
+    ids=["images", "texts", "three epochs"],
 )
 def test_every_floor_computes_the_rounds_that_fedmpi_computes(workload: Workload, variants: list, tmp_path: Path):
     ours = by_fedmpi(workload, tmp_path, "layers")
@@ -140,8 +146,9 @@ def test_a_round_takes_the_batches_of_its_participants():
     for workload in (WORKLOADS["W1"], WORKLOADS["W2"], OWN["odd_cnn"]):
         sizes = workload.sizes()[workload.participants(workload.rounds - 1)]
         found = batches_of_a_round(workload)
-        assert sum(rows * count for rows, count in found.items()) == sizes.sum()
-        assert found.total() == (-(-sizes // workload.batch)).sum() and max(found) == workload.batch
+        assert sum(rows * count for rows, count in found.items()) == workload.epochs * sizes.sum()
+        steps = workload.epochs * (-(-sizes // workload.batch)).sum()
+        assert found.total() == steps and max(found) == workload.batch
     small = WORKLOADS["W3"]
     sizes = small.sizes()[small.participants(small.rounds - 1)]
     found = batches_of_a_round(small)
