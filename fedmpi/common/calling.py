@@ -63,11 +63,18 @@ def calling(part: Part, round: int | None = None, client: int | None = None) -> 
 
 
 @contextmanager
-def naming(part: Part, round: int | None = None, client: int | None = None) -> Iterator[None]:
-    """`calling` without the care for generators: for calls too many to copy their states each time."""
+def naming(
+    part: Part, round: int | None = None, client: int | None = None, *, but: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """`calling` without the care for generators: for calls too many to copy their states each time.
+
+    `but` are further exceptions that pass as they are.
+    """
     try:
         yield
     except (UserError, PartFailure, ClientFailure, KeyboardInterrupt):
+        raise
+    except but:
         raise
     except BaseException as cause:  # sys.exit() in a part must not end the run as if it were done
         raise _failure(part, cause, round, client) from cause

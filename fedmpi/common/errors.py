@@ -36,11 +36,23 @@ def shown(value: Any, written: Callable[[Any], str] = str) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """The type of an exception and what it says, on one line; some cannot even be asked."""
+    """The type of an exception and what it says, on one line; some cannot even be asked.
+
+    Of an attribute that one of fedmpi's own objects lacks it tells those that there are.
+    """
     try:
-        return on_one_line(f"{type(error).__name__}: {error}")
+        return on_one_line(f"{type(error).__name__}: {error}{_attributes(error)}")
     except Exception as failed:
         return f"{type(error).__name__}, which cannot be written ({type(failed).__name__})"
+
+
+def _attributes(error: BaseException) -> str:
+    """What else could have been asked of the object of ours that lacks an attribute; "" of other errors."""
+    if not isinstance(error, AttributeError) or type(error.obj).__module__.partition(".")[0] != "fedmpi":
+        return ""
+    if hasattr(type(error.obj), str(error.name)):  # a property, within which something was not found
+        return ""
+    return f" (it has {', '.join(name for name in dir(error.obj) if not name.startswith('_'))})"
 
 
 class MissingFiles(UserError):

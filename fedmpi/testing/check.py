@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmpi.common.calling import naming
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.registry import KINDS, Part
 from fedmpi.common.types import AnyArray
@@ -55,8 +56,8 @@ class Check:
             It does not hold.
         CheckSkipped
             It means nothing here.
-        Exception
-            Whatever the part itself raised.
+        PartFailure
+            The part itself raised something, and where.
         """
         return self.run()
 
@@ -101,7 +102,12 @@ class Subject:
 
     def check(self, name: str, run: Callable[[Subject], str]) -> Check:
         """A check of this subject."""
-        return Check(self.part, name, lambda: run(self))
+
+        def named() -> str:
+            with naming(self.part, but=(CheckFailed, CheckSkipped)):
+                return run(self)
+
+        return Check(self.part, name, named)
 
 
 def demand(holds: bool, problem: str) -> None:

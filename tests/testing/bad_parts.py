@@ -117,6 +117,12 @@ class ForgetsOnResume:
 
 
 @client_sampler
+def asks_for_everybody(view) -> Cohort:
+    "Asks for what a view does not have."
+    return Cohort(view.everybody[: view.count])
+
+
+@client_sampler
 def by_processes(view) -> Cohort:
     "Other clients on more ranks."
     return Cohort(np.sort(np.roll(view.available, -processes())[: view.count]))

@@ -172,11 +172,20 @@ def test_a_broken_contract_is_caught_by_the_check_meant_for_it(part: Any, name: 
         check()
 
 
-def test_what_weights_raise_themselves_is_reported_as_it_is() -> None:
+def test_what_a_part_raises_itself_is_reported_with_its_name_and_line() -> None:
     first, second, third, _ = checks(bad_parts.undecided, runs=False)
     for check in (first, second, third):
-        with pytest.raises(ValueError, match=r"^no opinion on this cohort$"):
+        said = r"the weights .*undecided \(.*bad_parts.py:\d+\) failed.*: ValueError: no opinion on this cohort$"
+        with pytest.raises(PartFailure, match=said):
             check()
+
+
+def test_a_part_that_asks_its_view_for_what_there_is_not_reads_what_there_is() -> None:
+    for check in checks(bad_parts.asks_for_everybody, runs=False):
+        with pytest.raises(PartFailure) as failed:
+            check()
+        assert "asks_for_everybody" in str(failed.value) and "bad_parts.py:" in str(failed.value)
+        assert "'View' object has no attribute 'everybody' (it has age, available, class_counts, " in str(failed.value)
 
 
 def test_a_pull_that_is_no_number_is_refused_as_in_a_run() -> None:
