@@ -11,7 +11,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.records.history import SCORES, Record
 from fedmpi.results.costs import Spread, better, first_reached, judged, spent
 from fedmpi.results.gather import OneRun
-from fedmpi.results.grouping import GroupsAlike, SeedGroup, blocks_of
+from fedmpi.results.grouping import GroupsAlike, SeedGroup, blocks_of, plain
 from fedmpi.results.intervals import Difference, paired
 
 COSTS = ("round", "samples", "megabytes", "virtual_seconds")
@@ -150,17 +150,17 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
     if wanted is None:
         return [groups[0]] * len(groups)
     named = [group for group in groups if group.label == wanted]
-    whole = named or [group for group in groups if group.label.lower() == wanted.lower()]
+    whole = named or [group for group in groups if group.is_called(wanted)]
     if whole:
         return [whole[0]] * len(groups)
     found: list[SeedGroup | None] = []
-    keys = dict.fromkeys(key for group in groups for key, part in group.parts.items() if part.lower() == wanted.lower())
+    keys = dict.fromkeys(key for group in groups for key, part in group.parts.items() if plain(part) == plain(wanted))
     for group in groups:
         alike = [
             other
             for other in groups
             for key in keys
-            if other.parts.get(key, "").lower() == wanted.lower()
+            if plain(other.parts.get(key, "")) == plain(wanted)
             and all(group.parts.get(part) == other.parts[part] for part in _named(other) if part != key)
         ]
         found.append(max(alike, key=lambda other: _in_common(group, other), default=None))
@@ -183,7 +183,7 @@ def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], 
     labels = "; ".join(group.label for group, _ in pairs)
     if not any(other for _, other in pairs):
         raise UserError(f"--reference {wanted}: no group has this name; there are {labels}")
-    whole = any(group.label.lower() == wanted.lower() for group, _ in pairs)
+    whole = any(group.is_called(wanted) for group, _ in pairs)
     if not whole and len(pairs) > 1 and not any(other and other is not group for group, other in pairs):
         raise UserError(
             f"--reference {wanted}: every other group differs in more than this part of its name, so nothing would be "

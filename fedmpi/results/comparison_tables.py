@@ -13,7 +13,7 @@ from rich.console import Console
 from fedmpi.common.terminal import paragraph, show_table
 from fedmpi.results.comparison import Comparison, Row, in_percent
 from fedmpi.results.costs import Spread
-from fedmpi.results.grouping import GroupsAlike
+from fedmpi.results.grouping import GroupsAlike, plain
 
 UNITS = {"round": ("rounds", 1), "samples": ("samples", 0), "megabytes": ("MB", 1), "virtual_seconds": ("virtual s", 1)}
 """Of what was spent up to a target: the word, and digits."""
@@ -67,10 +67,14 @@ def _without_reference(comparison: Comparison) -> list[str]:
     """The rows of each block that are compared with nothing."""
     if comparison.reference is None:
         return []
-    wanted, found = comparison.reference.lower(), []
+    wanted, found = comparison.reference, []
     for _, rows in comparison.blocks:
         others = [row.group for row in rows if row.reference is None]
-        alone = [group.label for group in others if wanted not in map(str.lower, (group.label, *group.parts.values()))]
+        alone = [
+            group.label
+            for group in others
+            if not group.is_called(wanted) and plain(wanted) not in map(plain, group.parts.values())
+        ]
         if alone:
             words = f"no row named {comparison.reference} is otherwise as {'; '.join(alone)}: no difference is shown"
             found.append(words)

@@ -23,8 +23,15 @@ FolderKey = str
 DATA = "data.shards"
 BARE = ("preset", DATA, "model.name")
 """Keys whose values say enough without the key."""
+UNSET = "unset"
+"""The value of a key that a run does not have."""
 OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
 """Keys that change nothing about what is learned."""
+
+
+def plain(name: str) -> str:
+    """A name as it is compared: without capitals, and without spaces around commas and signs of equality."""
+    return re.sub(r"\s*([,=])\s*", r"\1", name.strip()).lower()
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,13 @@ class SeedGroup:
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
-        return ", ".join(self.parts.values())
+        """Its name in tables: its parts, those aside of which it has none."""
+        given = [part for part in self.parts.values() if not part.endswith(f" = {UNSET}")]
+        return ", ".join(given or self.parts.values())
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is its name, capitals and spaces around commas and signs of equality aside."""
+        return plain(name) in (plain(self.label), plain(", ".join(self.parts.values())))
 
 
 @dataclass(frozen=True)
@@ -181,7 +193,7 @@ def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str:
         return data[str(run.folder)]
     if key in run.table or key in run.labels:
         return _shown(run.table[key] if key in run.table else run.labels[key])
-    return _defaults().get(key, "unset")  # keys that there were not yet when the run was made, among others
+    return _defaults().get(key, UNSET)  # keys that there were not yet when the run was made, among others
 
 
 @cache
@@ -194,7 +206,7 @@ def _defaults() -> dict[str, str]:
         for key, inner in type(field.default).model_fields.items()
     }
     given = {key: written(field.default) for key, field in fields.items()}
-    return {key: "unset" if value is None else _shown(value) for key, value in given.items()}
+    return {key: UNSET if value is None else _shown(value) for key, value in given.items()}
 
 
 def _shown(value: Any) -> str:
@@ -238,7 +250,7 @@ def _notes(runs: Sequence[OneRun]) -> list[str]:
         ("evaluation.every", "best rounds and rounds to a target are those of unlike many evaluations"),
         ("rounds", "finals are those of unlike rounds"),
     ):
-        settings = [len(run.records) if key == "rounds" else run.table.get(key, "unset") for run in runs]
+        settings = [len(run.records) if key == "rounds" else run.table.get(key, UNSET) for run in runs]
         values = list(dict.fromkeys(map(_shown, settings)))
         if len(values) > 1:
             notes.append(f"{key} differs ({', '.join(values)}): {why}")

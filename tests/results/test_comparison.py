@@ -429,6 +429,25 @@ def test_of_names_that_differ_in_case_the_one_that_was_written_is_the_reference(
     assert {row.reference.label for row in rows if row.reference is not None} == {"adam"}
 
 
+def test_a_name_leaves_out_what_a_row_does_not_have_and_is_found_however_it_is_spaced(tmp_path: Path) -> None:
+    for name, lr, labels in (
+        ("published", 0.1, {"run": "published", "preset": "fedavg"}),
+        ("other", 0.2, {"run": "published", "preset": "fedadam"}),
+        ("mine", 0.3, {"run": "Mine", "preset": "fedavg", "participation.patience": 2.0}),
+    ):
+        write_run(tmp_path / name, [lr], {"local.lr": lr}, labels=labels)
+    wanted = "published,FedAvg"
+    [(_, rows)] = compared(tmp_path, reference=wanted).blocks
+    names = {"published, fedavg", "published, fedadam", "Mine, fedavg, patience = 2.0"}
+    assert {row.group.label for row in rows} == names
+    assert {row.reference.label for row in rows if row.reference is not None} == {"published, fedavg"}
+    for asked in ("mine, fedavg, patience=2.0", "published , fedavg, patience = unset"):
+        [(_, rows)] = compared(tmp_path, reference=asked).blocks
+        assert any(row.reference is not None for row in rows)
+    with pytest.raises(UserError, match="every other group differs in more than this part"):
+        compared(tmp_path, reference="Patience=2.0")
+
+
 def test_a_part_of_a_name_with_which_nothing_would_be_compared_is_refused(tmp_path: Path) -> None:
     for name, hidden, level in (("plain", "50", 0.25), ("wide", "200", 0.5)):
         write_run(tmp_path / name, [level], {"local.lr": level}, labels={"run": name, "hidden": hidden})
