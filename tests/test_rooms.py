@@ -212,6 +212,19 @@ def test_the_guides_table_of_rooms_points_downwards_too() -> None:
     assert not upward, listed(upward)
 
 
+def test_the_files_that_the_guide_finds_in_the_larger_rooms_are_there() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    larger = page.partition("### The larger rooms")[2].partition("\n## ")[0]
+    _, *pieces = re.split(r"\*\*`(\w+)/`\*\*", larger)
+    found = dict(zip(pieces[::2], pieces[1::2], strict=True))
+    assert {"rounds", "local", "clients", "config", "data_prep"} <= found.keys()
+    for name, text in found.items():
+        home = ROOT / "fedmpi" if name == "data_prep" else ROOT / "fedmpi" / name
+        for file in re.findall(r"`([\w/]+\.py)`", text):
+            own = name == "data_prep" and (ROOT / name / file).exists()
+            assert own or (home / file).exists() or (ROOT / "fedmpi" / file).exists(), f"{name}: {file}"
+
+
 def test_libraries_have_one_door_each() -> None:
     for library, doors in DOORS.items():
         users = {name for name, path in sources().items() if library in {m.partition(".")[0] for m in uses(path)}}
