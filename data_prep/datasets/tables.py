@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,6 +129,110 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     """
     _refuse_foreign(path)
     reader = csv.reader(lines(path))
+    columns = _columns(path, reader, label)
+    numbers, values = RowByRow((len(columns.features),), np.float32, BLOCK_ROWS), array("d")
+    texts: dict[str, list[str]] = {name: [] for name in columns.texts.values()}
+    unreadable = tally.unreadable
+    for where, row in csv_rows(reader, path, tally):
+        if not row:
+            continue
+        if problem := columns.why_no_row(row):
+            tally.bad(where, problem)
+            continue
+        if absent := columns.missing_label(row):
+            if not skip_unlabelled:
+                raise UserError(
+                    f"{where}: the label ({absent}) is missing; label or remove such rows, or add --skip-unlabelled "
+                    "to leave them out"
+                )
+            tally.drop(UNLABELLED)
+            continue
+        try:
+            columns.check_texts(row)
+            features, several = columns.numbers(row, columns.features), columns.numbers(row, columns.numeric_targets)
+        except ValueError as error:
+            tally.bad(where, str(error))
+            continue
+        numbers.add(features)
+        values.extend(several)
+        for column, name in columns.texts.items():
+            texts[name].append(row[column].strip())
+    if not len(numbers) and tally.unreadable > unreadable:
+        raise UserError(
+            f"{path} holds no row that can be read; the first: {tally.first}; every column but the label and "
+            f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
+        )
+    names = np.array([columns.header[column] for column in columns.features])
+    table: dict[str, AnyArray] = {"x": numbers.rows(), "feature_names": names}
+    targets = columns.targets
+    if len(targets) > 1:
+        table["y"], table["target_names"] = np.array(values).reshape(-1, len(targets)), np.array(targets)
+    else:
+        table["y"] = np.array(texts[targets[0]])
+    if USER_COLUMN in texts:
+        table["user"] = np.array(texts[USER_COLUMN])
+    return table
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the columns of a table hold.
+
+    Attributes
+    ----------
+    header : list of str
+    targets : list of str
+        Names of the label's columns.
+    texts : dict
+        Names of those and of the user's column, by their places.
+    features : list of int
+        Places of all others.
+    """
+
+    header: list[str]
+    targets: list[str]
+    texts: dict[int, str]
+    features: list[int]
+
+    @property
+    def numeric_targets(self) -> list[int]:
+        """Places of the label's columns where there are several, which hold numbers."""
+        return [self.header.index(name) for name in self.targets] if len(self.targets) > 1 else []
+
+    def why_no_row(self, row: list[str]) -> str:
+        """What is wrong with a row of another length than the header; "" of others."""
+        expected = len(self.header)
+        return f"{len(row)} columns where the header names {expected}" if len(row) != expected else ""
+
+    def missing_label(self, row: list[str]) -> str:
+        """The first column of the label that is empty or nan; "" where none is."""
+        return next((name for name in self.targets if is_missing(row[self.header.index(name)])), "")
+
+    def check_texts(self, row: list[str]) -> None:
+        """ValueError where a label or a user is too long."""
+        if any(len(row[column]) > LONGEST_NAME for column in self.texts):
+            raise ValueError(f"a label or user of more than {LONGEST_NAME:,} characters")
+
+    def numbers(self, row: list[str], columns: list[int]) -> list[float]:
+        """What these columns hold; ValueError, with the first one that holds none, where one is no number."""
+        try:
+            return [float(row[column]) for column in columns]
+        except ValueError:
+            column = next(column for column in columns if not _is_number(row[column]))
+            cell, name = shown(row[column], repr), shown(self.header[column], repr)
+            raise ValueError(f"not a number ({cell} in column {name})") from None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _columns(path: Path, reader: Iterator[list[str]], label: str) -> _Columns:
+    """What the header, which the reader is at, says of the columns; UserError where it is not that of such a table."""
     try:
         header = next(reader, [])
     except csv.Error as error:
@@ -145,66 +250,11 @@ def read_table(path: Path, label: str, skip_unlabelled: bool, tally: Tally) -> d
     for name in (*targets, USER_COLUMN):
         if header.count(name) > 1:
             raise UserError(f"{path} names {header.count(name)} columns {name!r}; rename or remove all but one")
-    special = {header.index(name): name for name in (*targets, USER_COLUMN) if name in header}
-    columns = [column for column in range(len(header)) if column not in special]
-    if not columns:
-        raise UserError(f"{path} has no feature column besides {', '.join(special.values())}")
-    numbers = RowByRow((len(columns),), np.float32, BLOCK_ROWS)
-    texts: dict[str, list[str]] = {name: [] for name in special.values()}
-    values = array("d")
-    unreadable = tally.unreadable
-    for where, row in csv_rows(reader, path, tally):
-        if not row:
-            continue
-        if len(row) != len(header):
-            tally.bad(where, f"{len(row)} columns where the header names {len(header)}")
-            continue
-        if absent := [name for name in targets if is_missing(row[header.index(name)])]:
-            if not skip_unlabelled:
-                raise UserError(
-                    f"{where}: the label ({absent[0]}) is missing; label or remove such rows, or add --skip-unlabelled "
-                    "to leave them out"
-                )
-            tally.drop(UNLABELLED)
-            continue
-        if any(len(row[column]) > LONGEST_NAME for column in special):
-            tally.bad(where, f"a label or user of more than {LONGEST_NAME:,} characters")
-            continue
-        try:
-            features = [float(row[column]) for column in columns]
-            several = [float(row[header.index(name)]) for name in targets] if len(targets) > 1 else []
-        except ValueError as error:
-            wanted = columns + [header.index(name) for name in targets if len(targets) > 1]
-            tally.bad(where, f"not a number ({_not_a_number(header, row, wanted) or error})")
-            continue
-        numbers.add(features)
-        values.extend(several)
-        for column, name in special.items():
-            texts[name].append(row[column].strip())
-    if not len(numbers) and tally.unreadable > unreadable:
-        raise UserError(
-            f"{path} holds no row that can be read; the first: {tally.first}; every column but the label and "
-            f'"{USER_COLUMN}" must hold numbers: leave out those of texts, or write them as numbers'
-        )
-    names = np.array([header[column] for column in columns])
-    table: dict[str, AnyArray] = {"x": numbers.rows(), "feature_names": names}
-    if len(targets) > 1:
-        table["y"], table["target_names"] = np.array(values).reshape(-1, len(targets)), np.array(targets)
-    else:
-        table["y"] = np.array(texts[targets[0]])
-    if USER_COLUMN in texts:
-        table["user"] = np.array(texts[USER_COLUMN])
-    return table
-
-
-def _not_a_number(header: list[str], row: list[str], columns: list[int]) -> str:
-    """The first column of a row that holds no number, and what it holds."""
-    for column in columns:
-        try:
-            float(row[column])
-        except ValueError:
-            return f"{shown(row[column], repr)} in column {shown(header[column], repr)}"
-    return ""
+    texts = {header.index(name): name for name in (*targets, USER_COLUMN) if name in header}
+    features = [column for column in range(len(header)) if column not in texts]
+    if not features:
+        raise UserError(f"{path} has no feature column besides {', '.join(texts.values())}")
+    return _Columns(header, targets, texts, features)
 
 
 def _refuse_foreign(path: Path) -> None:
