@@ -1,0 +1,92 @@
+"""What filling the places of clients that have ended could gain: ragged clients beside equal ones of as many steps.
+
+    python -m benchmarks.studies.ragged_places                  50 clients of 1 to 900 samples, every model
+    python -m benchmarks.studies.ragged_places cnn --clients 12
+
+Side by side, the places of shorter clients are empty until the longest has ended. Equal clients leave none empty, so
+that a step of theirs is what one could come to if every place were filled at no cost. Both take as many steps, all of
+them whole batches, in turns, in one process on one core; printed are medians over the passes, in processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from benchmarks.devices import CPU, now
+from benchmarks.engines import CASES, Case, MadeUp
+from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.streams import Streams
+from fedmpi.common.types import Ints
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.work import ClientTask, LocalRule, WorkReport
+from fedmpi.models.flat import FlatModel
+from fedmpi.process.malloc import freed_memory_kept
+
+MODELS = ("mlp", "cnn", "OddCNN", "LeNet", "TextCNN", "GRUClassifier")
+"""Those whose clients train side by side on a processor, several at a time."""
+LARGEST = 900
+
+
+def ragged_steps(clients: int, batch: int) -> Ints:
+    """Steps of clients whose numbers of samples lie evenly in their logarithms, int64 (N,)."""
+    return np.maximum(1, np.rint(np.geomspace(1, LARGEST, clients) / batch)).astype(np.int64)
+
+
+def equal_steps(steps: Ints) -> Ints:
+    """As many clients with as many steps in all, no two of which differ by more than one."""
+    each, more = divmod(int(steps.sum()), len(steps))
+    return np.repeat([each + 1, each], [more, len(steps) - more])
+
+
+def round_of(case: Case, steps: Ints) -> Callable[[], WorkReport]:
+    """A round of the batched engine, of clients with so many whole batches."""
+    torch.manual_seed(1)
+    source = MadeUp(replace(case, sizes=(steps * case.batch).tolist()))
+    model = FlatModel(case.make(), CPU)
+    engine, total = BatchedEngine(model, source, Streams(1)), FloatSum(np.zeros(model.size, np.float32), CPU)
+    tasks = [ClientTask(client, None, 1 / len(steps)) for client in range(len(steps))]
+    rule = LocalRule(lr=0.01, epochs=1, batch_size=case.batch)
+    return lambda: engine.train(tasks, model.initial, rule, 0, total)
+
+
+def measure(name: str, clients: int, passes: int) -> str:
+    """A line of the table."""
+    case = CASES[name]
+    ragged = ragged_steps(clients, case.batch)
+    ways = [round_of(case, steps) for steps in (ragged, equal_steps(ragged))]
+    seconds: list[list[float]] = []
+    for _ in range(passes + 1):
+        row = []
+        for way in ways:
+            began = now(CPU)
+            way()
+            row.append(now(CPU) - began)
+        seconds.append(row)
+    ratios = [first / second for first, second in seconds[1:]]
+    one, other = (1000 * statistics.median(column) / ragged.sum() for column in zip(*seconds[1:], strict=True))
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"| {name} | {ragged.sum()} | {one:.2f} | {other:.2f} | {spread} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=[[], *CASES], help="which")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--passes", type=int, default=7)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| model | steps | ms a step, ragged | equal | ragged / equal (passes) |\n|---|---:|---:|---:|---:|")
+    with freed_memory_kept():
+        for name in asked.models or MODELS:
+            print(measure(name, asked.clients, asked.passes), flush=True)
+
+
+if __name__ == "__main__":
+    main()
