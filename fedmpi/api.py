@@ -271,6 +271,11 @@ def _exits_refused() -> Iterator[None]:
 def _configured(
     config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
 ) -> Config:
+    if data is not None and not isinstance(data, str | Path | ClientArrays) and not callable(data):
+        raise UserError(
+            'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), or a function that '
+            f"returns such arrays, not {type(data).__name__}"
+        )
     objects = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in (("data.shards", data), ("model.name", model))
@@ -368,14 +373,19 @@ def load_run(folder: str | Path) -> Run:
 def load_runs(pattern: str | Path) -> list[Run]:
     """The runs in all folders that a pattern names, as `runs/fedavg-*`, in the order of their names.
 
+    Where none of these is a run's own, those in the folders within them, as a sweep makes them.
+
     Raises
     ------
     UserError
         There is no run among them.
     """
-    found = [Path(name) for name in sorted(glob.glob(str(pattern))) if os.path.isfile(Path(name) / "config.toml")]
+    named = sorted(map(Path, glob.glob(str(pattern))))
+    within = [child for folder in named if folder.is_dir() for child in sorted(folder.iterdir())]
+    runs, below = ([folder for folder in among if (folder / "config.toml").is_file()] for among in (named, within))
+    found = runs or below
     if not found:
-        raise UserError(f"no folder named {pattern} holds a run")
+        raise UserError(f"no folder named {pattern} holds a run, or folders of runs")
     return [load_run(folder) for folder in found]
 
 

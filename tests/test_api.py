@@ -186,6 +186,7 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         (lambda: fedmpi.run(["fedavg"]), "a TOML file, a dict or a fedmpi.Config, not list"),
         (lambda: fedmpi.run("fedavg", "rounds=3"), 'overrides are a dict like {"local.lr": 0.1}, not str'),
         (lambda: fedmpi.run("fedavg", out=5), "out is the folder of the run, a text or a Path, not int"),
+        (lambda: fedmpi.run("fedavg", data=(1, 2)), "fedmpi.ClientArrays(x, y, owner, test=(x, y)), or a function"),
         (lambda: fedmpi.run("fedavg", on_round=5), "on_round is a function, not int"),
         (lambda: fedmpi.run("fedavg", stop=5), "stop is a function, not int"),
         (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
@@ -377,6 +378,10 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         assert run.records == one.records and run.summary == one.summary and run.config == one.config
         assert same_values(run.model, one.model)
         assert DataDescription.of(run.summary["data"]) == open_store("digits").description
+    assert [run.folder for run in fedmpi.load_runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
+    assert [run.folder for run in fedmpi.load_runs(tmp_path / "b")] == [tmp_path / "b"]
+    with pytest.raises(fedmpi.UserError, match=r"no folder named .*/c holds a run, or folders of runs"):
+        fedmpi.load_runs(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
