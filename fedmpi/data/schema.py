@@ -233,9 +233,11 @@ def check_targets(kind: str, description: DataDescription, where: str) -> None:
     UserError
     """
     if description.targets != kind:
+        meant = (kind, description.targets) == ("classification", "regression")
+        otherwise = "store them as whole numbers, where they are classes" if meant else "prepare them otherwise"
         raise UserError(
             f'task.kind = "{kind}" does not go with the data {where}, whose targets are {description.targets}: set '
-            f'task.kind = "{description.targets}", or prepare them otherwise'
+            f'task.kind = "{description.targets}", or {otherwise}'
         )
 
 

@@ -177,4 +177,7 @@ def flattened(layers: OrderedDict[str, nn.Module], shape: tuple[int, int, int], 
             values: Tensor = nn.Sequential(layers).eval()(torch.zeros(1, *shape))
             return values.numel()
     except RuntimeError as error:
-        raise UserError(f"model.name = {model!r}: images of {shape[1]} × {shape[2]} pixels are too small") from error
+        last = f": {shape[0]} channels? They come first, before height and width" * (shape[2] < min(shape[:2]))
+        raise UserError(
+            f"model.name = {model!r}: images of {shape[1]} × {shape[2]} pixels are too small{last}"
+        ) from error

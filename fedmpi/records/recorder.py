@@ -142,8 +142,8 @@ class Recorder:
             )
         if found and not resume:
             raise UserError(
-                f"{self.folder} holds a run already ({', '.join(found)}): add --resume to continue it, or choose "
-                "another --out"
+                f"{self.folder} holds a run already ({', '.join(found)}): add --resume to continue it (resume=True "
+                "in Python), or choose another --out"
             )
         if found:
             self.changes = changes_since(path, self.config)

@@ -29,8 +29,10 @@ def test_other_image_sizes_work(shape: tuple[int, int, int]):
 
 
 def test_images_that_are_too_small_or_no_images_are_refused():
-    with pytest.raises(UserError, match="6 × 6 pixels are too small"):
+    with pytest.raises(UserError, match="6 × 6 pixels are too small$"):
         astraea_cnn(SMALL_IMAGES)
+    with pytest.raises(UserError, match=r"28 × 1 pixels are too small: 28 channels\? They come first"):
+        astraea_cnn(replace(IMAGES, feature_shape=(28, 28, 1)))
     with pytest.raises(UserError, match="reads images"):
         astraea_cnn(TEXTS)
     with pytest.raises(UserError, match="dropout"):

@@ -165,6 +165,9 @@ def test_data_of_another_kind_are_refused():
         fedmpi.run("fedavg", BASE, data=worlds.tokens())
     with pytest.raises(UserError, match='set task.kind = "classification"'):
         fedmpi.run("fedavg", {**BASE, "task.kind": "tokens"})
+    x, y = np.zeros((6, 2)), np.arange(6.0)
+    with pytest.raises(UserError, match="are regression: .* or store them as whole numbers, where they are classes"):
+        fedmpi.run("fedavg", BASE, data=fedmpi.ClientArrays(x, y, [0, 0, 0, 1, 1, 1], test=(x, y)))
 
 
 @pytest.mark.parametrize(
