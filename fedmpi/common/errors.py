@@ -50,8 +50,8 @@ def _attributes(error: BaseException) -> str:
     """What else could have been asked of the object of ours that lacks an attribute; "" of other errors."""
     if not isinstance(error, AttributeError) or type(error.obj).__module__.partition(".")[0] != "fedmpi":
         return ""
-    if hasattr(type(error.obj), str(error.name)):  # a property, within which something was not found
-        return ""
+    if str(error) != f"{type(error.obj).__name__!r} object has no attribute {error.name!r}":
+        return ""  # its own words, or those of a property within which something was not found
     return f" (it has {', '.join(name for name in dir(error.obj) if not name.startswith('_'))})"
 
 

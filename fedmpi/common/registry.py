@@ -208,7 +208,7 @@ class Part:
         missing = [option.name for option in self.options if option.default is REQUIRED and option.name not in found]
         if missing:
             keys = " and ".join(self._key_of(name) for name in missing)
-            raise UserError(f"{self.name} needs {keys}: {self.key} = {self.name!r} cannot do without")
+            raise UserError(f"{self.key} = {self.name!r} needs {keys}, which has no default: set it")
         return found
 
     def make(self, options: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 from fedmpi.clients.view import View
 from fedmpi.common.errors import raised
 from fedmpi.common.streams import Streams
+from fedmpi.local.algorithm import Vectors
 
 
 def said(asked) -> str:
@@ -28,6 +29,7 @@ def test_other_objects_and_properties_that_fail_within_are_left_alone():
     view = View(0, 1, np.array([3]), 1, Streams(0), counts=lambda: Path().size)
     assert said(lambda: Path().clients).endswith("object has no attribute 'clients'")
     assert said(lambda: view.class_counts).endswith("object has no attribute 'size'")
+    assert said(lambda: Vectors("client", {}, {"index": 1}).c).endswith("it also knows index")
     assert said(lambda: setattr(view, "count", 2)) == "FrozenInstanceError: cannot assign to field 'count'"
 
 

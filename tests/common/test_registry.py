@@ -86,7 +86,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], message: str
 
 
 def test_a_missing_option_is_named() -> None:
-    with pytest.raises(UserError, match=r"Measured needs participation\.candidates"):
+    with pytest.raises(UserError, match=r"Measured. needs participation\.candidates"):
         resolve("client sampler", Measured).make({})
 
 

@@ -293,7 +293,7 @@ def test_the_command_prints_a_line_a_check_and_tells_by_its_exit_code(capsys: py
 
 
 def test_an_option_that_is_missing_is_asked_for() -> None:
-    with pytest.raises(UserError, match="krum needs aggregation.byzantine"):
+    with pytest.raises(UserError, match="'krum' needs aggregation.byzantine"):
         checks("krum")
 
 
