@@ -297,7 +297,7 @@ def describe(choice: Any) -> Part:
             hint = f"did you mean {near[0]!r}?" if near else "`fedmpi parts` lists all"
             raise UserError(f"there is no part {choice!r}: {hint}")
         raise UserError(f'{choice!r} names a {" and a ".join(kinds)}: say which, as with --kind "{kinds[0]}"')
-    found = load(choice, "parts") if isinstance(choice, str) else choice
+    found = load(choice, "part") if isinstance(choice, str) else choice
     kind = getattr(as_written(found), MARKS, {}).get("kind") or _kind_of_call(found)
     if kind is None:
         raise UserError(
