@@ -110,7 +110,7 @@ class FlatModel:
         self.embeddings = _sparse_capable(module)
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
-        self.kept = KeptState(module, self.buffers)
+        self.kept = KeptState(module, values)
         self._bound: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])

@@ -10,22 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.models.first_values import FirstValue
 
-KINDS = int, float, complex, str, type(None), Tensor
-"""Of attributes that begin anew; those that forward passes create do so whatever they are."""
+TORCHS_OWN = {name for name in vars(nn.Module()) if name.startswith("_")}
+"""Attributes of every module that hold its parts, buffers and hooks."""
 
 
 class KeptState:
-    """Buffers and attributes of a module and its parts, as they are first.
+    """Buffers, frozen parameters and attributes of a module and its parts, as they are first.
 
-    Which attributes and float buffers forward passes change is found out by trial passes (`watched`); integer buffers,
-    and tensors put in the places of buffers, are put back in any case.
+    Which attributes, frozen parameters and float buffers forward passes change is found out by trial passes
+    (`watched`); integer buffers, and tensors put in the places of buffers, are put back in any case.
 
     Parameters
     ----------
     module : nn.Module
     travelling : sequence of Tensor
-        Buffers whose values are not put back, being part of the model that travels.
+        Parameters and buffers whose values are not put back, being part of the model that travels.
     """
 
     def __init__(self, module: nn.Module, travelling: Sequence[Tensor]):
@@ -33,26 +34,34 @@ class KeptState:
         self._places: list[tuple[Any, str, Tensor | None]] = [
             (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
         ]
-        own = self._own = {id(buffer) for buffer in travelling}
+        own = self._own = {id(value) for value in travelling}
         self._travelling = [(held, name, one) for held, name, one in self._places if one is not None and id(one) in own]
-        self._staying = [one for one in module.buffers() if id(one) not in own and one.is_floating_point()]
+        tensors = [*module.parameters(), *module.buffers()]
+        self._staying = [one for one in tensors if id(one) not in own and one.is_floating_point()]
         self._values = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
-        self._attributes: list[tuple[nn.Module, str, Any]] = []
+        self._changed: list[FirstValue] = []
+        self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
         self._created: list[tuple[dict[str, Any], str]] = []
 
+    @property
+    def changes(self) -> bool:
+        """Whether trial passes were seen to change what is put back but integer buffers."""
+        return bool(self._attributes or self._created or self._changed)
+
     def restart(self) -> None:
-        """Put everything back, other than the values of travelling buffers."""
+        """Put everything back, other than the values of travelling parameters and buffers."""
         for buffers, name, buffer in self._places:
             if name not in buffers or buffers[name] is not buffer:
                 buffers[name] = buffer
-        for part, name, value in self._attributes:
+        for part, name, first in self._attributes:
             part._modules.pop(name, None)  # None may have become a layer
-            part._parameters.pop(name, None)
-            vars(part)[name] = value
+            vars(part)[name] = first.put_back()
         for held, name in self._created:
             held.pop(name, None)
-        for tensor, first in self._values:
-            tensor.data.copy_(first)
+        for tensor, value in self._values:
+            tensor.data.copy_(value)
+        for first in self._changed:
+            first.put_back()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -65,26 +74,29 @@ class KeptState:
         """
         there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-        first = [(part, dict(vars(part)), set(part._buffers)) for part in parts]
-        attributes = [one for _, own, _ in first for one in own.values() if isinstance(one, Tensor)]
-        held = [one for one in attributes if id(one) not in self._own]  # a travelling buffer may have two names
-        values = [(one, one.detach().clone()) for one in (*self._staying, *held) if _comparable(one)]
-        yield
+        before = [(part, self._attributes_of(part), set(part._buffers)) for part in parts]
+        staying = [FirstValue.of(one, self._own) for one in self._staying]
+        try:
+            yield
+        finally:
+            for part, attributes, buffers in before:
+                now = vars(part)
+                for name, first in attributes.items():
+                    if name not in now or first.changed(now[name]):
+                        self._attributes.append((part, name, first))
+                self._created += [(now, name) for name in now if name not in attributes and name not in TORCHS_OWN]
+                self._created += [(part._buffers, name) for name in part._buffers if name not in buffers]
+            self._changed += [first for first in staying if first.changed(first.value)]
+            self.restart()
         made = [name for name, one in self.module.named_parameters() if id(one) not in there]
         if made:
             raise UserError(
                 f"the model's forward pass makes parameters ({made[0]}), which nobody would train: make them when the "
                 "model is built"
             )
-        for part, own, buffers in first:
-            now = vars(part)
-            self._attributes += [
-                (part, name, one) for name, one in own.items() if isinstance(one, KINDS) and _changed(now, name, one)
-            ]
-            self._created += [(now, name) for name in now if name not in own]
-            self._created += [(part._buffers, name) for name in part._buffers if name not in buffers]
-        self._values += [(one, value) for one, value in values if not torch.equal(one, value)]
-        self.restart()
+
+    def _attributes_of(self, part: nn.Module) -> dict[str, FirstValue]:
+        return {name: FirstValue.of(one, self._own) for name, one in vars(part).items() if name not in TORCHS_OWN}
 
     def take_replaced(self) -> None:
         """Copy tensors that the forward pass put in the places of travelling buffers into these, and put these back.
@@ -92,12 +104,12 @@ class KeptState:
         Raises
         ------
         UserError
-            One has another shape.
+            One has another shape, or is gone.
         """
         for buffers, name, buffer in self._travelling:
-            new = buffers[name]
-            if new is buffer:
+            if name in buffers and buffers[name] is buffer:
                 continue
+            new = buffers[name] if name in buffers else None  # noqa: SIM401 (TorchScript's have no get)
             if new is None or new.shape != buffer.shape:
                 raise UserError(
                     f"the model's forward pass puts something of another shape in the place of its buffer {name}, "
@@ -105,17 +117,3 @@ class KeptState:
                 )
             buffer.data.copy_(new.detach())
             buffers[name] = buffer
-
-
-def _comparable(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
-
-
-def _changed(now: dict[str, Any], name: str, first: Any) -> bool:
-    """Whether an attribute is another object, of numbers and words another value."""
-    if name not in now:
-        return True
-    one = now[name]
-    if one is first:
-        return False
-    return isinstance(first, Tensor) or type(one) is not type(first) or bool(one != first)

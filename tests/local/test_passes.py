@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -39,7 +40,7 @@ class Spread(nn.Module):
         self.spread = nn.Conv2d(1, channels, 1)
         self.norm = nn.BatchNorm2d(channels, track_running_stats=norm != "always") if norm else nn.Identity()
         self.out = nn.Linear(channels, 4)
-        self.seen: dict[bool, list[int]] = {True: [], False: []}
+        self.seen: UserDict[bool, list[int]] = UserDict({True: [], False: []})  # a dictionary would begin anew
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen[self.training].append(len(x))

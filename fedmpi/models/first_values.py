@@ -1,0 +1,107 @@
+"""Values as they are first, with what lies in them: whether they are others now, and how they are put back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NUMBERS_AND_WORDS = int, float, complex, str, np.generic
+SEQUENCES = list, tuple, deque
+MOST_ENTRIES = 10_000
+"""Of a list or dictionary whose entries are compared: larger ones are tables, which nobody keeps books in."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstValue:
+    """A value that may be changed or replaced.
+
+    Lists, tuples, deques and dictionaries are compared with all that lies in them, sets by their elements, tensors and
+    arrays by their numbers. All of these are put back in place, since others may hold the same objects. Of anything
+    else it counts whether it is the same object.
+
+    Attributes
+    ----------
+    value : any
+    content : any
+        What lies in it: a `FirstValue` each, or a copy; None where nothing is known of it.
+    """
+
+    value: Any
+    content: Any = None
+
+    @classmethod
+    def of(cls, value: Any, fixed: Set[int] = frozenset(), within: tuple[int, ...] = ()) -> FirstValue:
+        """How a value is now.
+
+        Parameters
+        ----------
+        value : any
+        fixed : set of int
+            Ids of tensors whose numbers may change.
+        within : tuple of int
+            Ids of the containers around it.
+        """
+        if isinstance(value, Tensor):
+            by_numbers = id(value) not in fixed and value.layout is torch.strided and not value.is_meta
+            return cls(value, value.detach().clone() if by_numbers and not value.is_nested else None)
+        if isinstance(value, np.ndarray):
+            return cls(value, value.copy() if value.flags.writeable and not value.dtype.hasobject else None)
+        if id(value) in within or (isinstance(value, (*SEQUENCES, dict, set)) and len(value) > MOST_ENTRIES):
+            return cls(value)
+        if isinstance(value, set):
+            return cls(value, set(value))
+        within = *within, id(value)
+        if isinstance(value, SEQUENCES):
+            return cls(value, [cls.of(one, fixed, within) for one in value])
+        if isinstance(value, dict):
+            return cls(value, {key: cls.of(one, fixed, within) for key, one in value.items()})
+        return cls(value)
+
+    def changed(self, now: Any) -> bool:
+        """Whether what is in its place now is another value."""
+        value, content = self.value, self.content
+        if content is None:
+            same = isinstance(value, NUMBERS_AND_WORDS) and type(now) is type(value) and bool(now == value)
+            return now is not value and not same
+        if isinstance(value, Tensor):
+            return now is not value or not torch.equal(value, content)
+        if type(now) is not type(value):
+            return True
+        if isinstance(value, np.ndarray):
+            return now is not value or not np.array_equal(value, content)
+        if isinstance(value, set):
+            return bool(now != content)
+        if len(now) != len(content):
+            return True
+        if isinstance(value, dict):
+            return list(now) != list(content) or any(first.changed(now[key]) for key, first in content.items())
+        return any(first.changed(one) for first, one in zip(content, now, strict=True))
+
+    def put_back(self) -> Any:
+        """The value, with what lay in it first."""
+        value, content = self.value, self.content
+        if content is None:
+            return value
+        if isinstance(value, Tensor):
+            value.data.copy_(content)
+        elif isinstance(value, np.ndarray):
+            value[...] = content
+        elif isinstance(value, set):
+            value.clear()
+            value.update(content)
+        elif isinstance(value, dict):
+            first = {key: one.put_back() for key, one in content.items()}
+            value.clear()
+            value.update(first)
+        else:
+            items = [one.put_back() for one in content]
+            if not isinstance(value, tuple):
+                value.clear()
+                value.extend(items)
+        return value

@@ -1,0 +1,133 @@
+"""Values of attributes are told apart from what they become, and put back in place."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmpi.models.first_values import MOST_ENTRIES, FirstValue
+
+SCALARS: list[tuple[Any, Any]] = [
+    (1, 2),
+    (1.5, 2.5),
+    (1j, 2j),
+    ("cold", "warm"),
+    (None, 0),
+    (1, 1.0),
+    (True, False),
+    (np.int64(1), np.int64(2)),
+    (np.float32(1), np.float32(2)),
+    (np.float32(1), np.float64(1)),
+    (torch.zeros(3), torch.zeros(3)),
+    (np.zeros(3), np.zeros(3)),
+    ((1, 2), (1, 3)),
+    ([1, 2], (1, 2)),
+    ({"a": 1}, {"a": 2}),
+    ({1, 2}, {1}),
+    (random.Random(3), random.Random(3)),
+]
+IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a tensor of several values": (lambda: torch.arange(3.0), lambda one: one.add_(1)),
+    "complex numbers": (lambda: torch.ones(2, dtype=torch.complex64), lambda one: one.mul_(1j)),
+    "a tensor's data": (lambda: torch.arange(3.0), lambda one: one.data.add_(1)),
+    "an array": (lambda: np.arange(3), lambda one: np.add(one, 1, out=one)),
+    "a list that grows": (lambda: [1], lambda one: one.append(2)),
+    "a list that shrinks": (lambda: [1, 2], lambda one: one.pop()),
+    "another number in a list": (lambda: [1, 2], lambda one: one.__setitem__(0, 5)),
+    "a queue": (lambda: deque([1, 2], maxlen=2), lambda one: one.append(3)),
+    "a dictionary that fills": (dict, lambda one: one.__setitem__("a", 1)),
+    "another number in a dictionary": (lambda: {"a": 1}, lambda one: one.__setitem__("a", 2)),
+    "a dictionary with an order": (lambda: OrderedDict(a=1, b=2), lambda one: one.move_to_end("a")),
+    "a set": (lambda: {1}, lambda one: one.add(2)),
+    "a tensor in a tuple": (lambda: (torch.zeros(2), "a"), lambda one: one[0].add_(1)),
+    "a list in a dictionary": (lambda: {"a": [1]}, lambda one: one["a"].append(2)),
+    "a tensor in a list in a dictionary": (lambda: {"a": [torch.zeros(2)]}, lambda one: one["a"][0].add_(1)),
+}
+
+
+def written(value: Any) -> str:
+    return repr(value)
+
+
+@pytest.mark.parametrize(("value", "other"), SCALARS, ids=[f"{one!r:.20}" for one, _ in SCALARS])
+def test_another_value_is_found_and_the_same_is_not(value: Any, other: Any) -> None:
+    first = FirstValue.of(value)
+    assert not first.changed(value)
+    assert first.changed(other)
+    assert first.put_back() is value
+
+
+@pytest.mark.parametrize("value", [3, 2.5, 1j, "word " * 3, np.int64(3), (1, (2, "a")), [1.5], {"a": [1]}, {1}])
+def test_equal_values_are_the_same(value: Any) -> None:
+    again = eval(repr(value), {"np": np})
+    assert not FirstValue.of(value).changed(again)
+
+
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_what_is_changed_in_place_is_found_and_put_back_in_place(how: str) -> None:
+    make, change = IN_PLACE[how]
+    value = make()
+    first = FirstValue.of(value)
+    change(value)
+    assert first.changed(value)
+    assert first.put_back() is value
+    assert written(value) == written(make())
+    assert not first.changed(value)
+    change(value)
+    first.put_back()
+    assert written(value) == written(make())
+
+
+def test_a_dictionary_that_two_hold_stays_that_of_both() -> None:
+    shared = {"calls": 0}
+    holders = [[shared], [shared]]
+    firsts = [FirstValue.of(one) for one in holders]
+    shared["calls"] = 3
+    assert all(first.changed(first.value) for first in firsts)
+    for first in firsts:
+        first.put_back()
+    assert holders[0][0] is holders[1][0] is shared
+    assert shared == {"calls": 0}
+
+
+def test_numbers_of_tensors_that_travel_are_left() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    first = FirstValue.of([weight], {id(weight)})
+    weight.data.add_(1)
+    assert not first.changed([weight])
+    assert first.changed([nn.Parameter(torch.zeros(2))])
+    first.put_back()
+    assert float(weight.detach().sum()) == 2
+
+
+def test_a_list_that_holds_itself_is_compared_once() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    first = FirstValue.of(value)
+    assert not first.changed(value)
+    value[0] = 2
+    assert first.changed(value)
+    assert first.put_back()[0] == 1
+
+
+def opaque() -> list[Any]:
+    unwritable = np.zeros(2)
+    unwritable.flags.writeable = False
+    tensors: list[Tensor] = [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta")]
+    return [*tensors, unwritable, np.array([[1], None], object), [0] * (MOST_ENTRIES + 1), nn.Linear(2, 2)]
+
+
+@pytest.mark.parametrize("value", opaque(), ids=lambda value: type(value).__name__)
+def test_of_anything_else_it_counts_which_object_it_is(value: Any) -> None:
+    first = FirstValue.of(value)
+    assert first.content is None
+    assert not first.changed(value)
+    assert first.changed(object())
+    assert first.put_back() is value
