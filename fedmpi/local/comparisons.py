@@ -59,7 +59,6 @@ class LocalLosses:
         self.model = FlatModel(module, device, loss)
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
         self._draws = forward_traits(self.model, data.description).seeded
-        module.eval()
         self.start = self.model.initial
         self._own = torch.empty_like(self.start)
 
@@ -79,6 +78,7 @@ class LocalLosses:
         module, loss, total = self.model.module, self.model.loss, 0.0
         seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, self._draws)
         with seeded, torch.inference_mode():
+            module.eval()
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)
                 total += loss.total(module(x[part]), y[part])

@@ -105,8 +105,10 @@ class MergedEngine:
         traits = forward_traits(self.model, self.source.description)
         if traits.draws:
             return "the model draws from a global generator, or one of its own"
+        if traits.writes:
+            return "the forward pass changes parameters"
         if traits.couples:
-            return "a sample's logits depend on the other samples of its batch"
+            return "a sample's logits depend on the other samples of its batch, or on the passes before"
         if traits.drops_across:
             return "dropout sees values whose first axis is not the samples in their order"
         return why_loss_alone(traits.loss)

@@ -4,7 +4,10 @@ generators, let the samples of a batch influence one another, or cannot read the
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,6 +21,7 @@ from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
 from fedmpi.models.dropout_calls import gradients_within
 from fedmpi.models.flat import FlatModel
+from fedmpi.models.written import Written
 from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
 
@@ -41,7 +45,8 @@ class ForwardTraits:
         The forward pass draws from a global generator of torch, numpy or random (rrelu, dropout in evaluation mode …),
         or from one that the model holds.
     couples : bool
-        A sample's logits depend on the other samples of the batch (batch norm …); means nothing where the model draws.
+        A sample's logits depend on the other samples of the batch (batch norm …), or on what the passes before have
+        left; means nothing where the model draws.
     loss : LossTraits
         The same of the loss.
     bytes_kept, bytes_widest : int
@@ -55,6 +60,8 @@ class ForwardTraits:
         Masks are left to torch's generator; see `models.dropout.Masks`.
     drops : bool
         The forward pass drops values, whether in a layer or in a function.
+    writes : bool
+        The forward pass changes parameters in place.
     """
 
     draws: bool
@@ -66,6 +73,7 @@ class ForwardTraits:
     drops_across: bool = False
     torch_drops: bool = False
     drops: bool = False
+    writes: bool = False
 
     @property
     def seeded(self) -> bool:
@@ -100,11 +108,13 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     """Take these for the model's traits from now on: what another rank found counts as well."""
     _known[model] = traits
     model.drops, model.calls_dropout, model.masks.from_torch = traits.drops, traits.calls_dropout, traits.torch_drops
+    model.writes = traits.writes
 
 
 def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = _made_up_samples(model, description)
-    model.bind(model.initial.clone())
+    values = model.initial.clone()
+    model.bind(values)
     was_training = model.module.training
     model.module.train()
     masks = NoMasks()
@@ -113,6 +123,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     try:
         with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
             _check_input_kept(model, x)
+            writes = _writes(model, x, values[: model.trainable])
             draws = _draws(model, x)
             torch.default_generator.manual_seed(0)
             with calls:
@@ -125,9 +136,21 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                 torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
                 across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
+        if not couples and model.kept.changes:
+            couples = _goes_on(model, x)
     finally:
         model.module.train(was_training)
-    return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops)
+    return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes)
+
+
+def _goes_on(model: FlatModel, x: Tensor) -> bool:
+    """Whether a second pass in training mode gives other values than the first, by what that has left."""
+    model.module.train()
+    model.restart()
+    with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
+        one, other = model.module(x), model.module(x)
+    model.restart()
+    return not torch.allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
 def _compiled(model: FlatModel) -> bool:
@@ -232,6 +255,7 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     x = _made_up_samples(model, description)
     model.bind(model.initial.clone())
     was_training = model.module.training
+    model.restart()
     model.module.eval()
     try:
         with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()):
@@ -258,6 +282,23 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
                 "spoil the samples for later rounds: write x = x / 2, or clone x first"
             )
     model.module.train()
+
+
+def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
+    """Whether operations of a forward pass write to these values; nothing is compiled while that is looked at."""
+    eager: AbstractContextManager[Any] = nullcontext()
+    if "torch._dynamo" in sys.modules:
+        eager = torch.compiler.set_stance("force_eager")
+    with Written(values) as written, eager:
+        for training in (False, True):
+            model.module.train(training)
+            try:
+                model.module(x)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # reported by _logits, which runs the same pass
+                continue
+    return bool(written.found)
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:

@@ -61,6 +61,8 @@ class FlatModel:
     drops, calls_dropout : bool
         Whether the forward pass drops values, and whether it calls functions for that (`dropout_calls`); `local.traits`
         finds it out.
+    writes : bool
+        Whether the forward pass changes parameters; `local.traits` finds it out.
     initial : Tensor (d,)
         The values at construction; a copy.
     masks : Masks
@@ -111,7 +113,9 @@ class FlatModel:
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
         self.kept = KeptState(module, values)
+        self.writes = False
         self._bound: Tensor | None = None
+        self._looked_at: Tensor | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
 
@@ -135,6 +139,7 @@ class FlatModel:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
         if flat.shape != (self.size,) or not flat.is_contiguous():
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
+        self._looked_at = None
         if flat is self._bound:
             return
         for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat.detach()), strict=True):
@@ -153,9 +158,13 @@ class FlatModel:
         return self.module.to("cpu").eval()
 
     def bind_to_look(self, flat: Tensor) -> None:
-        """As `bind`, for passes that must not change `flat` (d,): of a copy where float buffers lie in it, which a
-        forward pass may change in evaluation mode, too."""
-        self.bind(flat.clone() if self.has_buffers else flat)
+        """As `bind`, for passes that must not change `flat` (d,): of a copy where a forward pass may change float
+        buffers or parameters, in evaluation mode, too. Every `restart` makes it the same again."""
+        if not self.has_buffers and not self.writes:
+            self.bind(flat)
+            return
+        self.bind(flat.clone())
+        self._looked_at = flat
 
     def draw_masks_from(self, source: MaskSource) -> None:
         """Have dropout's masks come from this source, until another one is given."""
@@ -164,6 +173,9 @@ class FlatModel:
     def restart(self) -> None:
         """Begin anew what the module counts and keeps from call to call, such as batch norm's count of batches."""
         self.kept.restart()
+        if self._bound is not None and self._looked_at is not None:
+            changed = slice(0 if self.writes else self.trainable, None)
+            self._bound[changed].copy_(self._looked_at[changed])
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Parameter-shaped views of the trainable part of `flat`, which may hold d or only the trainable values."""

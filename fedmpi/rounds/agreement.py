@@ -98,10 +98,10 @@ def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescrip
     found = own.draws, own.couples, own.loss.draws, own.loss.couples
     draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
     kept, widest = cluster.maximum(own.bytes_kept), cluster.maximum(own.bytes_widest)
-    of_dropout = own.calls_dropout, own.drops_across, own.torch_drops, own.drops
-    calls, across, by_torch, drops = (bool(cluster.maximum(int(trait))) for trait in of_dropout)
+    others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes
+    agreed = (bool(cluster.maximum(int(trait))) for trait in others)
     loss = LossTraits(loss_draws, loss_couples)
-    adopt_traits(model, ForwardTraits(draws, couples, loss, kept, widest, calls, across, by_torch, drops))
+    adopt_traits(model, ForwardTraits(draws, couples, loss, kept, widest, *agreed))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,317 @@
+"""What a model of the user's own keeps beside its parameters, or changes of them: the same for whoever comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedmpi
+from fedmpi import UserError
+from fedmpi.local.batched.engine import why_not_side_by_side
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import couples_in_evaluation, forward_traits
+from fedmpi.models.written import Written
+from fedmpi.records.client_table import read_clients
+from tests.local.stacks import train
+from tests.local.test_drawing_modules import EPOCHS, FLAT, STREAMS, Net, evaluated, set_up
+
+
+class Counting(Net):
+    """What every pass gives grows with the passes before it, which are counted in one of many ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "frozen":
+            self.count = nn.Parameter(torch.zeros(()), requires_grad=False)
+        else:
+            self.count = FIRST[how]() if how in FIRST else None
+
+    def counted(self) -> float:
+        count = getattr(self, "count", None)
+        if self.how == "frozen":
+            count.data += 1
+            return float(count)
+        if self.how in ("list", "deque"):
+            count.append(torch.zeros(2))
+            return len(count)
+        if self.how == "dictionary":
+            count["passes"] = count.get("passes", 0) + 1
+            return count["passes"]
+        if self.how == "nested":
+            count["a"][0].add_(1)
+            return float(count["a"][0])
+        if self.how == "tuple":
+            self.count = (count[0] + 1, *count[1:])
+            return self.count[0]
+        if self.how == "array":
+            count += 1
+            return float(count[0])
+        if self.how == "several":
+            self.count = count + 1
+            return float(self.count.sum())
+        if self.how == "complex":
+            self.count = count + 1j
+            return self.count.imag
+        if self.how == "word":
+            self.count = count + "I"
+            return len(self.count)
+        if self.how == "deleted":
+            there = vars(self).pop("count", None) is not None
+            return 3.0 if there else 0.0
+        if self.how == "replaced generator":
+            self.count = np.random.default_rng(int(count.integers(1 << 30)))
+            return float(self.count.random())
+        self.count = count + 1
+        return float(self.count)
+
+    def within(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.1 * self.counted())
+
+
+FIRST: dict[str, Callable[[], Any]] = {
+    "list": list,
+    "dictionary": dict,
+    "nested": lambda: {"a": [torch.zeros(())]},
+    "tuple": lambda: (0, "passes"),
+    "array": lambda: np.zeros(1),
+    "NumPy's number": lambda: np.int64(0),
+    "several": lambda: torch.zeros(3),
+    "complex": lambda: 0j,
+    "word": str,
+    "deleted": lambda: 1,
+    "replaced generator": lambda: np.random.default_rng(5),
+}
+WAYS = ["frozen", *FIRST]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_whatever_counts_begins_anew_with_every_client_and_evaluation(how: str) -> None:
+    model, source, tasks = set_up(lambda: Counting(how))
+    evaluate, engine, largest = evaluated(model), SequentialEngine(model, source, STREAMS), int(source.sizes.argmax())
+    score, expected = evaluate(0), train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
+    train(engine, tasks, model.initial, EPOCHS)
+    assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
+    assert evaluate(0) == score
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_clients_of_a_model_that_counts_are_trained_one_by_one(how: str) -> None:
+    model, source, _ = set_up(lambda: Counting(how))
+    assert why_not_side_by_side(model, FLAT) is not None
+    assert MergedEngine(model, source, STREAMS).model_refusal() is not None
+
+
+class FailsAtFirst(Net):
+    """Its first pass fails, and what that has changed is seen in those that follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes, self.notes = 0, [0]
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("share", torch.zeros(()), persistent=False)
+
+    def within(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.notes.append(1)
+        self.steps += 1
+        self.share += 1
+        self.made = 1
+        raise ZeroDivisionError
+
+
+def test_trial_passes_that_fail_leave_nothing_behind() -> None:
+    model, _, _ = set_up(FailsAtFirst)
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        forward_traits(model, FLAT)
+    net = model.module
+    assert (net.passes, net.notes, int(net.steps), float(net.share), hasattr(net, "made")) == (0, [0], 0, 0.0, False)
+
+
+class WithoutBuffer(Net):
+    """Takes a buffer away, of those that travel or of those that do not."""
+
+    def __init__(self, travels: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()), persistent=travels)
+
+    def within(self, x: Tensor) -> Tensor:
+        first = "mean" in self._buffers
+        self._buffers.pop("mean", None)
+        return x if first else x + 1
+
+
+def test_a_buffer_that_is_taken_away_comes_back_with_every_client() -> None:
+    model, source, tasks = set_up(lambda: WithoutBuffer(False))
+    engine, largest = SequentialEngine(model, source, STREAMS), int(source.sizes.argmax())
+    expected = train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
+    assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
+    model.restart()
+    assert float(model.module.mean) == 1
+
+
+def test_a_travelling_buffer_that_is_taken_away_is_named() -> None:
+    model, source, tasks = set_up(lambda: WithoutBuffer(True))
+    with pytest.raises(UserError, match="in the place of its buffer mean, which travels"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+
+
+class Bounded(Net):
+    """Keeps weights within bounds that those of the beginning keep anyway."""
+
+    def within(self, x: Tensor) -> Tensor:
+        self.b.weight.data.clamp_(-0.26, 0.26)
+        return x + self.b(x)
+
+
+class BoundedWords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(17, 4, max_norm=1.0), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words((4 * x).long().clamp(0, 16)).flatten(1))
+
+
+@pytest.mark.parametrize("net", [Bounded, BoundedWords])
+def test_a_forward_pass_that_changes_parameters_changes_none_of_the_global_model(net: type[nn.Module]) -> None:
+    model, source, _ = set_up(net)
+    assert forward_traits(model, FLAT).writes
+    assert MergedEngine(model, source, STREAMS).model_refusal() == "the forward pass changes parameters"
+    assert why_not_side_by_side(model, FLAT) is not None
+    model.initial[: model.trainable] *= 10
+    first = model.initial.clone()
+    score = evaluated(model)
+    torch.manual_seed(2)
+    found = score(0)
+    assert torch.equal(model.initial, first)
+    assert score(0) == found
+
+
+@pytest.mark.parametrize(
+    "net", [Net, lambda: Counting("frozen"), lambda: nn.Sequential(nn.Linear(8, 5), nn.ReLU(True))]
+)
+def test_other_forward_passes_change_no_parameters(net: Callable[[], nn.Module]) -> None:
+    assert not forward_traits(set_up(net)[0], FLAT).writes
+
+
+def test_operations_that_write_to_a_vector_are_seen_through_views_lists_and_names() -> None:
+    vector, other = torch.ones(8), torch.ones(8)
+
+    def seen(work: Callable[[], Any]) -> bool:
+        with Written(vector[2:6]) as written:
+            work()
+        return bool(written.found)
+
+    assert seen(lambda: vector[2:4].mul_(2))
+    assert seen(lambda: vector.data[5:].zero_())
+    assert seen(lambda: torch._foreach_mul_([other, vector[3:4]], 2.0))
+    assert seen(lambda: vector[2:].neg_())
+    assert seen(lambda: torch.sin(torch.ones(2), out=vector[4:6]))
+    assert not seen(lambda: vector[6:].mul_(2))
+    assert not seen(lambda: vector[:2].mul_(2))
+    assert not seen(lambda: other.add_(vector))
+
+
+class CountingInEvaluation(Net):
+    """A float buffer that travels, and grows with every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.ones(()))
+
+    def within(self, x: Tensor) -> Tensor:
+        self.passes += 0.1
+        return x * self.passes
+
+
+def test_a_look_at_the_global_model_begins_with_its_buffers_each_time() -> None:
+    model, source, _ = set_up(CountingInEvaluation)
+    w = model.initial.clone()
+    model.bind_to_look(w)
+    model.module.eval()
+    found = []
+    for _ in range(2):
+        model.restart()
+        found.append(model.module(source.x[0]))
+    assert torch.equal(*found)
+    model.bind(w)
+    model.module(source.x[0])
+    model.restart()
+    assert float(w[-1]) == pytest.approx(1.1)  # a client's own
+
+
+class GrowingInEvaluation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+        self.register_buffer("passes", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 0.1
+        return self.out(x.flatten(1)) * self.passes
+
+
+def test_every_client_is_evaluated_with_the_buffers_of_the_global_model(tmp_path: Path) -> None:
+    def losses(clients: Any) -> dict[int, float]:
+        keys = {"rounds": 1, "participation.count": 4, "evaluation.clients": clients}
+        folder = tmp_path / str(clients)
+        fedmpi.run("fedavg", keys, data="digits", model=lambda _: GrowingInEvaluation(), out=folder)
+        table = read_clients(folder)
+        return dict(zip(table["client"].tolist(), table["loss"].tolist(), strict=True))
+
+    everybody, some = losses("all"), losses(3)
+    assert some == {client: everybody[client] for client in some}
+
+
+class TogetherLater(Net):
+    """Samples influence one another in an evaluation once so many steps were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def within(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        return x - x.mean(0) if self.steps > 6 else x + self.steps
+
+
+def test_whether_samples_are_evaluated_together_does_not_depend_on_what_was_trained_before() -> None:
+    model, source, tasks = set_up(TogetherLater)
+    before = couples_in_evaluation(model, FLAT)
+    train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    model.module.steps = 50
+    assert couples_in_evaluation(model, FLAT) == before
+
+
+def test_frozen_statistics_are_those_of_the_evaluation_where_clients_losses_are_compared() -> None:
+    """A layer that training leaves in evaluation mode is put back to training mode with every client."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = nn.BatchNorm1d(64), nn.Linear(64, 10)
+            self.seen = SimpleNamespace(modes=MODES)  # of no kind that begins anew
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.norm.eval()
+            else:
+                self.seen.modes.add(self.norm.training)
+            return self.out(self.norm(x.flatten(1)))
+
+    MODES.clear()
+    settings = {"rounds": 1, "participation.count": 4, "logging.diagnostics": True}
+    fedmpi.run("fedavg", settings, data="digits", model=lambda _: Frozen())
+    assert {False} == MODES
+
+
+MODES: set[bool] = set()
