@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import tokenize
 from functools import partial
 from typing import Any
+
+LAMBDA = "<lambda>"
+"""What Python calls every lambda."""
 
 
 def object_name(chosen: Any) -> str:
@@ -16,11 +20,28 @@ def object_name(chosen: Any) -> str:
 
 
 def own_text(chosen: Any) -> str:
-    """The source text of a function or class alone; "" where it cannot be had."""
+    """The source text of a function or class alone, of a lambda whole lines; "" where it cannot be had."""
     try:
-        return inspect.getsource(as_written(chosen))
+        return _lines_of_lambda(as_written(chosen)) or inspect.getsource(as_written(chosen))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
+
+
+def _lines_of_lambda(chosen: Any) -> str:
+    """From the line in which a lambda begins to the last of it and of others that begin there; "" of anything else.
+
+    inspect ends with the first line that could be a statement's last, whatever brackets it stands in.
+    """
+    code = getattr(inspect.unwrap(chosen), "__code__", None)
+    if code is None or code.co_name != LAMBDA:
+        return ""
+    lines, first = inspect.findsource(code)[0], code.co_firstlineno
+    try:
+        nodes = ast.walk(ast.parse("".join(lines)))
+    except (SyntaxError, ValueError):  # such as a notebook's cell that awaits something
+        return ""
+    ends = [one.end_lineno or first for one in nodes if isinstance(one, ast.Lambda) and one.lineno == first]
+    return "".join(lines[first - 1 : max(ends, default=0)])
 
 
 def as_written(chosen: Any) -> Any:

@@ -18,7 +18,7 @@ from fedmpi.common.data_choices import in_memory, is_digits
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import make_folder, partial_name, write_whole
 from fedmpi.common.made_with import found_by_name
-from fedmpi.common.object_names import as_written, own_text
+from fedmpi.common.object_names import LAMBDA, as_written, own_text
 from fedmpi.common.registry import KINDS, Part, load, resolve
 from fedmpi.config import Config
 
@@ -118,9 +118,9 @@ def _file_alone(part: Part, number: int) -> str:
 
 def _text_alone(part: Part) -> str:
     """The text of a part's own lines, and which of several lambdas in them it is; "" where it cannot be had."""
-    text = own_text(part.object) if part.foreign else ""
+    text = own_text(part.object)
     code = getattr(inspect.unwrap(as_written(part.object)), "__code__", None)
-    if code is None or code.co_name != "<lambda>" or text.count("lambda") < 2:
+    if code is None or code.co_name != LAMBDA or text.count("lambda") < 2:
         return text
     first = code.co_firstlineno  # where what Python does before the body stands, at column 0
     places = [(line, column) for line, _, column, _ in code.co_positions() if line is not None and column is not None]

@@ -1,0 +1,124 @@
+"""The texts of functions that no name finds, as RUN/plugins keeps them."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+from functools import partial
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmpi
+from fedmpi.common.object_names import own_text
+from fedmpi.records.plugin_files import part_sources
+from fedmpi.tasks.losses import label_smoothing
+
+FILE = "<typed in by a test>"
+
+
+def typed_in(text: str) -> dict[str, Any]:
+    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    names: dict[str, Any] = {"__name__": "typed_in"}
+    exec(compile(text, FILE, "exec"), names)
+    return names
+
+
+def kept(rule: Any) -> str:
+    config = fedmpi.Config(samples={"rule": rule}, participation={"count": 4})
+    (text,) = part_sources(config).values()
+    return text.decode()
+
+
+WHOLE = {
+    "a body in the next line": "lambda client:\n    client.labels.argsort()\n",
+    "a body in several lines": "lambda client: client.labels\n    .argsort()\n    [:3]\n",
+    "a body after a note": "lambda client:\n    # as they come\n    client.labels.argsort()\n",
+    "text in several lines": 'lambda client: """\n    {client}\n    """\n',
+    "options in several lines": "lambda client, *, most=(\n    3): client.labels[:most]\n",
+    "one line": "lambda client: client.labels\n",
+}
+
+
+@pytest.mark.parametrize("how", WHOLE)
+def test_all_lines_of_a_lambda_within_brackets_are_kept(how: str) -> None:
+    text = "rules = [\n" + indent(WHOLE[how], "    ").rstrip("\n") + ",\n    3,\n]\n"
+    rule = typed_in(text)["rules"][0]
+    assert own_text(rule) == "".join(text.splitlines(keepends=True)[1:-2])
+    assert kept(rule) == own_text(rule)
+
+
+def test_lines_behind_a_lambda_are_not_kept() -> None:
+    assert own_text(typed_in("rule = dict(a=lambda client: client,\n    b=3)['a']\nother = lambda: 1\n")["rule"]) == (
+        "rule = dict(a=lambda client: client,\n"
+    )
+
+
+def test_of_lambdas_that_begin_in_one_line_all_lines_are_kept() -> None:
+    text = "one, other = lambda client: client, lambda client: (\n    client + 1\n)\n"
+    names = typed_in(text)
+    one, other = kept(names["one"]), kept(names["other"])
+    assert one.startswith(text) and other.startswith(text)
+    assert one != other
+
+
+def test_where_the_body_of_one_of_several_lambdas_begins_is_said_by_line_of_the_copy_and_column() -> None:
+    text = "# a note\n\none, other = (lambda client: 1), (lambda client:\n    client)\n"
+    names = typed_in(text)
+    assert kept(names["one"]).splitlines()[-1] == "# the lambda whose body begins in line 1, column 30"
+    assert kept(names["other"]).splitlines()[-1] == "# the lambda whose body begins in line 2, column 5"
+
+
+def test_decorated_lambdas_of_one_line_are_kept_apart() -> None:
+    names = typed_in(
+        dedent("""\
+        import functools
+        def noted(function):
+            @functools.wraps(function)
+            def called(*given): return function(*given)
+            return called
+        one, other = noted(lambda client: 1), noted(lambda client: client)
+        long = noted(
+            lambda client:
+            client)
+        """)
+    )
+    assert kept(names["one"]) != kept(names["other"])
+    assert kept(names["long"]) == "    lambda client:\n    client)\n"
+
+
+def test_a_function_that_holds_lambdas_is_kept_as_it_is() -> None:
+    text = (
+        "def make():\n    def rule(client):\n        return sorted((lambda: 1)(), key=lambda one: 1)\n    return rule\n"
+    )
+    assert kept(typed_in(text)["make"]()) == "".join(text.splitlines(keepends=True)[1:3])
+
+
+def test_a_lambda_of_text_that_is_no_program_is_kept_as_far_as_its_first_line() -> None:
+    rule = typed_in("rule = lambda client: client\n")["rule"]
+    text = "rule = lambda client: client\n) # edited since\n"
+    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    assert own_text(rule) == "rule = lambda client: client\n"
+
+
+def test_a_built_in_part_that_is_given_has_no_copy(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedmpi"):
+        for loss in (label_smoothing, partial(label_smoothing, smoothing=0.2)):
+            assert part_sources(fedmpi.Config(task={"loss": loss}, participation={"count": 4})) == {}
+    assert not caplog.records
+
+
+def test_a_run_does_not_go_on_with_a_lambda_of_another_body_in_the_next_line(tmp_path: Path) -> None:
+    rules = [
+        lambda client:
+            np.arange(len(client.labels)),
+        lambda client:
+            np.arange(len(client.labels) // 2 + 1),
+    ]  # fmt: skip
+    keys = {"rounds": 1, "participation.count": 4}
+    fedmpi.run("fedavg", {**keys, "samples.rule": rules[0]}, out=tmp_path)
+    with pytest.raises(fedmpi.UserError, match=r"samples\.rule.*lambda.*is not the file"):
+        fedmpi.run("fedavg", {**keys, "samples.rule": rules[1], "rounds": 2}, out=tmp_path, resume=True)
