@@ -21,6 +21,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+from fedmpi.local.traits import MANY_ROWS
 from fedmpi.testing.kit import part_of
 from tests.mpi.launch import run_mpi
 
@@ -329,6 +330,44 @@ def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: 
     with pytest.raises(fedmpi.PartFailure, match=words) as caught:
         fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": given})
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+class FailsAtOnce(FailsLate):
+    """Fails when it is tried: on any samples, on the many that dropout is tried on, or where gradients are wanted."""
+
+    def __init__(self, description: Any, *, when: str = "always"):
+        super().__init__(description)
+        self.when, self.drops = when, nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        late = {"always": True, "many": len(x) == MANY_ROWS, "gradients": torch.is_grad_enabled(), "alone": len(x) == 2}
+        if late[self.when] and (self.training or self.when == "alone"):
+            raise ZeroDivisionError(self.when)
+        return self.layer(self.drops(x.flatten(1)))
+
+
+@pytest.mark.parametrize("when", ["always", "many", "gradients", "alone"])
+@pytest.mark.parametrize("asked", [{}, {"participation.clients": "power-of-choice"}, {"logging.diagnostics": True}])
+def test_a_model_that_fails_when_it_is_tried_is_named_with_its_line(when: str, asked: dict[str, Any]) -> None:
+    words = (
+        r"^the model .*FailsAtOnce \(.*test_foreign_files.py:\d+\) failed: it cannot read image samples of shape "
+        rf"\(1, 8, 8\), made up before the first round: ZeroDivisionError: {when}$"
+    )
+    keys = {"rounds": 1, "participation.count": 4, "model.name": FailsAtOnce, "model.when": when, **asked}
+    with pytest.raises(fedmpi.PartFailure, match=words) as caught:
+        fedmpi.run("fedavg", keys)
+    line = int(caught.value.where.rpartition(":")[2])
+    assert "raise ZeroDivisionError(self.when)" in Path(__file__).read_text().splitlines()[line - 1]
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_model_that_refuses_what_it_is_tried_on_is_quoted() -> None:
+    class Refuses(FailsLate):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise fedmpi.UserError("samples of another kind, please")
+
+    with pytest.raises(fedmpi.UserError, match=r"^samples of another kind, please$"):
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": Refuses})
 
 
 class FailsForClients(FailsLate):

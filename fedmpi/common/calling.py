@@ -77,7 +77,7 @@ def naming(
     except but:
         raise
     except BaseException as cause:  # sys.exit() in a part must not end the run as if it were done
-        raise _failure(part, cause, round, client) from cause
+        raise failure_of(part, cause, raised(cause), round, client) from cause
 
 
 @contextmanager
@@ -162,12 +162,24 @@ def is_complex(found: Any) -> bool:
     return bool(own()) if callable(own) else isinstance(found, complex | np.ndarray) and np.iscomplexobj(found)
 
 
-def _failure(part: Part, cause: BaseException, round: int | None, client: int | None) -> PartFailure:
+def failure_of(
+    part: Part, cause: BaseException, problem: str, round: int | None = None, client: int | None = None
+) -> PartFailure:
+    """The failure of a part inside which an exception was raised; names its line.
+
+    Parameters
+    ----------
+    part : Part
+    cause : BaseException
+    problem : str
+        What is said of it.
+    round, client : int, optional
+    """
     lines = _own_lines(part, cause.__traceback__)
     last = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else ""
     where = innermost(lines, part.source, part.source is None) or _definition(part) if part.foreign else last
     listing = "".join(traceback.format_list(lines)) if lines else ""
-    return PartFailure(part.kind, part.name, raised(cause), where, listing.rstrip(), round, client)
+    return PartFailure(part.kind, part.name, problem, where, listing.rstrip(), round, client)
 
 
 def _own_lines(part: Part, trace: TracebackType | None) -> list[traceback.FrameSummary]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import ClientFailure
-from fedmpi.common.registry import resolve
+from fedmpi.common.registry import own_part, resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -63,7 +63,7 @@ class ClientMeasures:
     ):
         self.data, self.streams, self.rank = data, streams, rank
         module = build(config.model.name, config.model.options, data.description, config.seed)
-        self.model = FlatModel(module, device, loss)
+        self.model = FlatModel(module, device, loss, own_part("model", config.model.name))
         self._point = torch.empty_like(self.model.initial)
         measured = ("accuracy",) if "accuracy" in loss.kind.metrics else ()
         self._metrics = [Metric(resolve("metric", name)) for name in measured]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.files import read_plain
+from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import Config
 from fedmpi.local.diagnostics import weight_divergence
@@ -56,7 +57,7 @@ class LocalLosses:
     ):
         self.data, self.streams = data, streams
         module = build(config.model.name, config.model.options, data.description, config.seed)
-        self.model = FlatModel(module, device, loss)
+        self.model = FlatModel(module, device, loss, own_part("model", config.model.name))
         self._rows = rows_of_a_pass(self.model, data.description, ROWS_AT_ONCE)
         self._draws = forward_traits(self.model, data.description).seeded
         self.start = self.model.initial

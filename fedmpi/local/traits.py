@@ -5,7 +5,8 @@ generators, let the samples of a batch influence one another, or cannot read the
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.arithmetic import full_precision
-from fedmpi.common.errors import UserError, raised
+from fedmpi.common.calling import failure_of
+from fedmpi.common.errors import PartFailure, UserError, raised
 from fedmpi.common.generators import drawn_from, drawn_from_held, generator_states, held_states, kept_generators
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import NoMasks
@@ -92,7 +94,9 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     Raises
     ------
     UserError
-        The model fails on samples of this shape, or does not return one logit a class; the loss fails.
+        The model fails on samples of this shape, or does not return one logit a class.
+    PartFailure
+        It is a part of the user's own that fails; the loss fails.
     """
     if model not in _known:
         adopt_traits(model, _try_out(model, description))
@@ -122,25 +126,50 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     calls.met = False
     try:
         with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
-            _check_input_kept(model, x)
-            writes = _writes(model, x, values[: model.trainable])
-            draws = _draws(model, x)
-            torch.default_generator.manual_seed(0)
-            with calls:
-                masks.asked = False
-                whole = _logits(model, x, description)
-                drops = masks.asked
-                halves = [_logits(model, half, description) for half in x.chunk(2)]
-                kept = _bytes_kept(model, x)
-                couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
-                torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
-                across = drops and not couples and not torch_drops and _drops_across(model, description)
+            with _tried(model, description):
+                _check_input_kept(model, x)
+                writes = _writes(model, x, values[: model.trainable])
+                draws = _draws(model, x)
+                torch.default_generator.manual_seed(0)
+                with calls:
+                    masks.asked = False
+                    whole = _logits(model, x, description)
+                    drops = masks.asked
+                    halves = [_logits(model, half, description) for half in x.chunk(2)]
+                    kept = _bytes_kept(model, x)
+                    couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
+                    torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
+                    across = drops and not couples and not torch_drops and _drops_across(model, description)
             loss = loss_traits(model.loss, whole, description)
         if not couples and model.kept.changes:
-            couples = _goes_on(model, x)
+            with _tried(model, description):
+                couples = _goes_on(model, x)
     finally:
         model.module.train(was_training)
     return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes)
+
+
+@contextmanager
+def _tried(model: FlatModel, description: DataDescription) -> Iterator[None]:
+    """Around passes of made-up samples: those that fail are named, with the line where the model is the user's own.
+
+    Raises
+    ------
+    PartFailure
+        The model is a part of the user's own.
+    UserError
+        It is another; or it raised one.
+    """
+    try:
+        yield
+    except (UserError, PartFailure, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
+        samples = f"{description.task} samples of shape {tuple(description.feature_shape)}"
+        if model.part is None:
+            raise UserError(f"the model cannot read {samples}: {raised(error)}") from error
+        problem = f"it cannot read {samples}, made up before the first round: {raised(error)}"
+        raise failure_of(model.part, error, problem) from error
 
 
 def _goes_on(model: FlatModel, x: Tensor) -> bool:
@@ -258,7 +287,13 @@ def couples_in_evaluation(model: FlatModel, description: DataDescription) -> boo
     model.restart()
     model.module.eval()
     try:
-        with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()):
+        with (
+            torch.no_grad(),
+            kept_generators(),
+            full_precision(),
+            model.masks.given_by(NoMasks()),
+            _tried(model, description),
+        ):
             whole = model.module(x)
             return not torch.allclose(whole, torch.cat([model.module(half) for half in x.chunk(2)]), 1e-3, 1e-5)
     finally:
@@ -347,15 +382,7 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
 
 
 def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
-    try:
-        logits = model.module(x)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit() in a model must not end the run as if it were done
-        raise UserError(
-            f"the model cannot read {description.task} samples of shape {tuple(description.feature_shape)}: "
-            f"{raised(error)}"
-        ) from error
+    logits = model.module(x)
     if not isinstance(logits, Tensor) or not _fits(tuple(logits.shape), len(x), description):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.generators import held_generators
+from fedmpi.common.registry import Part
 from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
 from fedmpi.models.kept_state import KeptState
@@ -47,11 +48,14 @@ class FlatModel:
         Where the flat vectors and the module live.
     loss : Loss
         What the gradients are of; cross-entropy by default.
+    part : Part, optional
+        The module's, where it is the user's own: named where its forward pass fails.
 
     Attributes
     ----------
     module : nn.Module
     loss : Loss
+    part : Part or None
     size : int
         d, the length of the flat vector.
     trainable : int
@@ -86,9 +90,15 @@ class FlatModel:
         The module has tensors without values, nothing to train, or its values are of several float types.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu", loss: Loss = CROSS_ENTROPY):
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        loss: Loss = CROSS_ENTROPY,
+        part: Part | None = None,
+    ):
         _check_values(module)
-        self.loss = loss
+        self.loss, self.part = loss, part
         self.masks = install_dropout(module)
         self.drops = self.calls_dropout = False
         self.dropout_calls = DropoutCalls(self.masks)

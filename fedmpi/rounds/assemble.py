@@ -11,6 +11,7 @@ import torch
 from fedmpi.aggregation.fused_metrics import check_ranks
 from fedmpi.aggregation.server_optimizers import ServerOptimizer
 from fedmpi.cluster import Cluster
+from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Streams
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen, options
@@ -159,7 +160,8 @@ class Experiment:
 def _built_model(config: Config, cluster: Cluster, data: RunData, device: torch.device) -> FlatModel:
     """The network as one vector, with the loss of the task; collective."""
     loss = task_loss(config.task.loss, options(config, "loss"), config.task.kind)
-    model = FlatModel(build_model(config, data.description, device, cluster), device, loss)
+    module = build_model(config, data.description, device, cluster)
+    model = FlatModel(module, device, loss, own_part("model", config.model.name))
     check_buffers(config, model)
     return model
 

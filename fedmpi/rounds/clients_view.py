@@ -20,7 +20,6 @@ from fedmpi.common.activity import activity
 from fedmpi.common.calling import during
 from fedmpi.common.errors import ClientFailure, UserError
 from fedmpi.common.plan import Plan
-from fedmpi.common.registry import own_part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.config import Config
@@ -147,7 +146,6 @@ class ClientsView:
         self.worker, self.engine = trainer.worker, trainer.sequential
         self.model, self.store, self.description = self.engine.model, rows.data.store, rows.data.description
         self.loss = self.model.loss
-        self._own_part = own_part("model", config.model.name)
         self.used = np.zeros(len(rows.counts), np.int64)
         self._most = self._at_once = rows_evaluated(self.part, self.model, self.description)
         self._panel = self._drawn()
@@ -255,7 +253,7 @@ class ClientsView:
                 seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, t, int(clients[0]), draws)
                 with during(t), seeded:
                     return client_sums(
-                        self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once, self._own_part
+                        self.model.module, x, y, self.rows.counts[clients], self.loss, self._at_once, self.model.part
                     )
             except torch.OutOfMemoryError:
                 if min(self._at_once, len(y)) == 1:

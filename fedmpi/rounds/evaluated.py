@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedmpi.common.calling import during
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import own_part, resolve
+from fedmpi.common.registry import resolve
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.task_kinds import KINDS
 from fedmpi.config import Config
@@ -70,7 +70,6 @@ class EvaluatedParts:
     def __init__(self, config: Config, store: ShardStore, data: SampleSource):
         self.names = config.evaluation.parts(store.part_samples("val") > 0)
         self._data, self._table, self._streams = data, config.evaluation, Streams(config.seed)
-        self._own_part = own_part("model", config.model.name)
         self._rows: int | None = None
         self.metrics = task_metrics(config)
         self.confusion: Confusion | None = None
@@ -114,7 +113,7 @@ class EvaluatedParts:
         while True:
             try:
                 with evaluating(flat, self._streams, Purpose.EVALUATION, round, list(NAMES).index(part), draws):
-                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics, self._own_part)
+                    return evaluate(flat.module, x, y, rows, flat.loss, self.metrics, flat.part)
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise
