@@ -198,6 +198,24 @@ def test_a_key_beside_an_object_is_stronger_than_what_the_object_holds() -> None
     assert fedmpi.run(later, {"rounds": 1, "participation.most": 2}).records[0]["participants"] == 2
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "option", "name"),
+    [
+        ("aggregation.weights", partial(powers, exponent=2.0), {"aggregation.exponent": 0.5}, "powers"),
+        ("model.name", partial(net, width=5), {"model.width": 3}, "net"),
+        ("local.optimizer", partial(slow, momentum=0.5), {"local.momentum": 0.9}, "slow"),
+    ],
+)
+def test_a_runs_own_configuration_holds_the_key_and_not_what_a_partial_beside_it_binds(
+    key: str, given: Any, option: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    run = fedmpi.run("fedavg", {**FEW, key: given, **option}, out=tmp_path / "run")
+    ((inner, value),) = option.items()
+    assert (stored(run, key), stored(run, inner)) == (f"{HERE}:{name}", value)
+    again = fedmpi.run(tmp_path / "run" / "config.toml")
+    assert values(again) == values(run) == values(fedmpi.run("fedavg", {**FEW, key: f"{HERE}:{name}", **option}))
+
+
 def changed() -> Scaled:
     made = Scaled(factor=2.0)
     made.extra = 1  # type: ignore[attr-defined]

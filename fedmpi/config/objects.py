@@ -69,12 +69,16 @@ def _is_made(choice: Any) -> bool:
 
 
 def as_class_names(config: ConfigTables) -> Values:
-    """{"table.key": value} that say the same as the objects in the configuration, where a class and options do."""
+    """{"table.key": value} that say the same as the objects in the configuration, where a class and options do.
+
+    Options that are set by their keys stay as they are set.
+    """
     found: Values = {}
     for kind, choices, several in _given(config):
         if kind.name in CALLED_THEMSELVES and not any(isinstance(choice, partial) for choice in choices):
             continue
         table = getattr(config, kind.table)
+        by_key = {f"{kind.table}.{name}" for name in table.model_fields_set}
         named: list[Any] = []
         options: Values = {}
         for choice in choices:
@@ -83,7 +87,7 @@ def as_class_names(config: ConfigTables) -> Values:
                 named.append(choice)
             else:
                 named.append(apart[0])
-                options |= apart[1]
+                options |= {key: value for key, value in apart[1].items() if key not in by_key}
         if any(new is not old for new, old in zip(named, choices, strict=True)):
             found |= {**options, kind.key: named if several else named[0]}
     return found
