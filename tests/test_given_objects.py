@@ -198,6 +198,27 @@ def test_a_key_beside_an_object_is_stronger_than_what_the_object_holds() -> None
     assert fedmpi.run(later, {"rounds": 1, "participation.most": 2}).records[0]["participants"] == 2
 
 
+class Draws:
+    """Parts of one's own, kept together."""
+
+    @client_sampler
+    class Ones(FirstOnes):
+        """A class within a class."""
+
+    @staticmethod
+    def last(view: Any, *, most: int = 3) -> Cohort:
+        return Cohort(view.available[-most:])
+
+
+@pytest.mark.parametrize("given", [Draws.Ones, Draws.last])
+def test_what_lies_within_a_class_is_found_by_its_name(given: Any, tmp_path: Path) -> None:
+    run = fedmpi.run("fedavg", {**FEW, "participation.clients": given, "participation.most": 5}, out=tmp_path / "run")
+    assert stored(run, "participation.clients") == f"{HERE}:{given.__qualname__}"
+    assert values(fedmpi.run(tmp_path / "run" / "config.toml")) == values(run)
+    with pytest.raises(fedmpi.UserError, match="has no function or class 'Draws.first'"):
+        fedmpi.run("fedavg", {**FEW, "participation.clients": f"{HERE}:Draws.first"})
+
+
 @pytest.mark.parametrize(
     ("key", "given", "option", "name"),
     [

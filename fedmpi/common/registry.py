@@ -412,7 +412,7 @@ def load(path: str, key: str) -> Any:
         )
     try:
         module = importlib.import_module(module_name)
-        found = getattr(module, name, None)
+        found = _within(module, name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
@@ -432,6 +432,14 @@ def load(path: str, key: str) -> Any:
         if module_name in sys.stdlib_module_names and place:
             hint = f", for it is Python's own, {place}: give your file another name"
         raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")
+    return found
+
+
+def _within(module: Any, name: str) -> Any:
+    """What a module calls so; with dots, what lies within a class of it, as "Outer.inner"; None where there is none."""
+    found = module
+    for step in name.split("."):
+        found = getattr(found, step, None)
     return found
 
 
