@@ -315,15 +315,14 @@ def _run(experiment: Experiment, wanted: _Wanted, recovery: Recovery | None) -> 
     history, module = simulation.history, experiment.model.released()
     records, rounds, seen = history.records, history.rounds, history.clients
 
-    def finished() -> list[Record]:
-        return read_records(recorder.folder, rounds) if recorder is not None else records
+    kept = recorder.folder.absolute() if recorder is not None else None  # the program may go elsewhere before it asks
 
     return Run(
         summary,
         config=lambda: config,
-        records=finished,
+        records=lambda: records if kept is None else _records(kept, rounds),
         model=lambda: module,
-        clients=lambda: read_clients(recorder.folder) if recorder is not None else concatenated(seen),
+        clients=lambda: concatenated(seen) if kept is None else read_clients(kept),
         folder=Path(where) if where else None,
         ending=ending,
     )
@@ -358,16 +357,35 @@ def load_run(folder: str | Path) -> Run:
     path = folder / "config.toml"
     if not os.path.isfile(path):
         raise UserError(f"{folder} holds no run: there is no {path.name} in it")
-    summary = read_summary(folder / "summary.json")
+    summary, kept = read_summary(folder / "summary.json"), folder.absolute()
+    ending = ending_of(summary, path) if summary else "stopped"
+    rounds = summary["final"]["round"] + 1 if "round" in summary.get("final", {}) else None
     return Run(
         summary,
-        config=lambda: Config.load(path),
-        records=lambda: read_records(folder),
-        model=lambda: _rebuilt(folder, summary),
-        clients=lambda: read_clients(folder),
+        config=lambda: Config.load(kept / path.name),
+        records=lambda: _records(kept, rounds),
+        model=lambda: _rebuilt(kept, summary),
+        clients=lambda: read_clients(kept),
         folder=folder,
-        ending=ending_of(summary, path) if summary else "stopped",
+        ending=ending,
     )
+
+
+def _records(folder: Path, rounds: int | None) -> list[Record]:
+    """The records of so many rounds in RUN/metrics.jsonl, of an unfinished run those that are there.
+
+    Raises
+    ------
+    UserError
+        The file is gone or damaged.
+    """
+    records = read_records(folder, rounds)
+    if rounds is not None and len(records) < rounds:
+        raise UserError(
+            f"{folder / 'metrics.jsonl'} holds {len(records)} of the {rounds} records that the run has written: "
+            "put the file back"
+        )
+    return records
 
 
 def load_runs(pattern: str | Path) -> list[Run]:

@@ -313,6 +313,31 @@ def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedm
     assert [untimed(run.records) for run in found] == [untimed(plain.records)] * 2
 
 
+def test_records_are_found_from_another_working_directory(
+    plain: fedmpi.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = small(out="run")
+    read = fedmpi.load_run("run")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run.folder == read.folder == Path("run")
+    assert untimed(run.records) == untimed(read.records) == untimed(plain.records)
+    assert read.config == run.config and same_values(read.model, plain.model)
+
+
+def test_records_that_are_gone_are_not_taken_for_none(tmp_path: Path):
+    runs = small(out=tmp_path), fedmpi.load_run(tmp_path), fedmpi.load_run(tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:2]))
+    with pytest.raises(fedmpi.UserError, match=r"metrics.jsonl holds 2 of the 3 records .*: put the file back"):
+        runs[1].records  # noqa: B018
+    (tmp_path / "metrics.jsonl").unlink()
+    for run in runs[::2]:
+        with pytest.raises(fedmpi.UserError, match="holds 0 of the 3 records"):
+            run.records  # noqa: B018
+
+
 # Hearing of every round
 
 
