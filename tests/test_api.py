@@ -303,6 +303,30 @@ def test_a_warning_is_shown_with_progress_and_goes_to_the_log_without(
     assert "warning: " in shown.err and "round 1/1" in shown.out
 
 
+def test_a_program_that_wants_warnings_of_the_log_gets_no_more_with_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    log = logging.getLogger("fedmpi")
+    caplog.set_level(logging.WARNING)
+    caplog.handler.setLevel(logging.NOTSET)
+
+    def nested(record: Record) -> None:
+        small(out=tmp_path / f"nested{record['round']}", more={"rounds": 1})
+
+    saturating = {"samples.wanted": 100_000, "samples.threshold": 5, "model.hidden": [4]}
+    fedmpi.run("fedsampling", {"rounds": 1, **saturating}, out=tmp_path / "run", on_round=nested)
+    (warning,) = [record for record in caplog.records if "samples.wanted" in record.getMessage()]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    for folder in ("run", "nested0"):
+        assert " INFO placement: " in (tmp_path / folder / "run.log").read_text()
+    assert warning.getMessage() in (tmp_path / "run" / "run.log").read_text()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        small(out=tmp_path / "heard")
+    assert [message for message in caplog.messages if message.startswith("placement: ")], "once"
+    assert len(caplog.messages) == len(set(caplog.messages)) and log.propagate and not log.level
+
+
 def test_a_run_works_off_the_main_thread_and_two_wait_for_each_other(plain: fedmpi.Run):
     found: list[fedmpi.Run] = []
     threads = [threading.Thread(target=lambda: found.append(small())) for _ in range(2)]

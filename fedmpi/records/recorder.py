@@ -151,9 +151,7 @@ class Recorder:
 
     def _open_log(self) -> None:
         self._handler = RunLog(self.folder / "run.log")
-        self._level = log.level
-        log.addHandler(self._handler)
-        log.setLevel(logging.INFO)
+        self._handler.listen()
         if self.hold.before is not None:
             log.info("the run that held this folder has died (%s): taken over", self.hold.before)
         for sentence in not_repeatable(self.config):
@@ -344,8 +342,7 @@ class Recorder:
             with writing(self.folder):
                 self._trackers.close(self._finished)
         finally:
-            log.removeHandler(self._handler)
-            log.setLevel(self._level)
+            self._handler.leave()
             with suppress(OSError):
                 self._handler.close()
             self.hold.release()

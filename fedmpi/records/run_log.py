@@ -23,14 +23,49 @@ SELF_EXPLANATORY = (UserError, Divergence, ClientFailure, PartFailure, RanksDisa
 """Exceptions whose words are a whole sentence."""
 
 
+class Onwards(logging.Handler):
+    """Hands records from a level on to the handlers above fedmpi's logger, and none where there are none."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand it on, where the logger does not do so itself."""
+        if not log.propagate and log.parent is not None and log.parent.hasHandlers():
+            log.parent.callHandlers(record)
+
+
+_onwards = Onwards()
+
+
 class RunLog(logging.FileHandler):
-    """Writes the file; where it cannot be written, that is warned of once and the run goes on."""
+    """Writes the file; where it cannot be written, that is warned of once and the run goes on.
+
+    While it listens fedmpi's logger lets through what is of interest there; the program's own handlers get no more than
+    without it.
+    """
 
     _failed = False
 
     def __init__(self, path: Path):
         super().__init__(path, encoding="utf-8", errors="backslashreplace")  # a path need not be text
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def listen(self) -> None:
+        """Write what fedmpi says from now on."""
+        self._before = log.level, log.propagate
+        log.addHandler(self)
+        if log.propagate:  # not within another run, or where nobody above shall hear
+            _onwards.setLevel(log.getEffectiveLevel())
+            log.addHandler(_onwards)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+    def leave(self) -> None:
+        """Leave the logger as it was."""
+        log.removeHandler(self)
+        level, propagates = self._before
+        log.setLevel(level)
+        log.propagate = propagates
+        if propagates:
+            log.removeHandler(_onwards)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say it once, without a traceback."""
