@@ -36,8 +36,7 @@ class KeptState:
         ]
         own = self._own = {id(value) for value in travelling}
         self._travelling = [(held, name, one) for held, name, one in self._places if one is not None and id(one) in own]
-        tensors = [*module.parameters(), *module.buffers()]
-        self._staying = [one for one in tensors if id(one) not in own and one.is_floating_point()]
+        self._staying = [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
         self._values = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
         self._changed: list[FirstValue] = []
         self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
@@ -54,7 +53,6 @@ class KeptState:
             if name not in buffers or buffers[name] is not buffer:
                 buffers[name] = buffer
         for part, name, first in self._attributes:
-            part._modules.pop(name, None)  # None may have become a layer
             vars(part)[name] = first.put_back()
         for held, name in self._created:
             held.pop(name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedmpi
+from fedmpi.common.streams import Purpose, Streams
+from fedmpi.config import load_config
+from fedmpi.data.schema import DataDescription
+from fedmpi.local.comparisons import LocalLosses
+from tests.local.synthetic import InMemorySource
 
 SETTINGS = {
     "rounds": 2,
@@ -83,6 +89,50 @@ def test_a_loss_that_draws_from_numpy_is_seeded():
     one, other = (trained(seed, task__loss=noised_by_numpy) for seed in (1, 2))
     assert_same_model(one, other)
     assert [record["test_loss"] for record in one.records] == [record["test_loss"] for record in other.records]
+
+
+class DrawsItself(fedmpi.LocalAlgorithm):
+    """An objective that draws from the global generators of numpy, random and torch."""
+
+    def objective(self, module: nn.Module, x: Tensor, y: Tensor, client: Any, server: Any) -> Tensor:
+        drawn = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
+        return cross_entropy(module(x), y) * drawn
+
+
+def test_an_objective_of_ones_own_that_draws_is_seeded():
+    assert_same_model(*(trained(seed, local__algorithm=DrawsItself) for seed in (1, 2)))
+
+
+def noisy(_: DataDescription) -> nn.Module:
+    return Noisy()
+
+
+def losses_of(rows: list[int]) -> LocalLosses:
+    """Of clients that all have the same samples, as far as they have so many."""
+    source = InMemorySource(DataDescription((64,), "float32", 10, "image", 0, (), ()), rows)
+    x, y = source.load(int(np.argmax(rows)))
+    source.load = lambda client, chosen=None: (x[: rows[client]], y[: rows[client]])  # type: ignore[method-assign]
+    config = load_config(None, ["participation.clients=all", f"model.name={__name__}:noisy"])
+    return LocalLosses(config, source, torch.device("cpu"), Streams(7))
+
+
+def test_losses_of_clients_are_measured_with_draws_of_the_round_and_the_client():
+    losses = losses_of([9, 9])
+    w = losses.start
+    first = losses.before(0, w, 3)
+    assert losses.before(0, w, 3) == first
+    assert losses.before(0, w, 4) != first
+    assert losses.before(1, w, 3) != first
+    assert not losses.model.module.training
+    x, y = losses.data.load(0)
+    torch.manual_seed(Streams(7).seed64(Purpose.CLIENT_EVALUATION, 3, 0))
+    assert first == pytest.approx(float(cross_entropy(losses.model.module(x), y).detach()))
+    assert losses.gain(0, torch.zeros_like(w), 3) == 0
+
+
+def test_a_client_without_samples_gains_nothing():
+    losses = losses_of([9, 0])
+    assert losses.before(1, losses.start, 0) == losses.gain(1, losses.start, 0) == 0
 
 
 def test_a_client_is_evaluated_with_other_noise_than_it_is_trained_with():

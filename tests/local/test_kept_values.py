@@ -30,7 +30,7 @@ class Counting(Net):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
-        if how == "frozen":
+        if how.startswith("frozen"):
             self.count = nn.Parameter(torch.zeros(()), requires_grad=False)
         else:
             self.count = FIRST[how]() if how in FIRST else None
@@ -64,6 +64,14 @@ class Counting(Net):
         if self.how == "word":
             self.count = count + "I"
             return len(self.count)
+        if self.how == "frozen once":
+            before = float(count)
+            count.data.fill_(3)
+            return before
+        if self.how == "made once":
+            there = hasattr(self, "made")
+            self.made = True
+            return 3.0 if there else 0.0
         if self.how == "deleted":
             there = vars(self).pop("count", None) is not None
             return 3.0 if there else 0.0
@@ -90,7 +98,7 @@ FIRST: dict[str, Callable[[], Any]] = {
     "deleted": lambda: 1,
     "replaced generator": lambda: np.random.default_rng(5),
 }
-WAYS = ["frozen", *FIRST]
+WAYS = ["frozen", "frozen once", "made once", *FIRST]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -194,6 +202,13 @@ def test_a_forward_pass_that_changes_parameters_changes_none_of_the_global_model
     found = score(0)
     assert torch.equal(model.initial, first)
     assert score(0) == found
+    model.bind_to_look(first)
+    weight = (model.module.b if net is Bounded else model.module.words).weight
+    before = weight.detach().clone()
+    model.module(source.x[0])
+    assert not torch.equal(weight, before)
+    model.restart()
+    assert torch.equal(weight, before)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +258,11 @@ def test_a_look_at_the_global_model_begins_with_its_buffers_each_time() -> None:
         model.restart()
         found.append(model.module(source.x[0]))
     assert torch.equal(*found)
-    model.bind(w)
+    own = w.clone()
+    model.bind(own)
     model.module(source.x[0])
     model.restart()
-    assert float(w[-1]) == pytest.approx(1.1)  # a client's own
+    assert (float(own[-1]), float(w[-1])) == (pytest.approx(1.1), 1)
 
 
 class GrowingInEvaluation(nn.Module):

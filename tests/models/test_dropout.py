@@ -34,6 +34,17 @@ def test_a_value_is_dropped_with_probability_p(p: float):
     assert abs(zeros - p * count) < 4.5 * (p * (1 - p) * count) ** 0.5
 
 
+@pytest.mark.parametrize("p", [0.2, 0.1, 0.9, 0.99999, 1e-3])
+def test_a_value_is_dropped_where_its_sixteen_bits_lie_below_p(p: float):
+    """To 2**-17, of the 65,536 values of sixteen bits that a share p lies below p."""
+    mask = draw_mask(stream(2), 1000, 1000, p).ravel()
+    words = stream(2).bit_generator.random_raw(250_000)
+    bits = np.stack([words >> np.uint64(16 * place) & np.uint64(0xFFFF) for place in range(4)], 1).ravel()
+    bound = min(round(p * 2**16), 2**16 - 1)
+    assert np.array_equal(mask == 0, bits < bound)
+    assert bool((bits[(bits >= bound - 64) & (bits < bound + 64)]).size), "some close to the bound"
+
+
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.2])
 def test_neighbouring_values_are_dropped_independently(p: float):
     """Correlation of a value with each of the next eight at 4.5 σ: false alarm rate 2e-4 over all."""
