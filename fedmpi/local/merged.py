@@ -18,6 +18,7 @@ from fedmpi.aggregation.exact import Accumulator, FloatSum
 from fedmpi.common.activity import activity
 from fedmpi.common.errors import ClientFailure, Divergence, PartFailure, UserError
 from fedmpi.common.generators import drawn_from, generator_states
+from fedmpi.common.registry import Part
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Floats, Ints
 from fedmpi.local.failures import LARGEST_LOSS, OnDivergence, check_loss, named_client
@@ -37,10 +38,17 @@ class _TooMany(Exception):
     """The device has no memory for a pass of so many samples."""
 
 
-def unforeseen() -> UserError:
-    """That a model draws random numbers for a batch, and was not seen to when it was tried."""
+def unforeseen(loss: Part | None = None) -> UserError:
+    """That a model, or its loss, draws random numbers for a batch, and was not seen to when it was tried.
+
+    Parameters
+    ----------
+    loss : Part, optional
+        Of the user's own, where it may be the one that draws.
+    """
+    who = "the model" if loss is None else f"the model, or the loss {loss.name},"
     return UserError(
-        "the model draws random numbers for some batches only, which merged clients cannot have of their own: choose "
+        f"{who} draws random numbers for some batches only, which merged clients cannot have of their own: choose "
         'local.engine = "sequential"'
     )
 
@@ -256,7 +264,8 @@ class MergedEngine:
         try:
             losses, gradients = self.model.weighted_gradient(x, y, factors)
             if drawn_from(before):
-                raise unforeseen()
+                loss = self.model.loss.part
+                raise unforeseen(loss if loss.foreign else None)
         except PartFailure:
             self._name_the_failing(x, y, clients)
             raise

@@ -26,6 +26,7 @@ from fedmpi.models.dropout import ClientMasks
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.rounds.evaluated import EvaluatedParts
+from fedmpi.tasks.losses import task_loss
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
 
 STREAMS = Streams(7)
@@ -249,8 +250,23 @@ def test_merged_clients_that_draw_unforeseen_are_refused(name: str):
         source.y = [y[:5] for y in source.y]
         source.sizes = np.array([len(y) for y in source.y])
         tasks = [task for task in tasks_for(source.sizes) if task.rows is None and source.sizes[task.client] == 5][:1]
-    with pytest.raises(UserError, match="random numbers for some batches only"):
+    with pytest.raises(UserError, match="^the model draws random numbers for some batches only"):
         train(engine, tasks, model.initial, ONE)
+
+
+def noise_late(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    return losses * torch.rand(()) if len(losses) not in (2, 4, 67) else losses
+
+
+def test_a_loss_that_draws_unforeseen_is_named_beside_the_model():
+    sizes = np.array([7])
+    model, source = FlatModel(Net().double(), loss=task_loss(noise_late)), Source(FLAT, sizes, torch.float64)
+    name = r"test_drawing_modules:noise_late"
+    with pytest.raises(
+        UserError, match=rf"^the model, or the loss .*{name}, draws random numbers for some batches only"
+    ):
+        train(MergedEngine(model, source, STREAMS), tasks_for(sizes), model.initial, ONE)
 
 
 class Switched(Net):
