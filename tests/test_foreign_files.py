@@ -309,6 +309,39 @@ def test_a_mistake_at_work_is_named_with_its_line(key: str, chosen: Any, words: 
         fedmpi.run("fedavg", {"rounds": 2, "participation.count": 4, key: chosen})
 
 
+def looks_back(view: Any) -> Cohort:
+    return Cohort(view.available[np.argsort(view.last("loss"))[:3]])
+
+
+def looks_now(view: Any) -> Cohort:
+    return Cohort(view.available[np.argsort(view.fresh("loss"))[:3]])
+
+
+@pytest.mark.parametrize(("sampler", "option"), [(looks_back, "needs"), (looks_now, "measures")])
+def test_a_sampler_that_asks_for_numbers_without_saying_so_is_named(sampler: Any, option: str) -> None:
+    words = rf"^participation.clients = '.*test_foreign_files:{sampler.__name__}': view\..*\({option}=\('loss',\)\)"
+    with pytest.raises(fedmpi.UserError, match=words):
+        fedmpi.run("fedavg", {"rounds": 2, "participation.clients": client_sampler(sampler)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"local.optimizer": "torch.optim:AdamW", "local.weight_decay": 0.1},
+            r"no option of torch.optim:AdamW: write a function that hands it over, .* \(…, \*, weight_decay\)$",
+        ),
+        (
+            {"aggregation.optimizer": "torch.optim:AdamW"},
+            "its __init__ wants params: write a class of your own that uses it$",
+        ),
+    ],
+)
+def test_what_others_have_written_is_not_to_be_changed(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(fedmpi.UserError, match=words):
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, **settings})
+
+
 class FailsLate(nn.Module):
     """Fails on many samples, in evaluation mode only: not when it is tried."""
 

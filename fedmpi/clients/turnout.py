@@ -167,7 +167,16 @@ class CohortDraw:
         """Round t as the law of availability sees it."""
         stream = (Purpose.AVAILABILITY, OWN_DRAWS)
         clients = len(self.sizes)
-        return View(t, clients, self.sizes, clients, self.streams, counts=self.counts, stream=stream)
+        return View(
+            t,
+            clients,
+            self.sizes,
+            clients,
+            self.streams,
+            counts=self.counts,
+            stream=stream,
+            reader="system.availability",
+        )
 
     def _presence(self, t: int, present: Ints | int, strata: Strata | None) -> Presence | None:
         """What weights must know of who is there; None where everybody is and nobody has been left out."""
@@ -222,6 +231,7 @@ class CohortDraw:
             wanted=self._wanted_of,
             numbers=self.numbers,
             counts=self.counts,
+            reader=f"participation.clients = {self.sampler.name!r}",
         )
 
     def _wanted_of(self, clients: int) -> int:

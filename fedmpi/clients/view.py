@@ -39,6 +39,8 @@ class View:
         How many times the clients wanted are asked.
     wanted : callable
         (clients) -> m, the participants wanted, where a share is one of so many clients.
+    reader : str
+        Who sees it, for refusals: "participation.clients = 'mine:loudest'".
     numbers, measured, counts, stream
         What `last` and `age`, `fresh`, `class_counts`, and the generator are read from.
     """
@@ -55,6 +57,7 @@ class View:
     measured: dict[str, Floats] = field(default_factory=dict)
     counts: Callable[[], Ints] | None = None
     stream: tuple[Purpose, int] = (Purpose.COHORT, 0)
+    reader: str = "participation.clients"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", read_only(self.sizes))
@@ -93,7 +96,7 @@ class View:
         """A number measured on the current model, float64 (N,); NaN for all but this round's candidates."""
         if name not in self.measured:
             raise UserError(
-                f"view.fresh({name!r}) is not measured: decorate the sampler with "
+                f"{self.reader}: view.fresh({name!r}) is not measured: decorate the sampler with "
                 f"@client_sampler(measures=({name!r},)) and read it in draw(view), after candidates(view)"
             )
         return read_only(self.measured[name])
@@ -101,7 +104,7 @@ class View:
     def _kept(self, name: str) -> ClientNumbers:
         if self.numbers is None or name not in self.numbers.names:
             raise UserError(
-                f"view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
+                f"{self.reader}: view.last({name!r}) and view.age({name!r}) are not kept: decorate the sampler with "
                 f"@client_sampler(needs=({name!r},))"
             )
         return self.numbers

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
 from fedmpi.common.errors import UserError, raised
-from fedmpi.common.frames import innermost
+from fedmpi.common.frames import NOT_THEIRS, innermost
 from fedmpi.common.made_with import OBJECT, noting
 from fedmpi.common.object_names import as_written, object_name, own_text
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
@@ -160,6 +160,11 @@ class Part:
         return ":" in self.name
 
     @property
+    def _installed(self) -> bool:
+        """Whether somebody else wrote it, in Python itself or in a package that is installed."""
+        return self.source is not None and any(self.source.is_relative_to(home) for home in NOT_THEIRS)
+
+    @property
     def key(self) -> str:
         """The key of the configuration that chooses it."""
         return KINDS[self.kind].key
@@ -229,9 +234,11 @@ class Part:
             return partial(self.object, **bound)
         unset = [name for name, needed in positional(self.object).items() if needed] if self.foreign else []
         if unset:
+            advice = f"options stand after a star, def __init__(self, *, {', '.join(unset)})"
+            if self._installed:
+                advice = "write a class of your own that uses it"
             raise UserError(
-                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}: options "
-                f"stand after a star, def __init__(self, *, {', '.join(unset)})"
+                f"{self.key} = {self.name!r} is made of its options alone, and its __init__ wants {unset[0]}: {advice}"
             )
         return self.object(**bound)
 
@@ -240,7 +247,10 @@ class Part:
         names = [option.name for option in self.options]
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         if name in positional(self.object):
-            return f"{self._key_of(name)} is no option of {self.name}: put a star before the parameter, (*, {name})"
+            advice = f"put a star before the parameter, (*, {name})"
+            if self._installed:
+                advice = f"write a function that hands it over, with a star before it, (…, *, {name})"
+            return f"{self._key_of(name)} is no option of {self.name}: {advice}"
         listed = f"its options are {', '.join(names)}" if names else "it has no options"
         hint = f"did you mean {near[0]}?" if near else listed
         return f"{self._key_of(name)} is unknown to {self.name}: {hint}"

@@ -332,10 +332,6 @@ def why_not_side_by_side(model: FlatModel, description: DataDescription) -> str 
     """The reason why the batched engine cannot train a model with its loss, None if it can."""
     reason = why_not_stackable(model.module, description, model.stacked_forms)
     traits = forward_traits(model, description)
-    if reason is None and traits.writes:
-        return "the forward pass changes parameters"
-    if reason is None and traits.couples and not traits.draws:
-        return "what it gives for a sample depends on other samples of the batch, or on what it keeps from call to call"
     if reason is None and traits.torch_drops:
         return "torch draws its dropout: its forward pass is compiled, or made once more in the backward pass"
     return reason or why_loss_alone(traits.loss)
