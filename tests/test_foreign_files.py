@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -363,6 +364,17 @@ def test_a_model_that_fails_while_it_is_evaluated_is_named_with_its_line(given: 
     with pytest.raises(fedmpi.PartFailure, match=words) as caught:
         fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": given})
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_part_in_an_archive_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "parts.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("archived.py", "def net(description):\n    return [][0]\n")
+    monkeypatch.syspath_prepend(str(archive))
+    with pytest.raises(
+        fedmpi.PartFailure, match=r"^the model archived:net \(.*parts.zip.archived.py:2\) failed: Index"
+    ):
+        fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": "archived:net"})
 
 
 class FailsAtOnce(FailsLate):

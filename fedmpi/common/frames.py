@@ -38,7 +38,8 @@ def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_
         if frame.filename.startswith("<"):
             theirs = typed_in
         else:
-            theirs = path == source or (path.is_file() and not any(path.is_relative_to(home) for home in NOT_THEIRS))
+            there = any(place.is_file() for place in (path, *path.parents))  # a file, or one in an archive
+            theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
         found = f"{frame.filename}:{frame.lineno}" if theirs else found
     return found
 
