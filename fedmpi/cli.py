@@ -7,6 +7,7 @@ saving.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from math import isfinite
@@ -94,6 +95,7 @@ def _train(interrupt: Interrupt | None, loaded: Config, folder: Path, resume: bo
     from fedmpi.process.lost_pages import report_lost_pages
     from fedmpi.records.progress import show_summary
 
+    gc.freeze()  # searching what torch has loaded for garbage takes half a second where a process ends
     report_lost_pages()
     stop = interrupt.asked if interrupt else None
     run = api.run(loaded, out=folder, resume=resume, progress=True, stop=stop)

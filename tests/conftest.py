@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.quick_end import end_quickly
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -25,6 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are no garbage: they are not searched for it while the tests run, nor behind them."""
+    gc.freeze()
+    end_quickly()
 
 
 @pytest.fixture(scope="session")

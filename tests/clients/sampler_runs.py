@@ -16,6 +16,7 @@ from fedmpi.config import load_config
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
+from tests.quick_end import end_quickly
 
 ROUNDS, STOP = 5, 3
 COMMON = (
@@ -81,5 +82,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_quickly()
     sys.path.append(str(Path.cwd()))
     main()

@@ -22,6 +22,7 @@ from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from tests.mpi.trace import Tracer
+from tests.quick_end import end_quickly
 
 Choices = dict[str, dict[str, list[Any]]]
 
@@ -212,4 +213,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

@@ -16,6 +16,7 @@ from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from tests.keys.watched import QUIET
+from tests.quick_end import end_quickly
 
 
 class KeepsLines(logging.Handler):
@@ -79,4 +80,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

@@ -28,6 +28,7 @@ from fedmpi.mediators.relay import RelayReport, run_relay
 from fedmpi.mediators.relay_plan import place_mediators, plan_relay, visiting_order
 from fedmpi.mediators.scheduling import greedy
 from fedmpi.models.flat import FlatModel
+from tests.quick_end import end_quickly
 
 ROUNDS, CLIENTS = 3, 24
 SGD = LocalRule(lr=0.1, batch_size=24)
@@ -164,4 +165,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_quickly()
     main(Path(sys.argv[1]))

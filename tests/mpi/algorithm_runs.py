@@ -23,6 +23,7 @@ from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
+from tests.quick_end import end_quickly
 
 
 def run(settings: list[str], folder: str, stop_after: int | None = None, resume: bool = False) -> dict[str, Any]:
@@ -56,4 +57,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

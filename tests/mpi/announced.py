@@ -16,6 +16,7 @@ from fedmpi.config import load_config
 from fedmpi.process.exit_codes import run_guarded
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
+from tests.quick_end import end_quickly
 
 
 def main() -> int:
@@ -47,4 +48,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from torch import nn
 
 import fedmpi
+from tests.quick_end import end_quickly
 
 KEYS = {
     "rounds": 3,
@@ -130,4 +131,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_quickly()
     main()

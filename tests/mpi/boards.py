@@ -18,6 +18,7 @@ from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
 from fedmpi.process.exit_codes import run_guarded
 from tests.mpi.programs import check_sum
+from tests.quick_end import end_quickly
 
 LATE = 1.0
 """Seconds that the others have to wait for a rank."""
@@ -227,4 +228,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

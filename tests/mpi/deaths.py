@@ -19,6 +19,7 @@ from typing import Any
 import fedmpi
 from fedmpi.cluster import read_launch
 from fedmpi.common.activity import Activity, activity
+from tests.quick_end import end_quickly
 
 Death = tuple[int, str, int]
 COMMON: dict[str, Any] = {
@@ -115,4 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_quickly()
     main()

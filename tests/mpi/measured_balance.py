@@ -18,6 +18,7 @@ from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
 from fedmpi.rounds.round_sum import RoundTotals
 from tests.mpi.trace import Tracer
+from tests.quick_end import end_quickly
 
 SLOWNESS, STEP_ROWS = 3.0, 20.0
 """How much slower rank 1 is, and how many rows a step costs."""
@@ -64,4 +65,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

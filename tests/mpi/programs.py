@@ -25,6 +25,7 @@ from fedmpi.cluster.board import Board
 from fedmpi.cluster.communicators import Communicators
 from fedmpi.cluster.device import agree_on_device, cuda_aware
 from fedmpi.process.exit_codes import run_guarded
+from tests.quick_end import end_quickly
 
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 
@@ -565,4 +566,5 @@ def main() -> int | None:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

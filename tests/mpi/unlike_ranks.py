@@ -34,6 +34,7 @@ from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.layout import agree_on_work
 from fedmpi.rounds.loop import Simulation
 from fedmpi.rounds.worker import Worker
+from tests.quick_end import end_quickly
 
 FEDAVG = "preset=fedavg participation.count=7 rounds=2 local.engine=sequential local.epochs=1 logging.tensorboard=false"
 ASTRAEA = (
@@ -261,4 +262,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

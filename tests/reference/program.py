@@ -19,6 +19,7 @@ from fedmpi.process.exit_codes import run_guarded
 from fedmpi.records.recorder import open_recorder
 from fedmpi.rounds.assemble import Experiment
 from fedmpi.rounds.loop import Simulation
+from tests.quick_end import end_quickly
 
 
 def traced(config: Config, folder: Path) -> dict[str, np.ndarray] | None:
@@ -84,4 +85,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     run_guarded(main)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import fedmpi
+from tests.quick_end import end_quickly
 from tests.tasks.worlds import BASE, WORLDS
 
 EXACT = {"aggregation.exact": True}
@@ -56,4 +57,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     main()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import fedmpi
+from tests.quick_end import end_quickly
 
 SMALL = {
     "rounds": 3,
@@ -55,4 +56,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quickly()
     main()
