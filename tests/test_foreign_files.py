@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,8 @@ import fedmpi
 from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
 from fedmpi.local.traits import MANY_ROWS
 from fedmpi.testing.kit import part_of
-from tests.mpi.launch import run_mpi
+from tests.mpi.commands import run_commands
+from tests.mpi.launch import LIMIT, run_mpi
 
 FILES = Path(__file__).parent / "foreign"
 SAME = {"rounds": 3, "participation.count": 4, "aggregation.exact": True}
@@ -504,25 +506,37 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(
         fedmpi.run("fedavg", {"participation.clients": choice})
 
 
-def test_a_model_of_another_size_on_another_rank_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "by_rank.py").write_text(
+Failed = tuple[Path, dict[str, CompletedProcess[str]]]
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Failed:
+    """The folder of models that cannot be trained, and how three ranks ended that were given them: one job."""
+    folder = tmp_path_factory.mktemp("failed")
+    (folder / "by_rank.py").write_text(
         "from mpi4py import MPI\nfrom torch import nn\nRANK = MPI.COMM_WORLD.rank\n"
         "def net(description):\n    width = 3 + RANK // 2\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))\n"
     )
-    settings = ["preset=fedavg", "model.name=by_rank:net", "rounds=1", "logging.tensorboard=false"]
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    done = run_mpi(3, ["-m", "fedmpi", "train", "--out", tmp_path / "run", *chosen], cwd=tmp_path)
+    (folder / "unfinished.py").write_text("def net(description, *, width=3):\n    return nn.Linear(64, width)\n")
+    commands = {}
+    for name in ("by_rank", "unfinished"):
+        settings = ["preset=fedavg", f"model.name={name}:net", "rounds=1", "logging.tensorboard=false"]
+        chosen = [word for setting in settings for word in ("--set", setting)]
+        commands[name] = ["train", "--out", folder / "run", *chosen]
+    (programs := folder / "commands").mkdir()
+    return folder, run_commands(3, commands, programs, LIMIT, cwd=folder)
+
+
+def test_a_model_of_another_size_on_another_rank_is_refused_in_one_sentence(failed: Failed) -> None:
+    done = failed[1]["by_rank"]
     said = " ".join(done.stderr.split())
     assert done.returncode == 2 and "different sizes (235 on rank 0, 310 on rank 2 values): model.name must" in said
 
 
-def test_a_model_that_cannot_be_built_fails_by_its_name_and_line_on_all_ranks_with_1(tmp_path: Path) -> None:
-    (tmp_path / "unfinished.py").write_text("def net(description, *, width=3):\n    return nn.Linear(64, width)\n")
-    settings = ["preset=fedavg", "model.name=unfinished:net", "rounds=1", "logging.tensorboard=false"]
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    done = run_mpi(3, ["-m", "fedmpi", "train", "--out", tmp_path / "run", *chosen], cwd=tmp_path)
-    said = f"error: the model unfinished:net ({tmp_path}/unfinished.py:2) failed: NameError: name 'nn' is not defined"
+def test_a_model_that_cannot_be_built_fails_by_its_name_and_line_on_all_ranks_with_1(failed: Failed) -> None:
+    folder, done = failed[0], failed[1]["unfinished"]
+    said = f"error: the model unfinished:net ({folder}/unfinished.py:2) failed: NameError: name 'nn' is not defined"
     assert done.returncode == 1 and done.stderr.count(said) == 1, done.stderr
     assert "Traceback" not in done.stderr
 

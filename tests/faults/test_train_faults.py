@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -18,7 +19,8 @@ import fedmpi
 from data_prep.__main__ import run as prepare
 from fedmpi.config import load_config
 from fedmpi.data.opening import open_store
-from tests.end_to_end.runs import SECONDS, TRAIN, choices, curve, rank_of_job, records, staying, wait_for_rounds
+from tests.end_to_end.runs import SECONDS, TRAIN, Record, choices, curve, rank_of_job, records, staying, wait_for_rounds
+from tests.mpi.commands import run_commands
 from tests.mpi.launch import finish_job, run_alone, run_mpi, start_mpi_job
 
 pytestmark = pytest.mark.timeout(600)  # seconds, with its fixtures, on a busy machine
@@ -50,39 +52,7 @@ def the_sentence(job: subprocess.CompletedProcess[str], code: int = 2) -> str:
     return said[0]
 
 
-# What is wrong in the configuration
-
-
-def test_an_unknown_key_names_the_nearest_one_and_the_file(tmp_path: Path):
-    config = tmp_path / "run.toml"
-    config.write_text("preset = 'fedavg'\n[participation]\ncuont = 3\n")
-    sentence = the_sentence(train(config))
-    assert sentence == f"error: unknown key participation.cuont in {config}; did you mean participation.count?"
-
-
-def test_malformed_toml_names_the_file_and_the_line(tmp_path: Path):
-    config = tmp_path / "run.toml"
-    config.write_text("rounds = 3\n[participation\ncount = 3\n")
-    sentence = the_sentence(train(config))
-    assert sentence.startswith(f"error: {config} is not valid TOML") and "line 2" in sentence
-
-
-def test_a_missing_configuration_is_named(tmp_path: Path):
-    sentence = the_sentence(train(tmp_path / "nowhere.toml"))
-    assert str(tmp_path / "nowhere.toml") in sentence and "No such file" in sentence
-
-
-def test_an_unknown_option_of_the_command_is_named():
-    assert "--output" in the_sentence(train(*choices(*FEDAVG), "--output", "somewhere"))
-
-
-def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
-    job = run_alone([*TRAIN, *choices(*FEDAVG), "--out", tmp_path / "RUN"], env={"PMI_SIZE": "3", "PMI_RANK": "0"})
-    assert "error: 3 processes were launched (PMI_SIZE=3)" in the_sentence(job)
-    assert not (tmp_path / "RUN").exists()
-
-
-# What is wrong with the data
+# What is refused before anything is trained: one job of two ranks is given nearly all of it
 
 
 @pytest.fixture(scope="module")
@@ -99,33 +69,6 @@ def damaged(shards: Path, folder: Path) -> Path:
     return folder / "train-00001.h5"
 
 
-def test_a_missing_folder_of_shards_is_named(tmp_path: Path):
-    nowhere = tmp_path / "nowhere"
-    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={nowhere}"), "--out", tmp_path / "RUN"))
-    assert f"the shard folder {nowhere} does not exist" in sentence and "data_prep" in sentence
-    assert not (tmp_path / "RUN").exists()
-
-
-@pytest.mark.slow
-def test_a_truncated_shard_is_named(shards: Path, tmp_path: Path):
-    file = damaged(shards, tmp_path / "digits")
-    file.write_bytes(file.read_bytes()[:-2000])
-    sentence = the_sentence(train(*choices(*FEDAVG, f"data.shards={file.parent}"), "--out", tmp_path / "RUN"))
-    assert str(file) in sentence
-
-
-@pytest.mark.slow
-def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(shards: Path, tmp_path: Path):
-    file = damaged(shards, tmp_path / "digits")
-    with h5py.File(file, "r+") as opened:
-        opened["x"][0] = 255 - opened["x"][0]
-    asked = choices(*FEDAVG, f"data.shards={file.parent}", "data.verify=true")
-    assert str(file) in the_sentence(train(*asked, "--out", tmp_path / "RUN"))
-
-
-# What is wrong with the run's folder
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two rounds."""
@@ -134,28 +77,103 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_unwritable_folder_is_named(tmp_path: Path):
-    (tmp_path / "file").write_text("a file, so nothing can be made below it")
-    sentence = the_sentence(train(*choices(*FEDAVG), "--out", tmp_path / "file" / "RUN"))
-    assert f"cannot write the run folder {tmp_path / 'file' / 'RUN'} (Not a directory)" in sentence
+@dataclass(frozen=True)
+class Refused:
+    """The folder of all cases, how each of them ended, and the curve of the finished run before them."""
+
+    folder: Path
+    ended: dict[str, subprocess.CompletedProcess[str]]
+    before: list[Record]
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(run: Path):
+@pytest.fixture(scope="module")
+def refused(shards: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Refused:
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "malformed.toml").write_text("rounds = 3\n[participation\ncount = 3\n")
+    (folder / "file").write_text("a file, so nothing can be made below it")
+    truncated, flipped = damaged(shards, folder / "truncated"), damaged(shards, folder / "flipped")
+    truncated.write_bytes(truncated.read_bytes()[:-2000])
+    with h5py.File(flipped, "r+") as opened:
+        opened["x"][0] = 255 - opened["x"][0]
+    out, two = ("--out", folder / "RUN"), choices(*FEDAVG, "rounds=2")
+    commands: dict[str, list[str | Path]] = {
+        "malformed": ["train", folder / "malformed.toml"],
+        "missing": ["train", folder / "nowhere.toml"],
+        "option": ["train", *choices(*FEDAVG), "--output", "somewhere"],
+        "no folder to resume": ["train", *choices(*FEDAVG), "--resume"],
+        "no shards": ["train", *choices(*FEDAVG, f"data.shards={folder / 'nowhere'}"), *out],
+        "truncated": ["train", *choices(*FEDAVG, f"data.shards={folder / 'truncated'}"), *out],
+        "flipped": ["train", *choices(*FEDAVG, f"data.shards={folder / 'flipped'}", "data.verify=true"), *out],
+        "unwritable": ["train", *choices(*FEDAVG), "--out", folder / "file" / "RUN"],
+        "held": ["train", *two, "--out", run],
+        "another": ["train", *two, *choices("local.lr=0.2"), "--out", run, "--resume"],
+    }
     before = curve(run)
-    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2"), "--out", run))
+    (programs := folder / "commands").mkdir()
+    return Refused(folder, run_commands(2, commands, programs, SECONDS), before)
+
+
+def test_an_unknown_key_names_the_nearest_one_and_the_file(tmp_path: Path):
+    config = tmp_path / "run.toml"
+    config.write_text("preset = 'fedavg'\n[participation]\ncuont = 3\n")
+    sentence = the_sentence(train(config))
+    assert sentence == f"error: unknown key participation.cuont in {config}; did you mean participation.count?"
+
+
+def test_malformed_toml_names_the_file_and_the_line(refused: Refused):
+    sentence = the_sentence(refused.ended["malformed"])
+    config = refused.folder / "malformed.toml"
+    assert sentence.startswith(f"error: {config} is not valid TOML") and "line 2" in sentence
+
+
+def test_a_missing_configuration_is_named(refused: Refused):
+    sentence = the_sentence(refused.ended["missing"])
+    assert str(refused.folder / "nowhere.toml") in sentence and "No such file" in sentence
+
+
+def test_an_unknown_option_of_the_command_is_named(refused: Refused):
+    assert "--output" in the_sentence(refused.ended["option"])
+
+
+def test_resume_needs_to_know_the_folder(refused: Refused):
+    assert "--resume needs --out RUN" in the_sentence(refused.ended["no folder to resume"])
+
+
+def test_processes_that_mpi_does_not_join_do_not_train(tmp_path: Path):
+    job = run_alone([*TRAIN, *choices(*FEDAVG), "--out", tmp_path / "RUN"], env={"PMI_SIZE": "3", "PMI_RANK": "0"})
+    assert "error: 3 processes were launched (PMI_SIZE=3)" in the_sentence(job)
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_a_missing_folder_of_shards_is_named(refused: Refused):
+    sentence = the_sentence(refused.ended["no shards"])
+    assert f"the shard folder {refused.folder / 'nowhere'} does not exist" in sentence and "data_prep" in sentence
+    assert not (refused.folder / "RUN").exists()
+
+
+def test_a_truncated_shard_is_named(refused: Refused):
+    assert str(refused.folder / "truncated" / "train-00001.h5") in the_sentence(refused.ended["truncated"])
+
+
+def test_a_shard_with_flipped_bits_is_named_when_checksums_are_asked_for(refused: Refused):
+    assert str(refused.folder / "flipped" / "train-00001.h5") in the_sentence(refused.ended["flipped"])
+
+
+def test_an_unwritable_folder_is_named(refused: Refused):
+    sentence, folder = the_sentence(refused.ended["unwritable"]), refused.folder / "file" / "RUN"
+    assert f"cannot write the run folder {folder} (Not a directory)" in sentence
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(refused: Refused, run: Path):
+    sentence = the_sentence(refused.ended["held"])
     assert f"{run} holds a run already" in sentence and "--resume" in sentence and "--out" in sentence
-    assert curve(run) == before
+    assert curve(run) == refused.before
 
 
-def test_a_run_is_not_resumed_with_another_configuration(run: Path):
-    before = curve(run)
-    sentence = the_sentence(train(*choices(*FEDAVG, "rounds=2", "local.lr=0.2"), "--out", run, "--resume"))
+def test_a_run_is_not_resumed_with_another_configuration(refused: Refused, run: Path):
+    sentence = the_sentence(refused.ended["another"])
     assert f"{run / 'config.toml'} differs from the configuration given" in sentence
-    assert curve(run) == before
-
-
-def test_resume_needs_to_know_the_folder():
-    assert "--resume needs --out RUN" in the_sentence(train(*choices(*FEDAVG), "--resume"))
+    assert curve(run) == refused.before
 
 
 # What goes wrong while working

@@ -1,4 +1,6 @@
-"""Programs of several ranks that meet at a node's board, each a function named on the command line."""
+"""Programs of several ranks that meet at a node's board, each a function: `python -m tests.mpi.boards NAME [ARGUMENTS]
+[+ NAME [ARGUMENTS]]`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,7 @@ import logging
 import os
 import random
 import signal
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedmpi.cluster import Cluster, board, pages, reduction_choice, waiting, wor
 from fedmpi.cluster.buffers import HEADER
 from fedmpi.common.plan import Plan
 from fedmpi.process.exit_codes import run_guarded
-from tests.mpi.programs import check_sum
+from tests.mpi.programs import check_sum, run_programs
 from tests.quick_end import end_quickly
 
 LATE = 1.0
@@ -183,10 +183,10 @@ def _refused(node: Any) -> None:
 
 
 def rounds(*runs: str) -> None:
-    """How many plans were told ahead, and how many had to be broadcast, in runs of these settings, one a word."""
+    """How many plans were told ahead, and how many had to be broadcast, in runs of these settings: KEY=VALUE,…"""
     logging.disable(logging.CRITICAL)
     for number, settings in enumerate(runs):
-        one_run(number, settings.split())
+        one_run(number, settings.split(","))
 
 
 def one_run(number: int, settings: list[str]) -> None:
@@ -220,11 +220,21 @@ def one_run(number: int, settings: list[str]) -> None:
     experiment.close()
 
 
+REPLACED: list[tuple[Any, str]] = [
+    (waiting, "YIELDING_SECONDS"),
+    (board, "LONGEST_REST"),
+    (board, "semaphores_work"),
+    (board, "Board"),
+    (board.Board, "_rest"),
+    (world, "shared_memory_lacks"),
+    (reduction_choice, "WINDOW_FROM_BYTES"),
+    (reduction_choice, "WINDOW_FROM_BYTES_CROWDED"),
+]
+"""What programs put other values into; the next program of the job finds the package's own."""
+
+
 def main() -> None:
-    name, *arguments = sys.argv[1:]
-    program: Callable[..., None] = globals()[name]
-    program(*arguments)
-    sys.stdout.write(f"passed {name}\n")
+    run_programs(globals(), REPLACED)
 
 
 if __name__ == "__main__":

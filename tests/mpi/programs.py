@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -549,20 +549,33 @@ REPLACED = (
 """What programs put other values into; the next program of the job finds the package's own."""
 
 
-def main() -> int | None:
-    programs: list[list[str]] = [[]]
+def run_programs(programs: Mapping[str, Any], replaced: Sequence[tuple[Any, str]]) -> int | None:
+    """Run what the command line names, one after another; returns what the last one does.
+
+    Parameters
+    ----------
+    programs : mapping
+        All there are, by name.
+    replaced : sequence
+        Owners and names of what programs put other values into.
+    """
+    asked: list[list[str]] = [[]]
     for word in sys.argv[1:]:
-        programs.append([]) if word == "+" else programs[-1].append(word)
-    own = [getattr(*place) for place in REPLACED]
+        asked.append([]) if word == "+" else asked[-1].append(word)
+    own = [getattr(*place) for place in replaced]
     result: int | None = None
-    for name, *arguments in programs:
-        result = globals()[name](*arguments)
-        for place, value in zip(REPLACED, own, strict=True):
+    for name, *arguments in asked:
+        result = programs[name](*arguments)
+        for place, value in zip(replaced, own, strict=True):
             setattr(*place, value)
-        if len(programs) > 1:
+        if len(asked) > 1:
             sys.stdout.write(f"passed: {' '.join([name, *arguments])}\n")
             sys.stdout.flush()
     return result
+
+
+def main() -> int | None:
+    return run_programs(globals(), REPLACED)
 
 
 if __name__ == "__main__":

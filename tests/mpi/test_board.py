@@ -19,59 +19,61 @@ pytestmark = [
     pytest.mark.skipif(not semaphores_work(), reason="no semaphores here"),
 ]
 
-PROGRAM = ("-m", "tests.mpi.boards")
+PROGRAMS = ("-m", "tests.mpi.boards")
 PLAIN = (
-    "preset=fedavg rounds=6 participation.count=7 logging.tensorboard=false local.engine=sequential evaluation.every=2"
+    "preset=fedavg,rounds=6,participation.count=7,logging.tensorboard=false,local.engine=sequential,evaluation.every=2"
+)
+RUNS = {
+    "server.trains=always": 0,
+    "server.trains=never": 5,
+    "server.trains=never,topology.placement=shared,topology.balance=measured": 0,
+    "server.trains=never,topology.placement=owner": 5,
+}
+"""How many plans of a run are announced: all but the first round's where nothing can change them."""
+SMALL = (
+    "woken",
+    "progress",
+    "signals",
+    "many_meetings 400",
+    "server_away",
+    "large_broadcasts",
+    "announced",
+    "without semaphores",
+    "without room",
+    "without memory",
 )
 
 
-def passed(n: int, *words: str) -> str:
-    job = run_mpi(n, [*PROGRAM, *words])
-    assert job.returncode == 0 and job.stdout.count(f"passed {words[0]}\n") == n, job.stdout + job.stderr
-    return job.stdout
+@pytest.fixture(scope="module")
+def printed() -> str:
+    """What a job of three ranks printed that runs all programs one after another."""
+    words = " + ".join([*SMALL, " ".join(["rounds", *(f"{PLAIN},{settings}" for settings in RUNS)])]).split()
+    job = run_mpi(3, [*PROGRAMS, *words])
+    return job.stdout + ("the job ended well\n" if not job.returncode else job.stderr)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "woken",
-        "progress",
-        "signals",
-        "many_meetings 400",
-        "server_away",
-        "large_broadcasts",
-        "announced",
-        "without semaphores",
-        pytest.param("without room", marks=pytest.mark.slow),
-        pytest.param("without memory", marks=pytest.mark.slow),
-    ],
-)
-def test_ranks_of_a_node(program: str):
-    passed(3, *program.split())
+@pytest.mark.parametrize("program", SMALL)
+def test_ranks_of_a_node(program: str, printed: str):
+    assert printed.count(f"passed: {program}\n") == 3, printed
+
+
+def test_a_job_of_several_programs_ends_well(printed: str):
+    assert printed.endswith("the job ended well\n"), printed
 
 
 @pytest.mark.slow
 def test_two_ranks_meet_as_well():
-    passed(2, "many_meetings", "400")
-
-
-RUNS = {
-    "server.trains=always": 0,
-    "server.trains=never": 5,
-    "server.trains=never topology.placement=shared topology.balance=measured": 0,
-    "server.trains=never topology.placement=owner": 5,
-}
-"""How many plans of a run are announced: all but the first round's where nothing can change them."""
+    job = run_mpi(2, [*PROGRAMS, "many_meetings", "400"])
+    assert job.returncode == 0, job.stderr
 
 
 @pytest.fixture(scope="module")
-def counted() -> dict[str, tuple[int, int]]:
-    """Plans announced and broadcasts of each run on three ranks, which all count alike; one job for all."""
-    output = passed(3, "rounds", *(f"{PLAIN} {settings}" for settings in RUNS))
+def counted(printed: str) -> dict[str, tuple[int, int]]:
+    """Plans announced and broadcasts of each run on three ranks, which all count alike."""
     found = {}
     for number, settings in enumerate(RUNS):
-        by_rank = re.findall(rf"^run {number}: (\d+) ahead, (\d+) broadcasts$", output, re.MULTILINE)
-        assert len(by_rank) == 3 and len(set(by_rank)) == 1, output
+        by_rank = re.findall(rf"^run {number}: (\d+) ahead, (\d+) broadcasts$", printed, re.MULTILINE)
+        assert len(by_rank) == 3 and len(set(by_rank)) == 1, printed
         found[settings] = int(by_rank[0][0]), int(by_rank[0][1])
     return found
 

@@ -22,7 +22,7 @@ TOGETHER = {
     1: ["exchanges", "relays 1 12 0", *SUMS, "round_sums", "combined_updates {folder}"],
     2: ["exchanges", "relays 1 12 0", *SUMS, "combined_updates {folder}"],
     3: [
-        *("exchanges 1000", "relays 4 12 0", "wait_politely {folder}"),
+        *("exchanges 1000", "relays 4 12 0", "wait_politely {folder}", "crossing_sends", "say_hello"),
         *("sum_rounds device 10 1000", "round_sums", "gpus_without_cuda_aware_mpi", "combined_updates {folder}"),
     ],
     4: ["exchanges", "relays 0 12 0", *SUMS],
@@ -141,9 +141,8 @@ def test_a_model_leaves_while_its_sender_computes(tmp_path):
     assert job.returncode == 0, job.stderr
 
 
-def test_crossing_sends_do_not_deadlock_and_keep_their_order():
-    job = run_mpi(3, [*PROGRAMS, "crossing_sends"])
-    assert job.returncode == 0, job.stderr
+def test_crossing_sends_do_not_deadlock_and_keep_their_order(passed):
+    passed(3, "crossing_sends")
 
 
 def test_a_waiting_rank_goes_to_sleep_whatever_it_waits_for(passed):
@@ -164,10 +163,8 @@ def test_one_process_is_server_and_worker():
     assert "one process" in job.stderr
 
 
-def test_rank_0_serves_and_the_others_work():
-    job = run_mpi(3, [*PROGRAMS, "say_hello"])
-    assert job.returncode == 0, job.stderr
-    said = re.findall(r"rank \d of \d, workers \d, worker \w+", job.stdout)
+def test_rank_0_serves_and_the_others_work(passed):
+    said = re.findall(r"rank \d of \d, workers \d, worker \w+", passed(3, "say_hello").stdout)
     assert sorted(said) == [
         "rank 0 of 3, workers 2, worker None",
         "rank 1 of 3, workers 2, worker 0",
