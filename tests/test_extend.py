@@ -59,7 +59,12 @@ KINDS = {
     "label_noise:careless": "label noise",
     "source:clouds": "data source",
 }
-SMALL = {"rounds": 3, "data.shards": "digits:clients=9,alpha=0.5", "participation.count": 5}
+SMALL = {
+    "rounds": 3,
+    "data.shards": "digits:clients=9,alpha=0.5",
+    "participation.count": 5,
+    "local.engine": "sequential",
+}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,9 @@ def load_digits_split() -> tuple[npt.NDArray[np.uint8], Ints, npt.NDArray[np.uin
     return features[~test], labels[~test], features[test], labels[test]
 
 
+@cache
 def _images_and_labels() -> tuple[AnyArray, Ints]:
-    """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import."""
+    """Pixels (1797, 64) and labels, from the file that comes with scikit-learn, which is slow to import; read once."""
     package = find_spec("sklearn")
     for folder in package.submodule_search_locations or () if package else ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"

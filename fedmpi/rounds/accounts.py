@@ -13,6 +13,7 @@ from fedmpi.clients.turnout import Turnout
 from fedmpi.common.errors import UserError
 from fedmpi.common.evenness import Usage, evenness
 from fedmpi.common.types import AnyArray, Ints
+from fedmpi.common.whole_numbers import united
 from fedmpi.config import Config
 from fedmpi.config.choices import chosen
 from fedmpi.privacy.exposure import exposure
@@ -92,7 +93,7 @@ class Accounts:
             asked = np.arange(len(self.sizes), dtype=np.int64) if answering is None else answering
             exposed = asked[self.sizes[asked] >= self._unclipped_from]
         if self.exposure is not None:
-            exposed = np.union1d(exposed, cohort.clients)
+            exposed = united(exposed, cohort.clients)
         return exposed if len(exposed) else None
 
     def _used(self, usage: Usage, cohort: Cohort, positions: Ints | None) -> dict[str, float]:

@@ -14,7 +14,7 @@ from pydantic import Field
 from fedmpi.common.decorators import row_rule
 from fedmpi.common.streams import Purpose, Streams
 from fedmpi.common.types import Ints
-from fedmpi.common.whole_numbers import offsets_of
+from fedmpi.common.whole_numbers import offsets_of, united
 from fedmpi.samples.row_rule import Pool
 
 BERNOULLI_BLOCK = 2**16
@@ -223,7 +223,7 @@ def _distinct(generator: np.random.Generator, sizes: Ints, counts: Ints) -> Ints
     missing = targets
     while missing.any():
         local = generator.integers(0, np.repeat(sizes, missing))
-        drawn = np.union1d(drawn, np.repeat(offsets[:-1], missing) + local)
+        drawn = united(drawn, np.repeat(offsets[:-1], missing) + local)
         missing = targets - used_counts(drawn, offsets)
     if not inverted.any():
         return drawn
