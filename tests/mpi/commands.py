@@ -1,8 +1,7 @@
-"""What ranks run of which tests ask for several commands: one job runs them all, so that torch is loaded once.
+"""Several commands in one job, or in one process, so that torch is loaded once.
 
 `python -m tests.mpi.commands FOLDER`, where FOLDER/commands.json holds the arguments of each command by its name. How a
-rank ended one of them, and what it said on standard error, stands in FOLDER/NAME.RANK.json; the last command ends the
-job.
+rank ended one of them, and what it printed, stands in FOLDER/NAME.RANK.json; the last command ends the job.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from tests.mpi.launch import run_mpi
+from tests.mpi.launch import run_alone, run_mpi
 from tests.quick_end import end_quickly
 
 Commands = Mapping[str, Sequence[str | Path]]
 
 
 def run_commands(
-    ranks: int, commands: Commands, folder: Path, timeout: float, cwd: Path | None = None
+    ranks: int | None, commands: Commands, folder: Path, timeout: float, cwd: Path | None = None
 ) -> dict[str, CompletedProcess[str]]:
     """Run `fedmpi ARGUMENTS` for each of the commands on so many ranks of one job, one after another.
 
     Parameters
     ----------
-    ranks : int
+    ranks : int or None
+        None runs them without a launcher.
     commands : mapping
         The arguments of each command by its name.
     folder : Path
@@ -40,24 +40,23 @@ def run_commands(
     Returns
     -------
     dict
-        By name the exit code in which all ranks ended (None where they were not of one mind, or the command was never
-        at its end) and what they said on standard error, rank by rank. The last command's are those of the job.
+        By name the exit code in which all ranks ended (-1 where they were not of one mind, or some were not at its
+        end) and what they printed, rank by rank. The last command's are those of the job.
     """
-    (folder / "commands.json").write_text(
-        json.dumps({name: list(map(str, arguments)) for name, arguments in commands.items()})
-    )
-    job = run_mpi(ranks, ["-m", "tests.mpi.commands", folder], timeout, cwd=cwd)
+    asked = {name: list(map(str, arguments)) for name, arguments in commands.items()}
+    (folder / "commands.json").write_text(json.dumps(asked))
+    program = ["-m", "tests.mpi.commands", folder]
+    job = run_mpi(ranks, program, timeout, cwd=cwd) if ranks else run_alone(program, timeout, cwd=cwd)
+    *others, last = asked
     ended = {}
-    for name in commands:
-        files = [folder / f"{name}.{rank}.json" for rank in range(ranks)]
+    for name in others:
+        files = [folder / f"{name}.{rank}.json" for rank in range(ranks or 1)]
         found = [json.loads(file.read_text()) for file in files if file.exists()]
-        codes = {code for code, _ in found} if len(found) == ranks else {None}
-        words = "".join(words for _, words in found)
-        ended[name] = CompletedProcess(
-            commands[name], codes.pop() if len(codes) == 1 else None, "", words or job.stderr
-        )
-    ended[name].returncode, ended[name].stderr = job.returncode, job.stderr
-    return ended
+        codes = {each["code"] for each in found}
+        code = codes.pop() if len(codes) == 1 and len(found) == len(files) else -1
+        printed, said = ("".join(each[stream] for each in found) for stream in ("output", "error"))
+        ended[name] = CompletedProcess(asked[name], code, printed, said if found else job.stderr)
+    return ended | {last: CompletedProcess(asked[last], job.returncode, job.stdout, job.stderr)}
 
 
 def main() -> None:
@@ -67,18 +66,22 @@ def main() -> None:
     launch, folder = read_launch(), Path(sys.argv[1])
     rank = launch.rank if launch else 0
     *others, last = json.loads((folder / "commands.json").read_text()).items()
-    own = os.dup(2)
+    own = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     for name, arguments in others:
-        said = folder / f"{name}.{rank}.txt"
-        with open(said, "wb") as file:
-            os.dup2(file.fileno(), 2)
+        files = {descriptor: folder / f"{name}.{rank}.{descriptor}" for descriptor in own}
+        for descriptor, path in files.items():
+            with open(path, "wb") as file:
+                os.dup2(file.fileno(), descriptor)
         sys.argv = ["fedmpi", *arguments]
         try:
             command()
         except SystemExit as end:
-            (folder / f"{name}.{rank}.json").write_text(json.dumps([end.code or 0, said.read_text()]))
+            sys.stdout.flush()
+            found = {"code": end.code or 0, "output": files[1].read_text(), "error": files[2].read_text()}
+            (folder / f"{name}.{rank}.json").write_text(json.dumps(found))
         finally:
-            os.dup2(own, 2)
+            for descriptor, kept in own.items():
+                os.dup2(kept, descriptor)
     sys.argv = ["fedmpi", *last[1]]
     command()
 

@@ -34,7 +34,8 @@ from fedmpi.sweeps.queue import Started, command
 from fedmpi.sweeps.runner import check_runs, exit_code, look_over, run_sweep
 from fedmpi.sweeps.standing import look, write_notes
 from tests.end_to_end.runs import curve, records
-from tests.mpi.launch import end_job, run_alone, start_job
+from tests.mpi.commands import run_commands
+from tests.mpi.launch import LIMIT, end_job, run_alone, start_job
 
 COMMON = {
     "rounds": 3,
@@ -202,18 +203,20 @@ def test_missing_data_are_named_below_the_plan_and_refused_by_the_sweep(tmp_path
     data = {path.name: {**common, "raw": str(path)} for path in (held, here, there)}
     sweep = {**COMMON, "prepare": data, "sweep": {"seed": [0, 1], "data.shards": list(data)}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(sweep))
-    words = ["-m", "fedmpi", "sweep", f"{tmp_path}/mine.toml", "--out", f"{tmp_path}/out"]
-    listed = run_alone([*words, "--dry-run"])
+    words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
+    asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"], "started": words}
+    (commands := tmp_path / "commands").mkdir()
+    done = run_commands(None, asked, commands, LIMIT)
+    listed = done["listed"]
     assert (listed.returncode, listed.stderr) == (0, "")
     assert listed.stdout.count("to be prepared") == 6
     _, *missing = (" ".join(one.split()) for one in listed.stdout.split("missing "))
     first, other = (f"[prepare] for here: --raw {here} is empty", f"[prepare] for there: --raw {there} does not exist")
     for said, sentence in zip(missing, (first, other), strict=True):  # once, though each seed has shards of its own
         assert said.startswith(f"{sentence}; it must name ")
-    for further in ((), ("--prepare",)):
-        refused = run_alone([*words, *further])
+    for refused in (done["prepared"], done["started"]):
         assert refused.returncode == 2 and first in " ".join(refused.stderr.split())
-    assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "held", "out"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.toml", "here", "held", "out", "commands"}
     assert not list(tmp_path.glob("out/*/*.toml")), "nothing was started"
     planned = plan_sweep(tmp_path / "mine.toml", tmp_path / "out")
     for run in planned.runs:
@@ -236,8 +239,10 @@ def test_folders_of_runs_that_cannot_be_made_or_written_are_refused_before_anyth
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(TWO_SEEDS))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "seed=1").touch()
-    for further in ("--dry-run", "--prepare"):
-        done = run_alone(["-m", "fedmpi", "sweep", f"{tmp_path}/mine.toml", "--out", f"{tmp_path}/out", further])
+    words = ["sweep", tmp_path / "mine.toml", "--out", tmp_path / "out"]
+    (commands := tmp_path / "commands").mkdir()
+    asked = {"listed": [*words, "--dry-run"], "prepared": [*words, "--prepare"]}
+    for done in run_commands(None, asked, commands, LIMIT).values():
         assert done.returncode == 2 and "out/seed=1 is no folder): choose another --out" in done.stderr
         assert not (tmp_path / "out" / "seed=0").exists()
     planned = plan_sweep(TWO_SEEDS, tmp_path / "new")
