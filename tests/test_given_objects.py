@@ -487,6 +487,68 @@ def test_lambdas_in_one_line_have_unlike_copies() -> None:
     assert kept(alone) == {"samples.rule.typed_in.lambda.py": b"one = lambda client: client\n"}
 
 
+CELL = """
+class Few:
+    def draw(self, view):
+        raise NotImplementedError
+
+class Pair:
+    @client_sampler
+    class Few:
+        most = 2
+
+        @staticmethod
+        def draw(view):
+            return Cohort(view.available[:Pair.Few.most])
+
+class Many:
+    @client_sampler
+    class Few(Pair.Few):
+        def __init__(self, *, most: int = 3):
+            self.most = most
+
+        def draw(self, view):
+            return Cohort(view.available[: self.most])
+
+def calls():
+    class Rows:
+        def __call__(self, client):
+            return range(len(client.labels))
+    return Rows()
+"""
+
+
+def test_the_text_of_a_class_that_was_typed_in_is_kept_with_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = _typed_in(f"from fedmpi import Cohort, client_sampler\n{CELL}")
+    keys = {**FEW, "samples.rule": names["calls"]()}
+    for number, (outer, others) in enumerate({"Pair": "Many", "Many": "Pair"}.items()):
+        sampler = names[outer].Few
+        assert resolve("client sampler", sampler).source_text.startswith("    @client_sampler\n    class Few")
+        run = fedmpi.run("fedavg", {**keys, "participation.clients": sampler}, out=tmp_path / str(number))
+        rows, kept = sorted((tmp_path / str(number) / "plugins").iterdir(), reverse=True)
+        assert kept.name == f"participation.clients.typed_in.{outer}.Few.py" and rows.name.startswith("samples.rule.")
+        assert CELL.partition(f"class {outer}:\n")[2].startswith(kept.read_text()), "that one and no other"
+        assert rows.read_text().startswith("    class Rows:\n        def __call__")
+        assert len(run.summary["plugins"]) == 2
+        with pytest.raises(fedmpi.UserError, match=f"what participation.clients was given .*{others}|cannot change"):
+            changed = {**keys, "participation.clients": names[others].Few, "rounds": 3}
+            fedmpi.run("fedavg", changed, out=tmp_path / str(number), resume=True)
+    assert "has no source" not in caplog.text
+
+
+def test_that_a_source_cannot_be_kept_is_warned_of_once_and_where_there_is_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names: dict[str, Any] = {"__name__": "nowhere", "Cohort": Cohort}
+    exec("def few(view):\n    return Cohort(view.available[:3])\n", names)
+    fedmpi.run("fedavg", {**FEW, "participation.clients": names["few"]})
+    assert "has no source" not in caplog.text
+    fedmpi.run("fedavg", {**FEW, "participation.clients": names["few"]}, out=tmp_path)
+    assert caplog.text.count("participation.clients = nowhere:few has no source that could be kept") == 1
+
+
 def _typed_in(text: str) -> dict[str, Any]:
     linecache.cache["<typed in>"] = (len(text), None, text.splitlines(keepends=True), "<typed in>")
     names: dict[str, Any] = {"__name__": "typed_in"}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import tokenize
+from collections.abc import Iterator
 from functools import partial
+from types import CodeType
 from typing import Any
 
 LAMBDA = "<lambda>"
@@ -20,11 +23,41 @@ def object_name(chosen: Any) -> str:
 
 
 def own_text(chosen: Any) -> str:
-    """The source text of a function or class alone, of a lambda whole lines; "" where it cannot be had."""
+    """The source text of a function or class alone, of a lambda whole lines, of an object that of its class.
+
+    "" where it cannot be had.
+    """
+    written = as_written(chosen)
+    named = written if hasattr(written, "__qualname__") else type(written)
     try:
-        return _lines_of_lambda(as_written(chosen)) or inspect.getsource(as_written(chosen))
+        return _lines_of_lambda(named) or inspect.getsource(named)
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        return ""
+        return _text_of_class(named) if inspect.isclass(named) else ""
+
+
+def _text_of_class(made: type) -> str:
+    """The text of a class that no file holds, such as one of a notebook's cell: its functions know where they stand."""
+    for code in _code_of_class(made):
+        lines = linecache.getlines(code.co_filename)
+        try:
+            tree = ast.parse("".join(lines))
+        except SyntaxError:
+            continue
+        for found in ast.walk(tree):
+            if not isinstance(found, ast.ClassDef) or found.name != made.__name__:
+                continue
+            if found.lineno <= code.co_firstlineno <= (found.end_lineno or 0):
+                first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+                return "".join(lines[first - 1 : found.end_lineno])
+    return ""
+
+
+def _code_of_class(made: type) -> Iterator[CodeType]:
+    """The code of the functions that were written within a class."""
+    for name, value in vars(made).items():
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        if getattr(function, "__qualname__", "") == f"{made.__qualname__}.{name}" and hasattr(function, "__code__"):
+            yield function.__code__
 
 
 def _lines_of_lambda(chosen: Any) -> str:

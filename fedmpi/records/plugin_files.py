@@ -81,12 +81,18 @@ def plugin_files(*choices: Any) -> dict[str, str]:
     return {shown: _digest(path.read_bytes()) for shown, path in sorted(_loaded().items())}
 
 
-def part_sources(config: Config) -> dict[str, bytes]:
+def part_sources(config: Config, warns: bool = False) -> dict[str, bytes]:
     """The sources of the user's own parts by file name: their modules, and those of the user's that these import.
 
     A part that was typed in, where there is no file, is there as the text of its own; so is, beside the modules, a
     function that its name does not lead to, such as a lambda: of one file there may be many. The file of such a text
     has the key of the configuration in its name, since several keys may be given a lambda of one module.
+
+    Parameters
+    ----------
+    config : Config
+    warns : bool
+        Whether the log shall tell of parts without a source.
 
     Raises
     ------
@@ -105,7 +111,7 @@ def part_sources(config: Config) -> dict[str, bytes]:
         text = _text_alone(part)
         if text:
             sources[_file_alone(part, counts[kind])] = text.encode()
-        else:
+        elif warns:
             log.warning("%s = %s has no source that could be kept with the run", part.key, part.name)
     return sources
 

@@ -92,7 +92,7 @@ class Recorder:
         self.folder = folder
         self.config = config
         refuse_unusable(config, folder)
-        self.sources = part_sources(config)
+        self.sources = part_sources(config, warns=True)
         self.changes = Changes()
         self.hold = self._claim(resume)
         try:
