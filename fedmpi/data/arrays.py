@@ -365,7 +365,7 @@ def _owners(given: Any, known: AnyArray | None = None) -> tuple[Ints, AnyArray |
         return index.astype(np.int64), names
     unknown = np.setdiff1d(written, known)
     if len(unknown):
-        raise UserError(f"{NAME}: val has samples of {unknown[0]!r}, who owns none of x")
+        raise UserError(f"{NAME}: val has samples of {str(unknown[0])!r}, who owns none of x")
     return np.searchsorted(known, written).astype(np.int64), known
 
 

@@ -175,6 +175,7 @@ def test_text_is_token_ids():
         ({"y": None}, "y is object (); it must be (n,) whole numbers"),
         ({"clients": 10**6, "classes": 10**6}, "1000000 clients times 1000000 classes"),
         ({"clients": 10**12}, "clients = 1000000000000 is more than"),
+        ({"owner": OWNER.astype(str), "val": (X[:1], Y[:1], ["q"])}, "val has samples of 'q', who owns none of x"),
         ({"owner": OWNER.astype(str), "clients": 7}, "clients = 7, but owner names 6: leave clients out"),
         ({"clients": 7.0}, "clients = 7.0 must be a whole number above 0"),
         ({"classes": "ten"}, "classes = 'ten' must be a whole number above 0"),
