@@ -42,9 +42,12 @@ def show_part(choice: str, kind: str | None) -> None:
     """
     part = describe(choice) if kind is None else resolve(_known(kind), choice)
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
-    print(paragraph(part.title, "  "))
+    if part.title:
+        print(paragraph(part.title, "  "))
     for option in part.options:
         print(paragraph(_line(option, KINDS[part.kind].option_key(option.name)), "  ", " " * 6))
+    if part.takes_any:
+        print("  options of any name")
     for mark, value in part.marks.items():
         if value not in ((), None):
             print(paragraph(f"{mark} = {', '.join(value) if isinstance(value, tuple) else value}", "  "))

@@ -114,6 +114,13 @@ def test_the_kind_of_data_of_ones_own_is_known_by_what_it_returns() -> None:
     assert describe("tests.data.test_digits:numbered").kind == "data source"
 
 
+def test_a_part_that_takes_options_of_any_name_is_shown_so(capsys: pytest.CaptureFixture[str]) -> None:
+    show_part("tests.data.test_digits:numbered", None)
+    assert "\n  options of any name\n" in capsys.readouterr().out
+    show_part("digits", "data source")
+    assert "any name" not in capsys.readouterr().out
+
+
 def test_data_of_ones_own_may_take_options_that_the_digits_have_too() -> None:
     config = load_config(
         None, ["preset=fedavg", "data.shards=tests.data.test_digits:numbered", "data.alpha=2", "data.other=3"]
