@@ -271,6 +271,21 @@ def test_what_no_file_holds_is_reported_and_no_folder_repeats_it_as_something_el
     assert len(fedmpi.load_run(tmp_path / "run").records) == 3
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "words"),
+    [
+        ("aggregation.weights", partial(powers, exponnt=2.0), "aggregation.exponnt is unknown to .*: did you mean"),
+        ("participation.clients", partial(FirstOnes, mst=2), "participation.mst is unknown to .*: did you mean most"),
+        ("model.name", partial(net, widht=2), "model.widht is unknown to .*: did you mean width"),
+        ("local.optimizer", partial(slow, beta=2), "local.beta is unknown to .*: its options are momentum"),
+    ],
+)
+def test_a_partial_that_binds_an_unknown_option_is_refused(key: str, given: Any, words: str) -> None:
+    with pytest.raises(fedmpi.UserError, match=words):
+        fedmpi.run("fedavg", {**FEW, key: given})
+    assert fedmpi.run("fedavg", {**FEW, "local.optimizer": partial(torch.optim.AdamW, weight_decay=0.1)}).records
+
+
 def test_without_a_folder_there_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
     fedmpi.run("fedavg", {**FEW, "task.loss": scaled_within(2.0)})
     assert "values of its own" not in caplog.text

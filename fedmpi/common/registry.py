@@ -493,9 +493,25 @@ def _part(kind: str, name: str, found: Any) -> Part:
     marks.pop("name", None)
     if own != kind:
         raise UserError(f"{KINDS[kind].key} = {name!r} is a {own}: this key chooses a {kind}")
+    _refuse_bound(kind, name, found)
     found_options, takes_any = options_of(found, positional=kind == "model")
     options = tuple(option for option in found_options if option.name not in KINDS[kind].given)
     return Part(kind, name, found, marks, _source(found) if ":" in name else None, options, takes_any)
+
+
+def _refuse_bound(kind: str, name: str, found: Any) -> None:
+    """Refuse a partial that binds what its function does not take."""
+    if not isinstance(found, partial):
+        return
+    try:
+        parameters = inspect.signature(found.func).parameters
+    except Exception:  # as in `options_of`: the call itself complains
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = [bound for bound in found.keywords if bound not in parameters]
+    if unknown:
+        raise UserError(f"{KINDS[kind].key} is given as a partial: {_part(kind, name, found.func).unknown(unknown[0])}")
 
 
 def _source(found: Any) -> Path | None:

@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.made_with import OBJECT, holds_values, made_with
 from fedmpi.common.object_names import object_name
 from fedmpi.common.options import options_of
-from fedmpi.common.registry import KINDS, SOURCE, Kind
+from fedmpi.common.registry import KINDS, SOURCE, Kind, resolve
 from fedmpi.config.base import Values, written
 from fedmpi.config.choices import chosen_in, parts_with, storable
 
@@ -41,7 +41,7 @@ def taken_apart(given: Values, tables: Mapping[str, type[BaseModel]]) -> Values:
     Raises
     ------
     UserError
-        Of an object with methods cannot be told what it was made with.
+        Of an object with methods cannot be told what it was made with, or a partial binds what its class does not take.
     """
     found = dict(given)
     for kind in _kinds():
@@ -56,6 +56,8 @@ def taken_apart(given: Values, tables: Mapping[str, type[BaseModel]]) -> Values:
             found[kind.key] = apart[0]
             found |= {key: value for key, value in apart[1].items() if key not in given}
         elif of_class or not callable(choice):
+            if of_class:
+                resolve(kind.name, choice)  # which says what the class does not know
             raise UserError(
                 f"{kind.key} = an object of {object_name(choice)}: what it was made with cannot be read back and set "
                 f"as options: give the class, and its options as keys, {kind.table}.OPTION = VALUE"
