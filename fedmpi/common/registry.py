@@ -362,8 +362,30 @@ def _positional(found: Any) -> tuple[str, ...]:
 
 
 def parts(kind: str | None = None) -> list[Part]:
-    """The built-in parts of a kind, or of all kinds."""
-    return [_own_part(k, name, found) for k in ([kind] if kind else KINDS) for name, found in _built_in(k).items()]
+    """The built-in parts of a kind, or of all kinds.
+
+    Raises
+    ------
+    UserError
+        There is no such kind.
+    """
+    kinds = KINDS if kind is None else [known_kind(kind)]
+    return [_own_part(k, name, found) for k in kinds for name, found in _built_in(k).items()]
+
+
+def known_kind(kind: str) -> str:
+    """The name of a kind.
+
+    Raises
+    ------
+    UserError
+        There is no such kind; names the nearest.
+    """
+    if kind not in KINDS:
+        near = get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
+        raise UserError(f"there is no kind of part {kind!r}: {hint}")
+    return kind
 
 
 def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chosen], Chosen]:

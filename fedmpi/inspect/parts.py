@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED, Option
-from fedmpi.common.registry import KINDS, Part, describe, parts, resolve
+from fedmpi.common.registry import KINDS, Part, describe, known_kind, parts, resolve
 from fedmpi.common.terminal import paragraph
 
 
@@ -19,7 +17,7 @@ def list_parts(kind: str | None) -> None:
     UserError
         When there is no such kind.
     """
-    for name in [_known(kind)] if kind is not None else KINDS:
+    for name in [known_kind(kind)] if kind is not None else KINDS:
         found = parts(name)
         if found:
             print(f"{name}  ({KINDS[name].key})")
@@ -40,7 +38,7 @@ def show_part(choice: str, kind: str | None) -> None:
     UserError
         When there is no such part, or nothing tells its kind.
     """
-    part = describe(choice) if kind is None else resolve(_known(kind), choice)
+    part = describe(choice) if kind is None else resolve(known_kind(kind), choice)
     print(paragraph(f"{part.kind}, chosen by {part.key}", f"{part.name}  "))
     if part.title:
         print(paragraph(part.title, "  "))
@@ -65,11 +63,3 @@ def _source(part: Part) -> str:
     if part.source is not None:
         return str(part.source)
     return str(getattr(inspect.unwrap(part.object), "__module__", "?"))
-
-
-def _known(kind: str) -> str:
-    if kind not in KINDS:
-        near = get_close_matches(kind, KINDS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
-        raise UserError(f"there is no kind of part {kind!r}: {hint}")
-    return kind

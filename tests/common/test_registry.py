@@ -157,6 +157,13 @@ def test_built_in_parts_are_listed_and_known_by_name_when_given_as_objects(monke
         describe("halfs")
 
 
+def test_an_unknown_kind_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match="there is no kind of part 'sampler': did you mean 'client sampler'?"):
+        parts("sampler")
+    with pytest.raises(UserError, match="there is no kind of part '': there are client sampler, row rule"):
+        parts("")
+
+
 def test_the_public_names_are_those_of_the_registry() -> None:
     assert fedmpi.client_sampler is client_sampler and fedmpi.weights is weights and "parts" in dir(fedmpi)
     with pytest.raises(AttributeError, match="no attribute 'sampler'"):
