@@ -271,6 +271,31 @@ def test_what_no_file_holds_is_reported_and_no_folder_repeats_it_as_something_el
     assert len(fedmpi.load_run(tmp_path / "run").records) == 3
 
 
+def by_share(view: Any, *, count: int = 3) -> Cohort:
+    return Cohort(view.available[:count])
+
+
+def of_levels(view: Any, *, levels: float = 0.5, draw: str = "mine") -> Cohort:
+    return Cohort(view.available[:2])
+
+
+def test_an_option_of_the_name_of_a_common_key_keeps_its_default_where_that_is_said_otherwise(tmp_path: Path) -> None:
+    given = {"rounds": 1, "participation.clients": by_share, "participation.fraction": 0.25}
+    run = fedmpi.run("fedavg", given, out=tmp_path / "run")
+    assert run.records[0]["participants"] == 3
+    assert (stored(run, "participation.count"), stored(run, "participation.fraction")) == (None, 0.25)
+    assert fedmpi.run(tmp_path / "run" / "config.toml").records[0]["participants"] == 3
+    counted = fedmpi.run("fedavg", {"rounds": 1, "participation.clients": by_share, "participation.count": 2})
+    assert counted.records[0]["participants"] == 2
+
+
+@pytest.mark.parametrize("option", [{}, {"participation.draw": "other", "participation.levels": 3}])
+def test_an_option_whose_name_is_a_key_with_other_values_is_said_to_be_one(option: dict[str, Any]) -> None:
+    sentence = rf"participation\.(levels|draw) = .*; {HERE}:of_levels has an option of this name, .*: give it another"
+    with pytest.raises(fedmpi.UserError, match=sentence):
+        fedmpi.run("fedavg", {"rounds": 1, "participation.clients": of_levels, **option})
+
+
 @pytest.mark.parametrize(
     ("key", "given", "words"),
     [

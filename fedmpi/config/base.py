@@ -16,6 +16,9 @@ from fedmpi.common.registry import built_in_name
 Values = dict[str, Any]
 """Values by key: {"rounds": 20, "local": {"lr": 0.1}}, or flat, {"local.lr": 0.1}."""
 
+ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
+"""Keys that say the same in two ways, of which one is set."""
+
 
 def limits(least: float, most: float, why: str) -> AfterValidator:
     """Bounds of a number, zero let through; the refusal gives the reason.

@@ -13,7 +13,7 @@ from fedmpi.common.data_choices import makes_data
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import REQUIRED, positional
 from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, parts, resolve
-from fedmpi.config.base import Values, written
+from fedmpi.config.base import ALTERNATIVES, Values, written
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -104,19 +104,26 @@ def check_options(config: ConfigTables) -> None:
 def option_values(config: ConfigTables) -> Values:
     """{"table.key": value} of every option without a declared field, converted; defaults where the user set none.
 
-    Of a part of one's own also those that have one, where the user did not set it. Of the embedded digits only those
-    that are set: their name may hold the others.
+    Of a part of one's own also those that have one, where the user did not set it, nor what says the same otherwise. Of
+    the embedded digits only those that are set: their name may hold the others.
     """
     values: Values = {}
     for name, table in config:
         for part in chosen_in(config, name) if isinstance(table, BaseModel) else []:
             given = part.checked(options_of_part(config, part))
             unset = {} if part.kind == SOURCE and not part.foreign else {o.name: o.default for o in part.options}
+            unset = {key: value for key, value in unset.items() if not _said_otherwise(table, f"{name}.{key}")}
             found = unset | given
             for key, value in found.items():
                 if (part.foreign or key not in type(table).model_fields) and storable(value):
                     values[f"{name}.{key}"] = value
     return values
+
+
+def _said_otherwise(table: BaseModel, key: str) -> bool:
+    """Whether the alternative of a key is set: their number where a share of the clients is, epochs where steps are."""
+    others = [other for pair in ALTERNATIVES if key in pair for other in pair if other != key]
+    return any(getattr(table, other.partition(".")[2]) is not None for other in others)
 
 
 def defaults_of_parts(config: ConfigTables) -> Values:
@@ -158,7 +165,7 @@ def without_foreign_options(
             continue
         name, _, key = dotted.partition(".")
         if key and open_kinds(name) and key not in tables[name].model_fields:
-            selected = list(_chosen_of(values, name, tables[name]))
+            selected = list(chosen_by(values, name, tables[name]))
             if not _known(key, selected):
                 if dotted in origins:
                     raise UserError(_refusal(name, key, origins[dotted], selected, tables[name]))
@@ -176,7 +183,7 @@ def _options_of_the_replaced(
     """
     found: set[str] = set()
     for name in {dotted.partition(".")[0] for dotted in older if "." in dotted}:
-        before, now = (list(_chosen_of(given, name, tables[name])) for given in (older, values))
+        before, now = (list(chosen_by(given, name, tables[name])) for given in (older, values))
         replaced = {(part.kind, part.name) for part in before}
         for part in (part for part in now if (part.kind, part.name) not in replaced):
             others = [other for other in now if other is not part]
@@ -229,7 +236,8 @@ def chosen_in(config: ConfigTables, table: str) -> list[Part]:
     return [part for kind in open_kinds(table) for part in all_chosen(config, kind.name)]
 
 
-def _chosen_of(values: Values, name: str, table: type[BaseModel]) -> Iterator[Part]:
+def chosen_by(values: Values, name: str, table: type[BaseModel]) -> Iterator[Part]:
+    """The parts that {"table.key": value} choose in a table, which need not be valid otherwise."""
     for kind in open_kinds(name):
         value = values.get(kind.key, table.model_fields[kind.key.partition(".")[2]].default)
         yield from (resolve(kind.name, choice) for choice in _listed_choices(kind, value))

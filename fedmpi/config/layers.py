@@ -13,7 +13,7 @@ from fedmpi.common.data_choices import DIGITS, is_digits
 from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
 from fedmpi.common.registry import KINDS, resolve
-from fedmpi.config.base import Values, written
+from fedmpi.config.base import ALTERNATIVES, Values, written
 from fedmpi.config.choices import parts_with, without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
 from fedmpi.config.objects import taken_apart
@@ -26,7 +26,6 @@ DEEPEST = 16
 """Names between the dots of a key: options of a model may be tables of tables."""
 OF_A_SWEEP = ("sweep", "prepare", "base")
 """What a file has beside those of a configuration when it describes many runs."""
-ALTERNATIVES = (("participation.count", "participation.fraction"), ("local.epochs", "local.steps"))
 
 
 def read_toml(path: Path) -> Values:

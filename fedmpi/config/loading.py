@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fedmpi.common.errors import UserError, shown
+from fedmpi.common.registry import Part
 from fedmpi.config.base import Table, Values
 from fedmpi.config.checks import contradiction
-from fedmpi.config.choices import check_options, option_values, without_foreign_options
+from fedmpi.config.choices import check_options, chosen_by, option_values, without_foreign_options
 from fedmpi.config.keys import tables_by_name, why_meaningless
 from fedmpi.config.layers import (
     assignment,
@@ -169,7 +171,17 @@ def _validate(values: Values, origins: dict[str, str]) -> Config:
     try:
         return Config.exactly(nested(values, "the configuration"))
     except ValidationError as error:
-        raise UserError(sentence(error, origins)) from error
+        raise UserError(f"{sentence(error, origins)}{_of_the_same_name(values, error)}") from error
+
+
+def _of_the_same_name(values: Values, error: ValidationError) -> str:
+    """What to do where the wrong value is that of an option of the user's own, named like one of fedmpi's keys."""
+    name, key, *_ = [*map(str, error.errors(include_url=False)[0]["loc"]), "", ""]
+    table, chosen = tables_by_name().get(name), list[Part]()
+    with suppress(UserError):  # of a choice that is wrong itself
+        chosen = list(chosen_by(values, name, table)) if table is not None and key in table.model_fields else []
+    own = [part.name for part in chosen if part.foreign and part.option(key) is not None]
+    return f"; {own[0]} has an option of this name, which is a key of fedmpi's: give it another one" if own else ""
 
 
 def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -> str:

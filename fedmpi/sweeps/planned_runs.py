@@ -18,9 +18,9 @@ from typing import Any
 from fedmpi.common.data_choices import ARRAYS, DIGITS
 from fedmpi.common.errors import UserError, shown
 from fedmpi.config import Config
-from fedmpi.config.base import Values, written
+from fedmpi.config.base import ALTERNATIVES, Values, written
 from fedmpi.config.keys import all_keys, unknown_key
-from fedmpi.config.layers import ALTERNATIVES, OF_A_SWEEP, assignments, nested
+from fedmpi.config.layers import OF_A_SWEEP, assignments, nested
 from fedmpi.config.loading import build_config
 from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import config_toml
