@@ -269,6 +269,18 @@ class Learned(nn.Module):
         return self.fc(self.drop(out.transpose(0, 1)[:, -1]))
 
 
+class Listed(nn.Module):
+    """Layers under names of their own that also stand in a sequence, which is what runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(196, 12), nn.Linear(12, CLASSES)
+        self.layers = nn.Sequential(self.fc1, nn.Tanh(), self.fc2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.flatten(1)).clamp(-2, 2)
+
+
 def one(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> Callable[[], nn.Module]:
     return lambda: Own(forward, **{name: part() if callable(part) else part for name, part in parts.items()})
 
@@ -330,6 +342,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
     "words tied": (TEXTS, TiedWords, True),
     "words replaced": (TEXTS, Replaced, False),
     "states learned": (TEXTS, Learned, True),
+    "layers of two names": (IMAGES, Listed, True),
 }
 """Name -> data, module, whether it has a stacked form."""
 

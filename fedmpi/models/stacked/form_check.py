@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,18 +129,35 @@ def _relative_difference(mine: Tensor, theirs: Tensor) -> float:
 def _own(module: nn.Module, flat: Tensor, samples: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of one client and the gradient of Σ outputs · towards."""
     values, place = {}, 0
-    for name, parameter in module.named_parameters():
+    for parameter in module.parameters():
         if parameter.requires_grad:
             count = parameter.numel()
-            values[name] = flat[place : place + count].view(parameter.shape).clone().requires_grad_()
+            values[id(parameter)] = flat[place : place + count].view(parameter.shape).clone().requires_grad_()
             place += count
-    with torch.enable_grad():
-        outputs = torch.func.functional_call(module, values, (samples,)).reshape(len(samples), -1)
+    with torch.enable_grad(), _given(module, values):
+        outputs = module(samples).reshape(len(samples), -1)
         total = (outputs * towards[: len(samples)]).sum()
         gradients = torch.autograd.grad(total, list(values.values()), allow_unused=True)
     pairs = zip(gradients, values.values(), strict=True)
     parts = [torch.zeros_like(value) if one is None else one.to_dense() for one, value in pairs]
     return outputs.detach(), torch.cat([part.reshape(-1) for part in parts])
+
+
+@contextmanager
+def _given(module: nn.Module, values: Mapping[int, Tensor]) -> Iterator[None]:
+    """Within: the module computes with these values of its parameters (by id).
+
+    torch.func.functional_call would not give the parameters of a layer that has several names (`self.conv` that also is
+    part of `self.layers`) back to it.
+    """
+    held: list[tuple[Any, dict[str, Any]]] = [(part._parameters, dict(part._parameters)) for part in module.modules()]
+    try:
+        for now, own in held:
+            now.update({name: values[id(one)] for name, one in own.items() if id(one) in values})
+        yield
+    finally:
+        for now, own in held:
+            now.update(own)
 
 
 def _stacked(
