@@ -28,6 +28,7 @@ from fedmpi.local.work import ClientTask, DataSource, LocalRule, WorkReport, tas
 from fedmpi.models.dropout import JoinedMasks, NoMasks
 from fedmpi.models.flat import FlatModel, Precision, add_gradients
 from fedmpi.models.model_memory import halved
+from fedmpi.models.stacked.net import why_not_stackable
 from fedmpi.tasks.losses import why_loss_alone
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 4096}
@@ -108,8 +109,8 @@ class MergedEngine:
 
     def model_refusal(self) -> str | None:
         """Why this model's one-step clients cannot be merged, or None."""
-        if self.model.has_buffers:
-            return "the model has buffers that every client changes (batch norm)"
+        if self.model.has_buffers and self._may_change_buffers():
+            return "the model has buffers that every client changes, or may change (batch norm)"
         traits = forward_traits(self.model, self.source.description)
         if traits.draws:
             return "the model draws from a global generator, or one of its own"
@@ -120,6 +121,10 @@ class MergedEngine:
         if traits.drops_across:
             return "dropout sees values whose first axis is not the samples in their order"
         return why_loss_alone(traits.loss)
+
+    def _may_change_buffers(self) -> bool:
+        """Whether a forward pass may change buffers: it does not where it can be followed."""
+        return why_not_stackable(self.model.module, self.source.description, self.model.stacked_forms) is not None
 
     def accepts(self, task: ClientTask, rule: LocalRule) -> bool:
         """Whether the task is a single step."""

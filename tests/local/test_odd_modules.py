@@ -338,7 +338,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], bool]] = {
     "prelu": (IMAGES, layers(nn.PReLU(12), nn.Unflatten(1, (3, 4)), nn.PReLU(3), nn.Flatten()), True),
     "windows given as lists": (IMAGES, windows, True),
     "weight norm": (IMAGES, normalised, True),
-    "orthogonal": (IMAGES, orthogonal, False),
+    "orthogonal": (IMAGES, orthogonal, True),
     "words tied": (TEXTS, TiedWords, True),
     "words replaced": (TEXTS, Replaced, False),
     "states learned": (TEXTS, Learned, True),

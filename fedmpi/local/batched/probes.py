@@ -44,7 +44,7 @@ class BatchedProbe:
     Parameters
     ----------
     model : FlatModel
-        That `why_not_side_by_side` accepts; used for its shape and its loss only.
+        That `why_not_side_by_side` accepts; used for its shape, its buffers and its loss.
     source : DataSource
         The clients' samples.
     rank : int
@@ -52,7 +52,7 @@ class BatchedProbe:
     """
 
     def __init__(self, model: FlatModel, source: DataSource, rank: int = 0):
-        self.source, self.rank = source, rank
+        self.model, self.source, self.rank = model, source, rank
         self.net, self.loss = translate(model.module, source.description, model.stacked_forms), model.loss
         self._stack: Stack | None = None
 
@@ -93,6 +93,8 @@ class BatchedProbe:
         stack = self._prepare(chunk, largest, w)
         for first in range(0, len(order), chunk):
             places = order[first : first + chunk]
+            if self.model.has_buffers:  # which the stacked form reads where the module has them
+                self.model.bind_to_look(w)
             with torch.no_grad():
                 gradients = self._chunk(stack, clients[places].tolist(), [rows_of[place] for place in places], w)
             yield clients[places], gradients

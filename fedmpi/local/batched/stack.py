@@ -67,7 +67,7 @@ class Stack:
         self.workspace = Workspace(dtype, device)
         self.step, self.drift = Step(1, 0), Drift()
         self.ahead = ProductsAhead(self.step, self.drift, self.workspace)
-        self.clients = 0
+        self.clients, self.size = 0, net.size
         self.tables: Tables | None = None
         self.apart: KeptApart | None = None
         self._block = Block.of(self.values, self.gradients, self.start, memory=not fused)
@@ -80,6 +80,7 @@ class Stack:
 
     def begin(self, start: Tensor) -> None:
         """Take over the server's values (d,) of this round."""
+        self.size = start.numel()
         for slot in self.net.slots:
             slot.of_stack(self.start, slot.arranged)[0].copy_(slot.from_flat(start))
 
@@ -248,7 +249,7 @@ class Stack:
             check_update((self.tables.values - self.tables.start).flatten(), lr)
 
     def change_of(self, client: int, drift: Tensor | None = None) -> Tensor:
-        """The update Δ of one of the open clients as a flat vector (d,).
+        """The update Δ of one of the open clients as a flat vector (d,); zero for buffers, which come last.
 
         Parameters
         ----------
@@ -257,8 +258,8 @@ class Stack:
         drift : Tensor (d,), optional
             The change of the vectors of words that its texts do not use; by default they have not changed.
         """
-        whole = self.net.stack_size == self.net.size  # the slots fill all of it
-        delta = (torch.empty if whole else torch.zeros)(self.net.size, dtype=self.dtype, device=self.device)
+        whole = self.net.stack_size == self.size  # the slots fill all of it
+        delta = (torch.empty if whole else torch.zeros)(self.size, dtype=self.dtype, device=self.device)
         if drift is not None and self.tables is not None:
             self._table(delta).copy_(self._table(drift))
         for own, start, change in self._parameter_views(self.values[client], delta):

@@ -84,10 +84,6 @@ def translate(
 
 def _followed(module: nn.Module, description: DataDescription) -> StackedNet:
     """The stacked form of what the module's forward pass does."""
-    for part in module.modules():
-        kept = part._buffers.items()
-        if any(b is not None and b.is_floating_point() and n not in part._non_persistent_buffers_set for n, b in kept):
-            raise NotStackable(f"{type(part).__name__} keeps statistics or other values beside its parameters")
     traced = trace(module, description, LAYERS)
     try:
         net = _by_hand(traced, description) or _graph_net(traced, description)

@@ -376,6 +376,8 @@ def _where(error: BaseException) -> str:
 
 
 def _why(error: BaseException) -> str:
+    if "cannot assign" in str(error):  # a value of the samples to a parameter or buffer
+        return "it keeps something from one call to the next"
     if isinstance(error, fx.proxy.TraceError) or "Proxy" in str(error):
         return "what happens depends on the samples' values or on how many they are"
     return raised(error)

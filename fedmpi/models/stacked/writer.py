@@ -193,8 +193,9 @@ class Writer:
             if id(value) not in self.slots:
                 raise self.refuse(node, "is read beside the look-up of words")
             self._note(node, f"bound.weights[{id(value)}].natural.value", CLIENT)
-        else:
-            self._note(node, self._held(value.detach() if isinstance(value, Tensor) else value))
+        else:  # a buffer itself: what it holds travels
+            detached = isinstance(value, Tensor) and value.requires_grad or isinstance(value, nn.Parameter)
+            self._note(node, self._held(value.detach() if detached else value))
 
     def _return(self, node: fx.Node) -> None:
         (returned,) = node.args

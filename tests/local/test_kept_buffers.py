@@ -1,0 +1,147 @@
+"""Float buffers that a forward pass only reads (masks, positions, means of images) are no statistics: clients train
+side by side, or merged, with the values that travel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.common.streams import Streams
+from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
+from fedmpi.local.batched.probes import BatchedProbe
+from fedmpi.local.merged import MergedEngine
+from fedmpi.local.probes import client_gradients, gradient_blocks
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
+from tests.local.stacks import CLASSES, IMAGES, TEXTS, Source, ragged_sizes, relative_difference, tasks_for, train
+
+STREAMS = Streams(7)
+SIZES = ragged_sizes(6, 20)
+RULE = LocalRule(lr=0.1, epochs=2, batch_size=7)
+
+
+class Causal(nn.Module):
+    """Attention over texts with its mask and the positions' waves in buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.qkv, self.fc = nn.Embedding(60, 8), nn.Linear(8, 24), nn.Linear(8, CLASSES)
+        self.register_buffer("mask", torch.tril(torch.ones(1, 12, 12)))
+        self.register_buffer("waves", torch.outer(torch.arange(12.0), torch.linspace(0, 1, 8)).sin())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.waves[: tokens.size(1)]
+        q, k, v = self.qkv(x).split(8, dim=2)
+        scores = (q @ k.transpose(1, 2) / 8**0.5).masked_fill(self.mask[:, :12, :12] == 0, float("-inf"))
+        return self.fc((x + scores.softmax(-1) @ v).mean(1))
+
+
+class Standardised(nn.Module):
+    """Images less a mean that is kept, under a filter that is kept, through frozen batch norm in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.full((1, 1, 1), 0.2))
+        self.register_buffer("blur", torch.ones(3, 1, 3, 3) / 9)
+        self.conv, self.norm, self.fc = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(3 * 25, CLASSES)
+        self.norm.running_mean.fill_(0.1)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.conv(x - self.mean)))
+        return self.fc(functional.conv2d(x, self.blur, stride=2, groups=3).flatten(1))
+
+
+MODULES = {"causal": (TEXTS, Causal), "standardised": (IMAGES, Standardised)}
+
+
+def prepared(name: str) -> tuple[FlatModel, Source, Tensor]:
+    """The model, its clients, and values to start from whose buffers are others than the module's first ones."""
+    description, make = MODULES[name]
+    torch.manual_seed(1)
+    model = FlatModel(make().double())
+    assert why_not_side_by_side(model, description) is None
+    start = model.initial.clone()
+    start[model.trainable :] += 0.25 * (start[model.trainable :] != 0)
+    return model, Source(description, SIZES, torch.float64), start
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_clients_side_by_side_read_the_buffers_that_travel_and_leave_them(name: str):
+    model, source, start = prepared(name)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(SIZES), start, RULE)
+    found, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(SIZES), start, RULE)
+    unmoved, _ = train(BatchedEngine(model, source, STREAMS), tasks_for(SIZES), model.initial, RULE)
+    assert relative_difference(found, expected) < 1e-12
+    assert torch.equal(found[model.trainable :], start[model.trainable :])
+    assert relative_difference(unmoved[: model.trainable], expected[: model.trainable]) > 1e-4, "buffers must count"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_clients_own_update_has_zeros_for_buffers(name: str):
+    model, source, start = prepared(name)
+    seen: dict[str, dict[int, Tensor]] = {"sequential": {}, "batched": {}}
+    for engine in (SequentialEngine(model, source, STREAMS), BatchedEngine(model, source, STREAMS)):
+        notes = seen[engine.name]
+        engine.observe = lambda client, delta, notes=notes: notes.setdefault(client, delta.clone())
+        train(engine, tasks_for(SIZES), start, RULE)
+    assert seen["batched"].keys() == seen["sequential"].keys()
+    for client, delta in seen["batched"].items():
+        assert delta.shape == (model.size,)
+        assert not delta[model.trainable :].any()
+        assert relative_difference(delta, seen["sequential"][client]) < 1e-10
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_side_by_side_are_those_at_the_buffers_given(name: str):
+    model, source, start = prepared(name)
+    probe, clients = BatchedProbe(model, source), range(len(SIZES))
+    blocks = gradient_blocks(source, model, clients, start, "full", STREAMS, 2, block_bytes=1, batched=probe)
+    found = {}
+    for members, gradients in blocks:
+        model.bind(model.initial)  # what others do with the model between two blocks
+        found |= dict(zip(members.tolist(), gradients, strict=True))
+    for client, gradient in client_gradients(source, model, clients, start, "full", STREAMS, 2):
+        assert relative_difference(found[client], gradient) < 1e-12
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_single_steps_are_merged(name: str):
+    model, source, start = prepared(name)
+    rule, tasks = LocalRule(lr=0.1, batch_size=None), tasks_for(SIZES)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks, start, rule)
+    found, _ = train(MergedEngine(model, source, STREAMS), tasks, start, rule)
+    assert relative_difference(found, expected) < 1e-12
+
+
+class Statistics(nn.Module):
+    """A mean over the batches, changed in place or replaced."""
+
+    def __init__(self, replaced: bool):
+        super().__init__()
+        self.fc, self.replaced = nn.Linear(196, CLASSES), replaced
+        self.register_buffer("mean", torch.zeros(196))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.replaced:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        else:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.fc(x - self.mean)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_statistics_are_left_to_one_client_after_the_other(replaced: bool):
+    model = FlatModel(Statistics(replaced).double())
+    assert "keeps something" in str(why_not_side_by_side(model, IMAGES))
+    assert "buffers" in str(MergedEngine(model, Source(IMAGES, np.array([3])), STREAMS).model_refusal())
