@@ -36,9 +36,9 @@ class FlatModel:
     Buffers such as batch norm's statistics travel and are averaged like parameters, also where the forward pass puts
     new tensors in their places (`self.mean = 0.9 * self.mean + …`): these are copied into the flat vector when the
     gradient is known. What never changes or cannot be averaged stays out: frozen parameters (requires_grad = False),
-    integer buffers (every client starts with their first values, see `restart`), non-persistent buffers. The module's
-    dropout layers are swapped for those of `models.dropout`, and its convolutions over words compute as in
-    `models.word_convolution`.
+    integer buffers (every client starts with their first values, see `restart`), float buffers that are not finite,
+    non-persistent buffers. The module's dropout layers are swapped for those of `models.dropout`, and its convolutions
+    over words compute as in `models.word_convolution`.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class FlatModel:
         self.module = module.to(device)
         self.device = torch.device(device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.buffers = _travelling_buffers(module)
+        self.buffers = travelling_buffers(module)
         values = [*self.parameters, *self.buffers]
         if not self.parameters:
             raise UserError("the model has no trainable parameters: nothing could be learned")
@@ -341,12 +341,14 @@ def _check_values(module: nn.Module) -> None:
             )
 
 
-def _travelling_buffers(module: nn.Module) -> list[Tensor]:
-    """Float buffers that the state dict holds, each once."""
+def travelling_buffers(module: nn.Module) -> list[Tensor]:
+    """Float buffers that the state dict holds, each once, but for masks of −∞, of which there is no average."""
     found: dict[int, Tensor] = {}
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
-            if buffer is not None and name not in owner._non_persistent_buffers_set and buffer.is_floating_point():
+            if buffer is None or name in owner._non_persistent_buffers_set or not buffer.is_floating_point():
+                continue
+            if bool(buffer.isfinite().all()):
                 found.setdefault(id(buffer), buffer)
     return list(found.values())
 

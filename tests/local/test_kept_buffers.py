@@ -61,6 +61,19 @@ class Standardised(nn.Module):
         return self.fc(functional.conv2d(x, self.blur, stride=2, groups=3).flatten(1))
 
 
+class Forbidding(nn.Module):
+    """torch's own encoder under its own mask, of which nothing can be averaged: most of it is −∞."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.Embedding(60, 8), nn.Linear(8, CLASSES)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True), 1)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(12))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc(self.encoder(self.words(tokens), mask=self.mask, is_causal=True).mean(1))
+
+
 MODULES = {"causal": (TEXTS, Causal), "standardised": (IMAGES, Standardised)}
 
 
@@ -120,6 +133,16 @@ def test_single_steps_are_merged(name: str):
     rule, tasks = LocalRule(lr=0.1, batch_size=None), tasks_for(SIZES)
     expected, _ = train(SequentialEngine(model, source, STREAMS), tasks, start, rule)
     found, _ = train(MergedEngine(model, source, STREAMS), tasks, start, rule)
+    assert relative_difference(found, expected) < 1e-12
+
+
+def test_a_mask_of_minus_infinity_makes_no_update_infinite():
+    torch.manual_seed(1)
+    model = FlatModel(Forbidding().double())
+    source, tasks = Source(TEXTS, SIZES, torch.float64), tasks_for(SIZES)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks, model.initial, RULE)
+    found, _ = train(BatchedEngine(model, source, STREAMS), tasks, model.initial, RULE)
+    assert relative_difference(expected, model.initial) > 1e-4
     assert relative_difference(found, expected) < 1e-12
 
 

@@ -39,6 +39,15 @@ def test_parameters_come_first_then_the_float_buffers_and_nothing_else():
     assert torch.equal(model.initial, torch.cat([value.detach().flatten() for value in expected]))
 
 
+def test_masks_of_minus_infinity_stay_out_of_the_vector_and_as_they_are():
+    model = FlatModel(nn.TransformerEncoderLayer(4, 1, 4))
+    model.module.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3))
+    with_mask = FlatModel(model.module)
+    assert (with_mask.size, with_mask.has_buffers) == (model.size, False)
+    with_mask.bind(torch.zeros(model.size))
+    assert torch.equal(with_mask.module.mask, nn.Transformer.generate_square_subsequent_mask(3))
+
+
 def test_a_bound_module_is_the_vector_without_a_copy():
     model = FlatModel(Mixed())
     flat = torch.arange(model.size, dtype=torch.float32)
