@@ -100,9 +100,15 @@ class Noisy(nn.Linear):
 
 
 class Remembering(nn.Linear):
+    """Adds to what it gives a share of what it gave the last time."""
+
+    last: torch.Tensor | None = None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = super().forward(x)
-        return self.last
+        y = super().forward(x)
+        y = y if self.last is None else y + self.last.mean(0) / 2
+        self.last = y.detach()
+        return y
 
 
 class Transposing(nn.Linear):
@@ -122,7 +128,7 @@ REFUSED = {
     "a mean over the samples": (own(Averaging), "see one another"),
     "a sum over the samples of what has parameters": (own(Mixing), "see one another"),
     "torch's generator": (own(Noisy), "alpha_dropout draws from torch's own generator"),
-    "a memory": (own(Remembering), "Remembering keeps something"),
+    "a memory": (own(Remembering), "kept from the call before"),
     "outputs turned around": (own(Transposing), "one row of outputs a sample"),
     "hooks": (hooked(), "hooks"),
     "what cannot read the data": (nn.Sequential(nn.Linear(7, 3)), "cannot be followed"),

@@ -22,6 +22,7 @@ from fedmpi.models.stacked.graph import GraphOp, dropouts_of
 from fedmpi.models.stacked.sequence import StackedNet
 from fedmpi.models.stacked.text import EmbeddingOp, Tables
 from fedmpi.models.stacked.trace import DROPOUTS, made_up
+from fedmpi.models.stacked.undone import Left
 
 ROWS = 3
 COUNTS = 3, 2
@@ -69,7 +70,7 @@ def check_form(net: StackedNet, module: nn.Module, description: DataDescription)
     samples = [made_up(module, description, ROWS + client)[:count] for client, count in enumerate(COUNTS)]
     outputs = math.prod(description.output_shape)
     towards = torch.randn(2, ROWS, outputs, generator=generator, dtype=own.dtype).to(flat.device)
-    was_training = module.training
+    was_training, left = module.training, Left(module)
     limit = TOLERANCE.get(own.dtype, 2e-3)
     try:
         forked = torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else [])
@@ -90,6 +91,7 @@ def check_form(net: StackedNet, module: nn.Module, description: DataDescription)
         first = str(error).splitlines()[0] if str(error) else ""
         raise NotStackable(f"{type(module).__name__}, tried side by side: {type(error).__name__}: {first}") from error
     finally:
+        left.undo()
         module.train(was_training)
     for client in (0, 1):
         whole = float(expected[client][1].norm())

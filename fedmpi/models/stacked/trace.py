@@ -8,13 +8,9 @@ cannot be followed.
 from __future__ import annotations
 
 import operator
-import sys
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
+from torch.nn.utils.weight_norm import WeightNorm
 
-from fedmpi.common.errors import raised
 from fedmpi.common.generators import (
     drawn_from,
     drawn_from_held,
@@ -35,18 +31,24 @@ from fedmpi.common.generators import (
 from fedmpi.data.schema import DataDescription
 from fedmpi.models.dropout import Dropout, Masks
 from fedmpi.models.dropout_calls import DropoutCalls
+from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable
+from fedmpi.models.stacked.lines import line, where, why
+from fedmpi.models.stacked.undone import alike, undone
+from fedmpi.models.stacked.values import (
+    SHAPE_ATTRIBUTES,
+    SHAPE_FUNCTIONS,
+    SHAPE_METHODS,
+    Sizes,
+    ValueProxy,
+    following,
+    same_number,
+)
 
 ROWS = 3, 5
 """Samples of the two made-up batches."""
-SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "element_size", "get_device"}
-SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "requires_grad", "is_nested"}
-FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn", "randint")
 AUGMENTED = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"}
-FLAT_WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
-"""What torch's recurrent layers make of their parameters again when these are others than in the call before."""
 DROPOUTS = (Dropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -143,18 +145,22 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     NotStackable
         The forward pass cannot be followed; says which line and why.
     """
-    if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
+    if any(map(_hooked, module.modules())):
         raise NotStackable(f"{type(module).__name__} has hooks")
     if any(parameter._backward_hooks for parameter in module.parameters()):
         raise NotStackable("a parameter has hooks")
     own = held_generators(module)
-    tracer = _Tracer(leaves, tuple(made_up(module, description, rows) for rows in ROWS))
+    batches = tuple(made_up(module, description, rows) for rows in ROWS)
+    tracer, again = (_Tracer(module, leaves, tuple(one.clone() for one in batches)) for _ in range(2))
     was_training = module.training
     module.train()
     try:
-        with torch.enable_grad(), kept_generators(), _undone(module), _factories(tracer), _own_gradients_refused():
+        with torch.enable_grad(), kept_generators(), undone(module) as left:
             before, stood = generator_states(), held_states(own)
-            graph = tracer.trace(module)
+            graph = tracer.follow(module)
+            if (notes := left.notes(tracer)) and again.follows(module, tracer, graph):
+                later = left.notes(again)
+                left.allow(place for place in notes if place in later and alike(notes[place], later[place]))
             if drawn_from_held(own, stood):
                 raise NotStackable(f"{type(module).__name__} draws from a generator of its own")
             if drawn := drawn_from(before):
@@ -164,11 +170,16 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise NotStackable(f"{type(module).__name__} cannot be followed: {_where(error)}{_why(error)}") from None
+        raise NotStackable(f"{type(module).__name__} cannot be followed: {where(error)}{why(error)}") from None
     finally:
         module.train(was_training)
-    _drop_unused(graph, tracer.masks)
     return Traced(module, graph, tracer.examples, tracer.masks)
+
+
+def _hooked(part: nn.Module) -> bool:
+    """Whether hooks do something before or after a part's passes; `nn.utils.weight_norm`, which is one, is followed."""
+    before = [hook for hook in part._forward_pre_hooks.values() if not isinstance(hook, WeightNorm)]
+    return bool(part._forward_hooks or before or part._backward_hooks)
 
 
 def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
@@ -197,17 +208,48 @@ def _texts(generator: np.random.Generator, words: int, shape: tuple[int, ...]) -
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
-    def __init__(self, leaves: Collection[type[nn.Module]], inputs: tuple[Tensor, ...]):
+    batches = ROWS
+
+    def __init__(self, module: nn.Module, leaves: Collection[type[nn.Module]], inputs: tuple[Tensor, ...]):
         super().__init__()
-        self.leaves, self.inputs = leaves, inputs
+        self.leaves, self.inputs, self._parts = leaves, inputs, set(module.modules())
+        self._own = {id(parameter) for parameter in module.parameters()}
+        self._travelling = {id(buffer) for buffer in travelling_buffers(module)}
         self.examples: dict[fx.Node, tuple[Any, Any]] = {}
         self.masks: dict[fx.Node, list[tuple[int, float]]] = {}
         self._asked = _AskedMasks()
         self.devices = [one.device for one in inputs[:1] if one.device.type == "cuda"]
         self.trying = False
 
+    def follow(self, module: nn.Module) -> fx.Graph:
+        """The graph of the module's forward pass."""
+        with following(self, module), _own_gradients_refused():
+            graph = self.trace(module)
+        _drop_unused(graph, self.masks)
+        return graph
+
+    def follows(self, module: nn.Module, first: _Tracer, graph: fx.Graph) -> bool:
+        """Whether another forward pass is the same as the first one, whose tracer and graph are given."""
+
+        def written(tracer: _Tracer, graph: fx.Graph) -> list[Any]:
+            places: dict[Any, int] = {node: place for place, node in enumerate(graph.nodes)}
+
+            def placed(entry: Any) -> Any:
+                return ("node", places[entry]) if isinstance(entry, fx.Node) else entry
+
+            def line(node: fx.Node) -> list[Any]:
+                if node.op == "get_attr":
+                    return [tracer.examples[node][0]]
+                return [node.op, node.target, map_aggregate(node.args, placed), map_aggregate(node.kwargs, placed)]
+
+            return [line(node) for node in graph.nodes]
+
+        return alike(written(first, graph), written(self, self.follow(module)))
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         kind = type(m)
+        if m._forward_pre_hooks:  # of the layer's weights
+            return False
         if kind in self.leaves or kind in DROPOUTS or kind is nn.MultiheadAttention:
             return True
         return kind.__module__.startswith("torch.nn") and not any(True for _ in m.children())
@@ -216,37 +258,65 @@ class _Tracer(fx.Tracer):
         return root_fn, [self.root, self.create_proxy("placeholder", "samples", (), {})]
 
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, ValueProxy):
+            if a.tracer is not self:
+                raise NotStackable(f"{line()}: what was kept from the call before is read")
+            return a.node
+        if isinstance(a, nn.utils.rnn.PackedSequence):
+            raise NotStackable(f"{line()}: packed sequences")
+        if isinstance(a, nn.Parameter) and id(a) not in self._own:
+            raise NotStackable(f"{line()}: a parameter that is none of the model's (layers in a list: nn.ModuleList)")
         made = super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(made, fx.Node):
             self.examples[made] = a, a
         return made
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return ValueProxy(node, self)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if self.trying else super().call_module(m, forward, args, kwargs)
+        """A layer that the forward pass makes (`nn.Softmax(dim=1)(x)`) is followed into."""
+        inside = self.trying or m not in self._parts
+        return forward(*args, **kwargs) if inside else super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         return attr_val if self.trying else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
+        if kind == "call_function" and (answer := same_number(target, args, self)) is not None:
+            return answer
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
-        proxy.node.meta["line"] = _line()
+        proxy.node.meta["line"] = line()
         one, other = (self._value(kind, target, args, kwargs, which) for which in (0, 1))
         self.examples[proxy.node] = one, other
         if masks := self._asked.taken():
             self.masks[proxy.node] = masks
-        shape = target is getattr and args[1] in SHAPE_ATTRIBUTES or kind == "call_method" and target in SHAPE_METHODS
+        shape = target is getattr and args[1] in SHAPE_ATTRIBUTES
+        shape |= target in (SHAPE_METHODS if kind == "call_method" else SHAPE_FUNCTIONS)
         if kind.startswith("call_") and target != "detach" and isinstance(one, Tensor) and not torch.is_grad_enabled():
             return proxy.detach()  # within torch.no_grad()
-        return self._known(proxy, args[0], one, other) if shape else proxy
+        if shape:
+            return self._known(proxy, args[0], one, other)
+        return one if isinstance(one, int | float) and self._fixed(proxy.node) else proxy
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """What a condition says that depends on nothing but buffers that stay as they are."""
+        return bool(self.examples[obj.node][0]) if self._fixed(obj.node) else super().to_bool(obj)
+
+    def _fixed(self, node: fx.Node) -> bool:
+        """Whether a value is made of neither samples nor what travels."""
+        if node.op in ("placeholder", "call_module"):
+            return False
+        if node.op == "get_attr":
+            value = self.examples[node][0]
+            return not value.requires_grad and id(value) not in self._travelling
+        return all(map(self._fixed, node.all_input_nodes))
 
     def _known(self, proxy: fx.Proxy, of: fx.Proxy, one: Any, other: Any) -> Any:
         """The value itself where it is the same on both batches, else the proxy; of a shape axis by axis."""
         if isinstance(one, tuple):
             sizes = zip(one, other, strict=True)
-            return tuple(
+            return Sizes(
                 a if a == b else self.create_proxy("call_method", "size", (of, axis), {})
                 for axis, (a, b) in enumerate(sizes)
             )
@@ -267,7 +337,7 @@ class _Tracer(fx.Tracer):
         finally:
             self.trying = False
         if any(not torch.equal(a, b) for a, b in zip(before, self._generators(), strict=True)):
-            raise NotStackable(f"{_line()}: {named(kind, target, self.root)} draws from torch's own generator")
+            raise NotStackable(f"{line()}: {named(kind, target, self.root)} draws from torch's own generator")
         return found
 
     def _found(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
@@ -315,37 +385,11 @@ class _AskedMasks:
         for (rows, units, p), (more, same, _) in zip(*self._of, strict=True):
             times = rows // ROWS[0]
             if (rows, more) != (times * ROWS[0], times * ROWS[1]) or units != same:
-                raise NotStackable(f"{_line()}: dropout of values whose first axis is not the samples")
+                raise NotStackable(f"{line()}: dropout of values whose first axis is not the samples")
             found.append((times * units, p))
         for asked in self._of:
             asked.clear()
         return found
-
-
-class _Proxy(fx.Proxy):
-    """Stands for a value of the forward pass; attributes and lengths are those of its values on the two batches."""
-
-    tracer: _Tracer
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("tracer", "node"):
-            raise NotStackable(f"{_line()}: .{name} of a tensor is set")
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if callable(getattr(self.tracer.examples[self.node][0], name)):
-            return fx.proxy.Attribute(self, name)
-        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-
-    def __len__(self) -> int:
-        one, other = (len(value) for value in self.tracer.examples[self.node])
-        if one != other:
-            raise NotStackable(f"{_line()}: len() of the samples; write .shape[0]")
-        return one
-
-    def __iter__(self) -> Iterator[Any]:
-        whole: Any = self
-        return iter([whole[place] for place in range(len(self))])
 
 
 def named(kind: str, target: Any, root: nn.Module) -> str:
@@ -353,92 +397,6 @@ def named(kind: str, target: Any, root: nn.Module) -> str:
     if kind == "call_module":
         return type(root.get_submodule(target)).__name__
     return str(target) if isinstance(target, str) else str(getattr(target, "__name__", target))
-
-
-def _outside(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return frame
-
-
-def _line() -> str:
-    """The line of the forward pass that is being followed."""
-    frame = _outside(sys._getframe(1))
-    if frame is None or frame.f_code.co_filename.startswith("<"):
-        return "?"
-    return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own else ""
-
-
-def _why(error: BaseException) -> str:
-    if "cannot assign" in str(error):  # a value of the samples to a parameter or buffer
-        return "it keeps something from one call to the next"
-    if isinstance(error, fx.proxy.TraceError) or "Proxy" in str(error):
-        return "what happens depends on the samples' values or on how many they are"
-    return raised(error)
-
-
-@contextmanager
-def _undone(module: nn.Module) -> Iterator[None]:
-    """Within: attributes may be set on the module and its parts, buffers changed; afterwards they are as before.
-
-    Raises
-    ------
-    NotStackable
-        Some were: the module keeps something from call to call.
-    """
-    before = [(part, dict(part.__dict__), dict(part._buffers)) for part in module.modules()]
-    buffers = [(part, one, one.clone(), one._version) for part in module.modules() for one in part.buffers(False)]
-    changed = ""
-    try:
-        yield
-    finally:
-        for part, buffer, value, version in buffers:
-            if buffer._version != version:
-                changed = changed or type(part).__name__
-                buffer.copy_(value)
-        for part, held, own in before:
-            now = part.__dict__
-            for name, one in own.items():
-                if name not in part._buffers or part._buffers[name] is not one:
-                    changed = changed or type(part).__name__
-                    part._buffers[name] = one
-            for name in [name for name in now if name.startswith("_tensor_constant") and name not in held]:
-                del now[name]  # where torch.fx puts tensors that the forward pass makes
-            mine = now.keys() - FLAT_WEIGHTS if isinstance(part, nn.RNNBase) else now.keys()
-            if now.keys() != held.keys() or any(now[key] is not held[key] for key in mine):
-                changed = changed or type(part).__name__
-                now.clear()
-                now.update(held)
-    if changed:
-        raise NotStackable(f"{changed} keeps something from one call to the next")
-
-
-@contextmanager
-def _factories(tracer: _Tracer) -> Iterator[None]:
-    """Within: torch.zeros and the like take the open number of samples among their sizes."""
-    originals = {name: getattr(torch, name) for name in FACTORIES}
-
-    def following(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            found: list[fx.Proxy] = []
-            map_aggregate((args, kwargs), lambda entry: found.append(entry) if isinstance(entry, fx.Proxy) else None)
-            return tracer.create_proxy("call_function", original, args, kwargs) if found else original(*args, **kwargs)
-
-        return make
-
-    for name, original in originals.items():
-        setattr(torch, name, following(original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch, name, original)
 
 
 @contextmanager
@@ -449,7 +407,7 @@ def _own_gradients_refused() -> Iterator[None]:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not cls.__module__.startswith("torch.") and any(isinstance(one, fx.Proxy) for one in args):
-            raise NotStackable(f"{_line()}: {cls.__name__} has a backward pass of its own")
+            raise NotStackable(f"{line()}: {cls.__name__} has a backward pass of its own")
         return original.__func__(cls, *args, **kwargs)
 
     base.apply = classmethod(apply)

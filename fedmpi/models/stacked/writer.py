@@ -334,7 +334,8 @@ class Writer:
             if gives_its_own(self.traced, node):
                 self.own.add(node)
             return
-        if self.kinds.get(node.all_input_nodes[0]) == CLIENT and (in_place(node) or "data" in node.args[1:]):
+        first = self.kinds.get(node.all_input_nodes[0])
+        if in_place(node) and not isinstance(first, Along) or first == CLIENT and "data" in node.args[1:]:
             raise self.refuse(node, "may change what parameters are made of")
         own = FUNCTIONS.get(node.target)
         simple = ELEMENT_BY_ELEMENT.get(node.target)

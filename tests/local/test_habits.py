@@ -1,0 +1,276 @@
+"""Habits of those who write forward passes: followed where every pass does the same, else left to the sequential engine
+for a stated reason. Nothing of what following does stays in the module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.common.streams import Streams
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
+from fedmpi.models.stacked import values
+from fedmpi.models.stacked.net import why_not_stackable
+from tests.local.stacks import CLASSES, IMAGES, TEXTS, Source, ragged_sizes, relative_difference, tasks_for, train
+
+STREAMS = Streams(7)
+SIZES = ragged_sizes(6, 20)
+RULE = LocalRule(lr=0.1, epochs=2, batch_size=7)
+
+
+class Images(nn.Module):
+    """Two dense layers, a parameter beside them, and a forward pass that is given what the first layer makes."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **held: Any):
+        super().__init__()
+        self.fc1, self.fc2, self.token = nn.Linear(196, 12), nn.Linear(12, CLASSES), nn.Parameter(torch.randn(12))
+        self.register_buffer("limit", torch.tensor(0.5), persistent=False)
+        self.register_buffer("travelling", torch.tensor(0.5))
+        self.register_buffer("count", torch.tensor(3))
+        self._forward = forward
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, self.fc1(x.flatten(1)))
+
+
+class Texts(nn.Module):
+    """Words before a layer that is given, a mean and a dense layer behind it."""
+
+    def __init__(self, layer: nn.Module, apply: Callable[[nn.Module, Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.words, self.layer, self.fc, self.apply_layer = nn.Embedding(60, 8), layer, nn.Linear(8, CLASSES), apply
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc(self.apply_layer(self.layer, self.words(tokens), tokens).mean(1))
+
+
+def noted(self: Any, h: Tensor) -> Tensor:
+    self.features, self.maps["first"] = h, (h, h.mean(1))
+    self.shares = h.softmax(1)
+    return self.fc2(self.shares * h)
+
+
+def cached(self: Any, h: Tensor) -> Tensor:
+    if self.table is None or self.length < h.shape[1]:
+        self.length = h.shape[1]
+        self.table = torch.linspace(0, 1, h.shape[1]).cos()
+    return self.fc2(h * self.table)
+
+
+def every_other_call(self: Any, h: Tensor) -> Tensor:
+    self.calls += 1
+    return self.fc2(h * (1.0 if self.calls % 2 else 0.5))
+
+
+def counted_tensor(self: Any, h: Tensor) -> Tensor:
+    self.calls = self.calls + 1
+    return self.fc2(h / self.calls)
+
+
+def counted_in_place(self: Any, h: Tensor) -> Tensor:
+    self.calls += 1
+    return self.fc2(h / self.calls)
+
+
+def two_calls_before(self: Any, h: Tensor) -> Tensor:
+    y = self.fc2(h)
+    if self.earlier is not None:
+        y = y + self.earlier.mean(0)
+    self.earlier, self.last = self.last, y.detach()
+    return y
+
+
+def collected(self: Any, h: Tensor) -> Tensor:
+    self.seen.append(h.detach())
+    return self.fc2(h) + torch.stack([one.mean() for one in self.seen[-3:]]).mean()
+
+
+def prepared_once(self: Any, h: Tensor) -> Tensor:
+    if not self.ready:
+        self.ready, self.shift = True, torch.linspace(0, 1, 12)
+    else:
+        h = h * 0.5
+    return self.fc2(h + self.shift)
+
+
+def assigned(self: Any, h: Tensor) -> Tensor:
+    rows = torch.zeros(h.size(0), 3, 12, dtype=h.dtype)
+    rows[:, 0] = h
+    rows[:, 1, ::2] = self.token[:6]
+    rows[:, -1] = torch.tanh(h)
+    rows[rows > 1] = 1.0
+    rows[..., 3] *= 2
+    return self.fc2(rows.sum(1))
+
+
+def assigned_to_a_parameter(self: Any, h: Tensor) -> Tensor:
+    self.token.data[0] = 0.0
+    return self.fc2(h + self.token)
+
+
+def made_on_the_way(self: Any, h: Tensor) -> Tensor:
+    h = nn.Sequential(nn.LeakyReLU(0.1), nn.Identity())(h)
+    return nn.LogSoftmax(dim=1)(self.fc2(nn.Dropout(0.2)(h)))
+
+
+def asked_for_its_kind(self: Any, h: Tensor) -> Tensor:
+    given = [h] if isinstance(h, Tensor) else h
+    if not torch.is_tensor(given[0]) or isinstance(h, list | tuple):
+        raise TypeError("tensors are needed")
+    return self.fc2(torch.relu(given[0]))
+
+
+def sized(self: Any, h: Tensor) -> Tensor:
+    rows = h.view(len(h), h.shape[1:].numel())
+    if rows.shape != h.shape or rows.repeat(2, 1).size() != (2 * h.size(0), 12) or h.size(0) != rows.size(0):
+        raise ValueError("sizes")
+    return self.fc2(rows + torch.eye(12)[0].expand(len(h), 12))
+
+
+def how_many(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(h * (2 if h.size(0) == 7 else 1))
+
+
+def if_there_are_any(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(h) if len(h) else self.fc2(h * 0)
+
+
+def like_a_parameter(self: Any, h: Tensor) -> Tensor:
+    weight = next(self.parameters())
+    return self.fc2(h + weight.new_ones(len(h), 12) + weight.data.new(h.size(0), 12).fill_(0.5))
+
+
+def by_a_buffer(self: Any, h: Tensor) -> Tensor:
+    if self.limit > 0.1 and bool((self.count == 3).all()):
+        h = h[:, : self.count.item()].sum(1, keepdim=True) + h
+    return self.fc2(h / self.limit.item())
+
+
+def by_a_travelling_buffer(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(h if self.travelling > 0.1 else h / 2)
+
+
+def listed(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(torch.relu(self.parts[0](h)))
+
+
+def norm_by_hook() -> nn.Module:
+    return Images(lambda self, h: self.fc2(self.normed(h)), normed=nn.utils.weight_norm(nn.Linear(12, 12)))
+
+
+def convolution_by_hook() -> nn.Module:
+    layer = nn.utils.weight_norm(nn.Conv1d(8, 8, 3, padding=1))
+    return Texts(layer, lambda layer, x, tokens: torch.tanh(layer(x.transpose(1, 2))).transpose(1, 2))
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, 0.1, batch_first=True), 2)
+    return Texts(layer, lambda layer, x, tokens: layer(x, src_key_padding_mask=tokens == 0))
+
+
+def decoder() -> nn.Module:
+    layer = nn.Transformer(8, 2, 1, 1, 12, 0.1, batch_first=True)
+    return Texts(layer, lambda layer, x, tokens: layer(x, x[:, :3], src_key_padding_mask=tokens.eq(59)))
+
+
+def shapes_as_in_transformers() -> nn.Module:
+    def attend(layer: nn.Module, x: Tensor, tokens: Tensor) -> Tensor:
+        batch, length, size = x.size()
+        q, k, v = (
+            one.view(batch, length, 2, size // 2).transpose(1, 2).reshape(batch * 2, length, -1)
+            for one in layer(x).chunk(3, -1)
+        )
+        scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(size // 2)
+        if scores.size() != (batch * 2, length, length):
+            raise ValueError(f"scores of shape {scores.size()}")
+        return torch.bmm(scores.softmax(-1), v).view(batch, 2, length, -1).transpose(1, 2).reshape(batch, length, size)
+
+    return Texts(nn.Linear(8, 24), attend)
+
+
+def images(forward: Callable[[Any, Tensor], Tensor], **held: Callable[[], Any]) -> Callable[[], nn.Module]:
+    return lambda: Images(forward, **{name: make() for name, make in held.items()})
+
+
+def none() -> None:
+    return None
+
+
+CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
+    "notes for later": (IMAGES, images(noted, features=none, maps=dict), ""),
+    "a table made once": (IMAGES, images(cached, table=none, length=int), ""),
+    "every other call": (IMAGES, images(every_other_call, calls=int), "keeps something"),
+    "a tensor that counts": (IMAGES, images(counted_tensor, calls=lambda: torch.tensor(0.0)), "keeps something"),
+    "a tensor that counts in place": (
+        IMAGES,
+        images(counted_in_place, calls=lambda: torch.tensor(0.0)),
+        "keeps something",
+    ),
+    "two calls before": (IMAGES, images(two_calls_before, earlier=none, last=none), "keeps something"),
+    "a list that grows": (IMAGES, images(collected, seen=list), "keeps something"),
+    "another first call": (IMAGES, images(prepared_once, ready=bool, shift=none), "keeps something"),
+    "entries assigned": (IMAGES, images(assigned), ""),
+    "a parameter's entries assigned": (IMAGES, images(assigned_to_a_parameter), "what parameters are made of"),
+    "layers made on the way": (IMAGES, images(made_on_the_way), ""),
+    "asked for its kind": (IMAGES, images(asked_for_its_kind), ""),
+    "sizes": (IMAGES, images(sized), ""),
+    "as many as that": (IMAGES, images(how_many), "how many they are"),
+    "any at all": (IMAGES, images(if_there_are_any), "how many they are"),
+    "like a parameter": (IMAGES, images(like_a_parameter), ""),
+    "by a buffer": (IMAGES, images(by_a_buffer), ""),
+    "by a buffer that travels": (IMAGES, images(by_a_travelling_buffer), "values"),
+    "layers in a list": (IMAGES, images(listed, parts=lambda: [nn.Linear(12, 12).double()]), "nn.ModuleList"),
+    "weight norm by a hook": (IMAGES, norm_by_hook, ""),
+    "weight norm of a convolution": (TEXTS, convolution_by_hook, ""),
+    "encoder that sees no padding": (TEXTS, encoder, ""),
+    "encoder and decoder": (TEXTS, decoder, ""),
+    "shapes as in transformers": (TEXTS, shapes_as_in_transformers, ""),
+}
+"""Name -> data, module, and a part of the reason why it is not followed; empty where it is."""
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:.*weight_norm.* is deprecated")
+def test_a_habit_is_followed_to_the_same_values_or_refused_for_a_reason(name: str):
+    description, make, reason = CASES[name]
+    torch.manual_seed(1)
+    model = FlatModel(make().double())
+    before = {id(part): dict(vars(part)) for part in model.module.modules()}
+    collections = [one for one in vars(model.module).values() if isinstance(one, list | dict)]
+    contents = [one.copy() for one in collections]
+    found = why_not_stackable(model.module, description)
+    assert (found is None) == (not reason), found
+    assert reason in str(found)
+    for part in model.module.modules():
+        held = before[id(part)]
+        assert vars(part).keys() == held.keys()
+        assert all(now is held[name] for name, now in vars(part).items())
+    assert collections == contents
+    if found is None:
+        source, tasks = Source(description, SIZES, torch.float64), tasks_for(SIZES)
+        expected, _ = train(SequentialEngine(model, source, STREAMS), tasks, model.initial, RULE)
+        together, _ = train(BatchedEngine(model, source, STREAMS), tasks, model.initial, RULE)
+        assert relative_difference(expected, model.initial) > 1e-4, "training must have changed the model"
+        assert relative_difference(together, expected) < 1e-12
+
+
+def test_torch_and_the_modules_names_are_as_before_when_a_module_was_followed():
+    names = [getattr(torch, name) for name in values.FACTORIES], torch.is_tensor, dict(vars(functional)), set(globals())
+    assert why_not_stackable(Images(sized), IMAGES) is None
+    assert why_not_stackable(Images(how_many), IMAGES) is not None
+    assert names[0] == [getattr(torch, name) for name in values.FACTORIES]
+    assert names[1] is torch.is_tensor
+    assert names[2].keys() == vars(functional).keys()
+    assert names[3] == set(globals())
+    assert not {"new", "new_zeros", "expand"} & vars(Tensor).keys()
