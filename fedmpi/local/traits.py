@@ -94,7 +94,7 @@ def forward_traits(model: FlatModel, description: DataDescription) -> ForwardTra
     Raises
     ------
     UserError
-        The model fails on samples of this shape, or does not return one logit a class.
+        The model fails on samples of this shape, does not return one logit a class, or its outputs have no gradient.
     PartFailure
         It is a part of the user's own that fails; the loss fails.
     """
@@ -140,6 +140,7 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                     couples = not torch.allclose(whole, torch.cat(halves), rtol=1e-3, atol=1e-5)
                     torch_drops = drops and (masks.compiled or _compiled(model) or _drops_again(model, x, masks))
                     across = drops and not couples and not torch_drops and _drops_across(model, description)
+                    _check_gradient(model, x)
             loss = loss_traits(model.loss, whole, description)
         if not couples and model.kept.changes:
             with _tried(model, description):
@@ -180,6 +181,24 @@ def _goes_on(model: FlatModel, x: Tensor) -> bool:
         one, other = model.module(x), model.module(x)
     model.restart()
     return not torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def _check_gradient(model: FlatModel, x: Tensor) -> None:
+    """Refuse a model of whose outputs there is no gradient by its parameters."""
+    with torch.enable_grad():
+        outputs = model.module(x)
+        if not outputs.requires_grad:
+            raise UserError(
+                "the model's outputs have no gradient by its parameters (detach(), torch.no_grad(), a step by numpy?): "
+                "nothing could be learned"
+            )
+        try:
+            gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
+        except Exception as error:
+            problem = f"its gradient fails on samples made up before the first round: {raised(error)}"
+            if model.part is None:
+                raise UserError(f"the model cannot be trained: {problem}") from error
+            raise failure_of(model.part, error, problem) from error
 
 
 def _compiled(model: FlatModel) -> bool:

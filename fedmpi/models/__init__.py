@@ -70,7 +70,7 @@ def build(
     options = {key: value for key, value in options.items() if key != "lora"}
     checked = check_model_options(name, options)
     if isinstance(name, nn.Module):
-        return _adapted(copy.deepcopy(name), lora, seed)
+        return _adapted(_copied(name), lora, seed)
     part = resolve("model", name)
     room = free_memory() if room is None else room
     guard: AbstractContextManager[Any] = nullcontext()
@@ -84,6 +84,17 @@ def build(
     if not isinstance(model, nn.Module):
         raise refuse_result(part, f"it returned {type(model).__name__}: return a torch.nn.Module")
     return _adapted(model, lora, seed)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """The user's own network, which stays as it is."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UserError(
+            f"the {type(module).__name__} given as the model cannot be copied: give a function that builds it instead, "
+            f"or take out what has no copy (torch.nn.utils.weight_norm, open files): {raised(error)}"
+        ) from error
 
 
 @contextmanager

@@ -87,7 +87,7 @@ class FlatModel:
     Raises
     ------
     UserError
-        The module has tensors without values, nothing to train, or its values are of several float types.
+        The module has tensors without values, nothing to train, complex values, or values of several float types.
     """
 
     def __init__(
@@ -111,6 +111,11 @@ class FlatModel:
         values = [*self.parameters, *self.buffers]
         if not self.parameters:
             raise UserError("the model has no trainable parameters: nothing could be learned")
+        if any(value.is_complex() for value in values):
+            raise UserError(
+                "the model has complex parameters, which no engine trains: hold them as pairs of real numbers (..., 2) "
+                "and write torch.view_as_complex(parameter) in the forward pass"
+            )
         if len({value.dtype for value in values}) > 1:
             kinds = ", ".join(sorted({str(value.dtype) for value in values}))
             raise UserError(f"the model mixes float types ({kinds}): give all parameters and buffers the same")

@@ -1,11 +1,13 @@
-"""What trying a model says about its dropout and its random numbers."""
+"""What trying a model says about its dropout, its random numbers and its gradient."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmpi import UserError
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
@@ -76,3 +78,21 @@ def test_a_probe_drops_nothing_in_functions_either() -> None:
         next(iter(client_gradients(source, one, [1], one.initial, "full", STREAMS, 0))) for one in (model, plain)
     )
     assert relative_error(found, expected) < 1e-6
+
+
+class Detached(nn.Linear):
+    """Loses its gradient at the end, or changes what the gradient needs."""
+
+    def __init__(self, in_place: bool):
+        super().__init__(36, 5)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x.flatten(1))
+        return torch.exp(y).mul_(2) if self.in_place else y.detach()
+
+
+@pytest.mark.parametrize(("in_place", "words"), [(False, "nothing could be learned"), (True, "modified by an inplace")])
+def test_what_has_no_gradient_is_refused_before_any_client_trains(in_place: bool, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        forward_traits(FlatModel(Detached(in_place)), SMALL_IMAGES)

@@ -130,3 +130,9 @@ def test_a_module_takes_no_options() -> None:
     with pytest.raises(UserError, match="model.hidden means nothing here: the model is given as a module"):
         check_model_options(torch.nn.Linear(2, 2), {"hidden": [3], "lora": None})
     assert check_model_options(torch.nn.Linear(2, 2), {"lora": None}) == {}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_network_that_has_no_copy_is_refused_with_what_to_do():
+    with pytest.raises(UserError, match="Linear given as the model cannot be copied: give a function that builds it"):
+        build(torch.nn.utils.weight_norm(torch.nn.Linear(36, 5)), {}, SMALL_IMAGES, seed=0)
