@@ -138,6 +138,11 @@ def sized(self: Any, h: Tensor) -> Tensor:
     return self.fc2(rows + torch.eye(12)[0].expand(len(h), 12))
 
 
+def all_of_them(self: Any, h: Tensor) -> Tensor:
+    picked = h[h.abs().sum(1) > 0]
+    return self.fc2(picked if picked.size(0) == h.size(0) else h * 0)
+
+
 def how_many(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h * (2 if h.size(0) == 7 else 1))
 
@@ -226,6 +231,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
     "asked for its kind": (IMAGES, images(asked_for_its_kind), ""),
     "sizes": (IMAGES, images(sized), ""),
     "as many as that": (IMAGES, images(how_many), "how many they are"),
+    "are these all": (IMAGES, images(all_of_them), "how many they are"),
     "any at all": (IMAGES, images(if_there_are_any), "how many they are"),
     "like a parameter": (IMAGES, images(like_a_parameter), ""),
     "by a buffer": (IMAGES, images(by_a_buffer), ""),

@@ -42,6 +42,7 @@ from fedmpi.models.stacked.values import (
     Sizes,
     ValueProxy,
     following,
+    made_of,
     same_number,
 )
 
@@ -305,12 +306,10 @@ class _Tracer(fx.Tracer):
 
     def _fixed(self, node: fx.Node) -> bool:
         """Whether a value is made of neither samples nor what travels."""
-        if node.op in ("placeholder", "call_module"):
-            return False
-        if node.op == "get_attr":
-            value = self.examples[node][0]
-            return not value.requires_grad and id(value) not in self._travelling
-        return all(map(self._fixed, node.all_input_nodes))
+        parts = list(made_of(node))
+        held = [self.examples[one][0] for one in parts if one.op == "get_attr"]
+        travels = any(one.requires_grad or id(one) in self._travelling for one in held)
+        return not travels and not any(one.op in ("placeholder", "call_module") for one in parts)
 
     def _known(self, proxy: fx.Proxy, of: fx.Proxy, one: Any, other: Any) -> Any:
         """The value itself where it is the same on both batches, else the proxy; of a shape axis by axis."""

@@ -21,6 +21,8 @@ SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "is_floating_point", "is_
 SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "requires_grad", "is_nested"}
 SHAPE_FUNCTIONS = {torch.is_floating_point, torch.is_complex, torch.numel}
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn", "randint")
+PICKING = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount"}
+"""What gives as many values as the values of what is given say."""
 OF_KIND = "new", "new_zeros", "new_ones", "new_full", "new_empty"
 
 
@@ -108,8 +110,31 @@ def _times(node: fx.Node, tracer: Followed) -> float | None:
         return None
     if not multiple and (node.op, node.target) != ("call_method", "size"):
         return None
+    if any(_picked(one, tracer) for one in made_of(node)):
+        return None
     one, other = (found / rows for found, rows in zip(tracer.examples[node], tracer.batches, strict=True))
     return one if one == other else None
+
+
+def made_of(node: fx.Node) -> Iterator[fx.Node]:
+    """A node and all that its value is made of, each once."""
+    met, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        new = [given for given in one.all_input_nodes if given not in met]
+        met.update(new)
+        waiting += new
+
+
+def _picked(node: fx.Node, tracer: Followed) -> bool:
+    """Whether samples' values say which others are picked, and so how many: a mask, or a function that is one."""
+    if node.target is operator.getitem:
+        found: list[fx.Node] = []
+        map_aggregate(node.args[1], lambda one: found.append(one) if isinstance(one, fx.Node) else None)
+        return any(isinstance(tracer.examples[one][0], Tensor) for one in found)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in PICKING or name == "where" and len(node.args) == 1
 
 
 @contextmanager
