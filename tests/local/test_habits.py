@@ -119,6 +119,28 @@ def assigned_to_a_parameter(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h + self.token)
 
 
+def clipped_one_by_one(self: Any, h: Tensor) -> Tensor:
+    for parameter in self.parameters():
+        parameter.data.clamp_(-9, 9)
+    return self.fc2(h)
+
+
+def replaced_one_by_one(self: Any, h: Tensor) -> Tensor:
+    for parameter in self.parameters():
+        parameter.data = parameter.data.clone()
+    return self.fc2(h)
+
+
+def slightly_by_all_weights(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(h) * (1 + 1e-7 * sum(parameter.abs().sum() for parameter in self.parameters()))
+
+
+def slightly_without_gradient(self: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        size = dict(self.named_parameters())["token"].norm()
+    return self.fc2(h) * (1 + 1e-7 * size)
+
+
 def made_on_the_way(self: Any, h: Tensor) -> Tensor:
     h = nn.Sequential(nn.LeakyReLU(0.1), nn.Identity())(h)
     return nn.LogSoftmax(dim=1)(self.fc2(nn.Dropout(0.2)(h)))
@@ -227,6 +249,10 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
     "another first call": (IMAGES, images(prepared_once, ready=bool, shift=none), "keeps something"),
     "entries assigned": (IMAGES, images(assigned), ""),
     "a parameter's entries assigned": (IMAGES, images(assigned_to_a_parameter), "what parameters are made of"),
+    "parameters clipped one by one": (IMAGES, images(clipped_one_by_one), "clamp_ changes parameters"),
+    "parameters replaced one by one": (IMAGES, images(replaced_one_by_one), "clone reads parameters"),
+    "all weights": (IMAGES, images(slightly_by_all_weights), "abs reads parameters"),
+    "all weights without a gradient": (IMAGES, images(slightly_without_gradient), "reads parameters"),
     "layers made on the way": (IMAGES, images(made_on_the_way), ""),
     "asked for its kind": (IMAGES, images(asked_for_its_kind), ""),
     "sizes": (IMAGES, images(sized), ""),

@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from fedmpi.common.errors import raised
+from fedmpi.models import dropout_calls
 
-_LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+_LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parent), dropout_calls.__file__
 
 
 def line() -> str:

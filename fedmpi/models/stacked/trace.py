@@ -35,6 +35,7 @@ from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line, where, why
 from fedmpi.models.stacked.undone import alike, undone
+from fedmpi.models.stacked.untouched import Untouched
 from fedmpi.models.stacked.values import (
     SHAPE_ATTRIBUTES,
     SHAPE_FUNCTIONS,
@@ -218,13 +219,13 @@ class _Tracer(fx.Tracer):
         self._travelling = {id(buffer) for buffer in travelling_buffers(module)}
         self.examples: dict[fx.Node, tuple[Any, Any]] = {}
         self.masks: dict[fx.Node, list[tuple[int, float]]] = {}
-        self._asked = _AskedMasks()
+        self._asked, self._untouched = _AskedMasks(), Untouched(module)
         self.devices = [one.device for one in inputs[:1] if one.device.type == "cuda"]
         self.trying = False
 
     def follow(self, module: nn.Module) -> fx.Graph:
         """The graph of the module's forward pass."""
-        with following(self, module), _own_gradients_refused():
+        with following(self, module), _own_gradients_refused(), self._untouched:
             graph = self.trace(module)
         _drop_unused(graph, self.masks)
         return graph
@@ -246,6 +247,15 @@ class _Tracer(fx.Tracer):
             return [line(node) for node in graph.nodes]
 
         return alike(written(first, graph), written(self, self.follow(module)))
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within: what is computed is what the graph notes."""
+        before, self._untouched.noting = self._untouched.noting, True
+        try:
+            yield
+        finally:
+            self._untouched.noting = before
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         kind = type(m)
@@ -329,9 +339,10 @@ class _Tracer(fx.Tracer):
             return self.examples[entry.node][which] if isinstance(entry, fx.Proxy) else entry
 
         args, kwargs = map_aggregate(args, value), map_aggregate(kwargs, value)
-        self.trying, before = True, self._generators()
+        before = self._generators()
+        self.trying = True
         try:
-            with torch.no_grad(), DropoutCalls(self._asked.of_batch(which)):
+            with torch.no_grad(), self.noting(), DropoutCalls(self._asked.of_batch(which)):
                 found = self._found(kind, target, args, kwargs)
         finally:
             self.trying = False

@@ -65,7 +65,9 @@ class ValueProxy(fx.Proxy):
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if callable(getattr(self.tracer.examples[self.node][0], name)):
+        with self.tracer.noting():
+            calls = callable(getattr(self.tracer.examples[self.node][0], name))
+        if calls:
             return fx.proxy.Attribute(self, name)
         return self.tracer.create_proxy("call_function", getattr, (self, name), {})
 
