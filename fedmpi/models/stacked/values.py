@@ -77,7 +77,7 @@ class ValueProxy(fx.Proxy):
     def __len__(self) -> int:
         one, other = (len(value) for value in self.tracer.examples[self.node])
         if one != other:
-            raise NotStackable(f"{line()}: len() of the samples; write .shape[0]")
+            raise NotStackable(f"{line()}: a loop over the samples, or len() of them: write .shape[0]")
         return one
 
     def __iter__(self) -> Iterator[Any]:
