@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import os
-import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -21,9 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmpi.common.data_choices import ARRAYS, DIGITS, is_digits
-from fedmpi.common.errors import UserError, raised
-from fedmpi.common.frames import NOT_THEIRS, innermost
-from fedmpi.common.made_with import OBJECT, noting
+from fedmpi.common.errors import UserError
+from fedmpi.common.frames import NOT_THEIRS
+from fedmpi.common.imported import load
+from fedmpi.common.made_with import noting
 from fedmpi.common.object_names import as_written, object_name, own_text
 from fedmpi.common.options import REQUIRED, Option, docstring, first_sentence, options_of, positional
 
@@ -414,77 +412,10 @@ def register(kind: str, name: str | None = None, **marks: Any) -> Callable[[Chos
     return mark
 
 
-def load(path: str, key: str) -> Any:
-    """The object at "package.module:object"; the working directory is searched last.
-
-    Parameters
-    ----------
-    path : str
-    key : str
-        Where the user wrote it, for messages.
-
-    Raises
-    ------
-    UserError
-        When the module cannot be imported or has no such object.
-    """
-    module_name, _, name = path.partition(":")
-    if name.endswith(OBJECT):
-        raise UserError(
-            f"{key} = {path!r} stands for an object that Python code gave, with values that no file holds: give it "
-            f"again in Python, or choose {path.removesuffix(OBJECT)!r} with its options as keys"
-        )
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    if not re.fullmatch(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*", module_name) or module_name.endswith(".py"):
-        meant = Path(module_name.removesuffix(".py")).name
-        raise UserError(
-            f"{key} = {path!r}: {module_name!r} is no module: write module:object, without folders and .py, as "
-            f"{f'{meant}:{name}'!r}; searched are the working directory and PYTHONPATH"
-        )
-    try:
-        module = importlib.import_module(module_name)
-        found = _within(module, name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a module that calls sys.exit() must not end the run as if it were done
-        reason = str(error) if isinstance(error, UserError) else raised(error)
-        missing = isinstance(error, ModuleNotFoundError) and error.name in (module_name, module_name.partition(".")[0])
-        hint = (
-            f": searched are PYTHONPATH and the working directory, {os.getcwd()}; a run keeps copies in plugins"
-            if missing
-            else _line_of(error)
-        )
-        raise UserError(f"{key} = {path!r}: importing the module {module_name!r} failed with {reason}{hint}") from error
-    if not callable(found):
-        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        near = get_close_matches(name, own, n=1, cutoff=0.5)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        place = getattr(module, "__file__", None)
-        if module_name in sys.stdlib_module_names and place:
-            hint = f", for it is Python's own, {place}: give your file another name"
-        raise UserError(f"{key} = {path!r}: the module {module_name!r} has no function or class {name!r}{hint}")
-    return found
-
-
-def _within(module: Any, name: str) -> Any:
-    """What a module calls so; with dots, what lies within a class of it, as "Outer.inner"; None where there is none."""
-    found = module
-    for step in name.split("."):
-        found = getattr(found, step, None)
-    return found
-
-
 def own_part(kind: str, choice: Any) -> Part | None:
     """The part that was chosen where it is the user's own, whose failures are named; None where it is built in."""
     part = resolve(kind, choice)
     return part if part.foreign else None
-
-
-def _line_of(error: BaseException) -> str:
-    """The line of the user's at which an import failed, " (file:line)"."""
-    line = innermost(traceback.extract_tb(error.__traceback__))
-    return f" ({line})" if line else ""
 
 
 def built_in_name(chosen: Any) -> str | None:
