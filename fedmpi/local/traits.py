@@ -127,8 +127,8 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     try:
         with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
             with _tried(model, description):
+                writes = _writes(model, x, values[: model.trainable])  # some write in their first pass only
                 _check_input_kept(model, x)
-                writes = _writes(model, x, values[: model.trainable])
                 draws = _draws(model, x)
                 torch.default_generator.manual_seed(0)
                 with calls:
@@ -347,7 +347,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
         for training in (False, True):
             model.module.train(training)
             try:
-                model.module(x)
+                model.module(x.clone())
             except KeyboardInterrupt:
                 raise
             except BaseException:  # reported by _logits, which runs the same pass

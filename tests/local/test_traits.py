@@ -96,3 +96,20 @@ class Detached(nn.Linear):
 def test_what_has_no_gradient_is_refused_before_any_client_trains(in_place: bool, words: str) -> None:
     with pytest.raises(UserError, match=words):
         forward_traits(FlatModel(Detached(in_place)), SMALL_IMAGES)
+
+
+class Begun(nn.Linear):
+    """Sets its bias by the first samples that it sees."""
+
+    begun = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if not self.begun:
+            self.bias.data.copy_(-super().forward(x).detach().mean(0))
+            self.begun = True
+        return super().forward(x)
+
+
+def test_a_model_that_changes_parameters_in_its_first_pass_only_is_seen_to() -> None:
+    assert forward_traits(FlatModel(Begun(36, 5)), SMALL_IMAGES).writes
