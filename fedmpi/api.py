@@ -398,7 +398,8 @@ def load_runs(pattern: str | Path) -> list[Run]:
     UserError
         There is no run among them.
     """
-    named = sorted(map(Path, glob.glob(str(pattern))))
+    whole = Path(pattern)
+    named = [whole] if whole.is_dir() else sorted(map(Path, glob.glob(str(pattern))))
     within = [child for folder in named if folder.is_dir() for child in sorted(folder.iterdir())]
     runs, below = ([folder for folder in among if (folder / "config.toml").is_file()] for among in (named, within))
     found = runs or below

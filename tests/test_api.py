@@ -187,6 +187,8 @@ def test_keys_over_a_complete_configuration_replace_its_own():
         (lambda: fedmpi.run("fedavg", "rounds=3"), 'overrides are a dict like {"local.lr": 0.1}, not str'),
         (lambda: fedmpi.run("fedavg", out=5), "out is the folder of the run, a text or a Path, not int"),
         (lambda: fedmpi.run("fedavg", data=(1, 2)), "fedmpi.ClientArrays(x, y, owner, test=(x, y)), or a function"),
+        (lambda: fedmpi.run("fedavg", {"local.lr": 1, "local": {"lr": 2}}), "the overrides: local.lr is given twice"),
+        (lambda: fedmpi.run("fedavg", {"local": {"lr": 2}, "local.lr": 1}), "the overrides: local.lr is given twice"),
         (lambda: fedmpi.run("fedavg", on_round=5), "on_round is a function, not int"),
         (lambda: fedmpi.run("fedavg", stop=5), "stop is a function, not int"),
         (lambda: fedmpi.Config(preset="fedavgg"), "unknown preset"),
@@ -429,6 +431,8 @@ def test_runs_are_read_from_their_folders_in_the_order_of_their_names(tmp_path: 
         assert DataDescription.of(run.summary["data"]) == open_store("digits").description
     assert [run.folder for run in fedmpi.load_runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
     assert [run.folder for run in fedmpi.load_runs(tmp_path / "b")] == [tmp_path / "b"]
+    (tmp_path / "a").rename(tmp_path / "a[1]")
+    assert [run.folder for run in fedmpi.load_runs(tmp_path / "a[1]")] == [tmp_path / "a[1]"]
     with pytest.raises(fedmpi.UserError, match=r"no folder named .*/c holds a run, or folders of runs"):
         fedmpi.load_runs(tmp_path / "c")
 

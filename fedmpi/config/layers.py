@@ -47,10 +47,11 @@ def nested(values: Mapping[str, Any], origin: str) -> Values:
         part, dot, name = key.partition(".")
         if (dot or isinstance(value, Mapping)) and not isinstance(table.setdefault(part, {}), dict):
             raise UserError(f"{origin}: {shown(part)} is a table of keys, and cannot be {shown(table[part], repr)} too")
-        if dot:
-            table[part][name] = value
-        elif isinstance(value, Mapping):
-            table[part].update(value)
+        if dot or isinstance(value, Mapping):
+            given = {name: value} if dot else value
+            if twice := table[part].keys() & given.keys():
+                raise UserError(f"{origin}: {shown(part)}.{shown(min(twice))} is given twice: leave one out")
+            table[part].update(given)
         else:
             table[part] = value
     return table

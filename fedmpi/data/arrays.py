@@ -317,6 +317,8 @@ def arrays_of(where: Any, options: Mapping[str, Any]) -> ClientArrays:
 
 def _array(given: Any) -> AnyArray:
     """The values of an array, a list, or a tensor wherever it lies."""
+    if np.ma.is_masked(given):
+        raise UserError(f"{NAME}: an array has masked values: take those samples out, or fill them in")
     try:
         return np.asarray(given.numpy(force=True) if hasattr(given, "numpy") and hasattr(given, "device") else given)
     except Exception as error:  # rows of several lengths, tensors without plain values

@@ -163,6 +163,7 @@ def test_text_is_token_ids():
         ({"x": X[:0], "y": Y[:0], "owner": OWNER[:0]}, "x holds no sample"),
         ({"test": None}, "test must be a pair of features and labels"),
         ({"x": [[1, 2], [3]]}, "no array can be made of a list given"),
+        ({"x": np.ma.masked_less(np.zeros((60, 4)), 1)}, "an array has masked values"),
         ({"owner": None}, "owner is object (); it must be (n,), the client of each sample"),
         ({"owner": np.array([None, *OWNER[1:]])}, "owner holds None: give whole numbers from 0 on, or names"),
         ({"owner": OWNER > 2}, "owner holds bool values"),
