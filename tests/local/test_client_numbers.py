@@ -63,6 +63,14 @@ def test_a_client_whose_loss_is_not_finite_is_named(factor: float) -> None:
         measure(0, measure.model.initial * factor, np.array([2, 3]), ("loss",))
 
 
+def test_a_client_whose_loss_is_infinite_is_named() -> None:
+    measure = measures()
+    w = torch.zeros_like(measure.model.initial)
+    w[-4:] = torch.tensor([3e38, 3e38, 3e38, -3e38])  # the logits' bias: no class is far from all others but the last
+    with pytest.raises(ClientFailure, match="client 3 on rank 4.*its loss is not finite"):
+        measure(0, w, np.array([3]), ("loss",))
+
+
 def test_a_client_whose_update_on_trial_is_not_finite_is_named() -> None:
     """Its only step starts from a finite loss and goes so far that the update's square is none."""
     trying, rule = engine(), LocalRule(lr=1e30, epochs=None, steps=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedmpi.common.streams import Purpose, Streams
 from fedmpi.config import load_config
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.comparisons import LocalLosses
+from fedmpi.records.client_table import read_clients
 from tests.local.synthetic import InMemorySource
 
 SETTINGS = {
@@ -31,9 +33,9 @@ SETTINGS = {
 class Noisy(nn.Module):
     drawn: ClassVar[dict[bool, list[float]]] = {False: [], True: []}  # by mode, of all copies that a run makes
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = 10) -> None:
         super().__init__()
-        self.layer = nn.Linear(64, 10)
+        self.layer = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Any:
         noise = torch.randn(len(x), 64)
@@ -101,6 +103,36 @@ class DrawsItself(fedmpi.LocalAlgorithm):
 
 def test_an_objective_of_ones_own_that_draws_is_seeded():
     assert_same_model(*(trained(seed, local__algorithm=DrawsItself) for seed in (1, 2)))
+
+
+def draws_for_many(outputs: Tensor, targets: Tensor) -> Tensor:
+    drawn = float(np.random.rand()) if len(outputs) > 100 else 0.0  # noqa: NPY002
+    return cross_entropy(outputs, targets, reduction="none") + drawn
+
+
+def test_what_a_loss_draws_where_no_trial_saw_it_leaves_the_global_generators():
+    """Of the test part, and of clients' own rows in passes of many."""
+    for given in ({}, {"evaluation__clients": "all", "evaluation__clients_every": 1, "evaluation__every": 9}):
+        states: list[list[int]] = []
+
+        def note(record: dict[str, Any], states: list[list[int]] = states) -> None:
+            states.append(np.random.get_state()[1].tolist())  # noqa: NPY002
+
+        trained(1, task__loss=draws_for_many, on_round=note, **given)
+        assert states[0] == states[1]
+
+
+def test_every_client_is_evaluated_with_draws_of_its_own_in_every_round(tmp_path: Path):
+    """All have the same rows, and nothing is learned."""
+    generator = np.random.default_rng(0)
+    x, y = np.tile(generator.standard_normal((5, 64), np.float32), (3, 1)), np.tile(np.arange(5), 3)
+    data = fedmpi.ClientArrays(x, y, np.repeat(np.arange(3), 5), test=(x, y))
+    keys = SETTINGS | {"participation.count": 3, "local.lr": 1e-30, "evaluation.clients": "all"}
+    keys |= {"evaluation.clients_every": 1, "evaluation.fine_tune": 1}
+    fedmpi.run("fedavg", keys, data=data, model=lambda _: Noisy(5), out=tmp_path)
+    table = read_clients(tmp_path)
+    assert len(set(table["loss"].tolist())) == len(table["round"]) == 6
+    assert table["tuned_loss"].tolist() == table["loss"].tolist()
 
 
 def noisy(_: DataDescription) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi import PartFailure, UserError
+from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.batched.probes import BatchedProbe
 from fedmpi.local.merged import MergedEngine
@@ -22,7 +23,7 @@ from fedmpi.local.work import LocalRule
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.evaluation import evaluate
-from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, LossTraits, focal, label_smoothing, task_loss
+from fedmpi.tasks.losses import CROSS_ENTROPY, Loss, LossTraits, focal, label_smoothing, loss_traits, task_loss
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, TEXTS, InMemorySource, relative_error, summed, tasks_of
 from tests.tasks import own_losses
 
@@ -268,3 +269,16 @@ def test_a_loss_that_draws_is_seeded_by_the_client_and_leaves_the_generator_alon
     torch.set_rng_state(before)
     summed(SequentialEngine(model, source, STREAMS), model, tasks_of(source), EPOCHS)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_loss_is_tried_on_outputs_that_stay_as_they_are():
+    def overwrites(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        outputs.data.zero_()
+        return losses
+
+    description = DataDescription((8,), "float32", 3, "image", 0, (), ())
+    outputs = torch.randn(4, 3)
+    before = outputs.clone()
+    loss_traits(task_loss(overwrites), outputs, description)
+    assert torch.equal(outputs, before)
