@@ -192,7 +192,7 @@ def test_a_reader_gets_the_path_that_raw_names(own: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prep_of_mine:points"], "prep_of_mine:points needs --count"),
+        (["prep_of_mine:points"], "needs --count, which has no default"),
         (["prep_of_mine:points", "--count", "x"], "--count = 'x' does not suit prep_of_mine:points"),
         (["prep_of_mine:points", "--cuont", "8"], "did you mean --count?"),
         (["prep_of_mine:points", "--count", "8", "--raw", "."], "leave out --raw"),

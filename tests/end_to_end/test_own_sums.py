@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "scale of flipped labels": (["attack.kind=label-flip", "attack.scale=2"], "attack.scale.*means nothing here"),
     "a share of no attack": (["attack.fraction=0.2"], "attack.fraction.*means nothing here: it needs attack.kind"),
     "a trim of the median": (["aggregation.rule=median", "aggregation.trim=0.2"], 'aggregation.rule = "trimmed-mean"'),
-    "krum without f": (["aggregation.rule=krum"], "krum needs aggregation.byzantine"),
+    "krum without f": (["aggregation.rule=krum"], "'krum' needs aggregation.byzantine, which has no default"),
     "a rule that nobody knows": (["aggregation.rule=medain"], "did you mean 'median'"),
     "an option that a rule of one's own has not": (
         [f"samples.rule={OWN}rare_first", "samples.shrae=0.2"],
