@@ -48,8 +48,7 @@ class FirstValue:
             Ids of the containers around it.
         """
         if isinstance(value, Tensor):
-            by_numbers = id(value) not in fixed and value.layout is torch.strided and not value.is_meta
-            return cls(value, value.detach().clone() if by_numbers and not value.is_nested else None)
+            return cls(value, value.detach().clone() if id(value) not in fixed and _writable(value) else None)
         if isinstance(value, np.ndarray):
             return cls(value, value.copy() if value.flags.writeable and not value.dtype.hasobject else None)
         if id(value) in within or (isinstance(value, (*SEQUENCES, dict, set)) and len(value) > MOST_ENTRIES):
@@ -105,3 +104,10 @@ class FirstValue:
                 value.clear()
                 value.extend(items)
         return value
+
+
+def _writable(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor can be compared and put back: not those of what repeats them, by `expand`."""
+    if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
+        return False
+    return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -37,7 +37,7 @@ class KeptState:
         own = self._own = {id(value) for value in travelling}
         self._travelling = [(held, name, one) for held, name, one in self._places if one is not None and id(one) in own]
         self._staying = [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
-        self._values = [(one, one.clone()) for one in module.buffers() if not one.is_floating_point()]
+        self._counts = [FirstValue.of(one) for one in module.buffers() if not one.is_floating_point()]
         self._changed: list[FirstValue] = []
         self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
         self._created: list[tuple[dict[str, Any], str]] = []
@@ -56,9 +56,7 @@ class KeptState:
             vars(part)[name] = first.put_back()
         for held, name in self._created:
             held.pop(name, None)
-        for tensor, value in self._values:
-            tensor.data.copy_(value)
-        for first in self._changed:
+        for first in (*self._counts, *self._changed):
             first.put_back()
 
     @contextmanager

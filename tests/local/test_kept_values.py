@@ -55,7 +55,7 @@ class Counting(Net):
         if self.how == "array":
             count += 1
             return float(count[0])
-        if self.how == "several":
+        if self.how in ("several", "repeated"):
             self.count = count + 1
             return float(self.count.sum())
         if self.how == "complex":
@@ -93,6 +93,7 @@ FIRST: dict[str, Callable[[], Any]] = {
     "array": lambda: np.zeros(1),
     "NumPy's number": lambda: np.int64(0),
     "several": lambda: torch.zeros(3),
+    "repeated": lambda: torch.zeros(1).expand(3),
     "complex": lambda: 0j,
     "word": str,
     "deleted": lambda: 1,
@@ -116,6 +117,23 @@ def test_clients_of_a_model_that_counts_are_trained_one_by_one(how: str) -> None
     model, source, _ = set_up(lambda: Counting(how))
     assert why_not_side_by_side(model, FLAT) is not None
     assert MergedEngine(model, source, STREAMS).model_refusal() is not None
+
+
+class Repeated(Net):
+    """Has a buffer of whole numbers that lie in one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("signs", torch.ones(1, dtype=torch.int64).expand(16))
+
+    def within(self, x: Tensor) -> Tensor:
+        return x * self.signs
+
+
+def test_a_buffer_of_one_number_for_many_needs_no_putting_back() -> None:
+    model, source, tasks = set_up(Repeated)
+    train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
+    assert model.module.signs.tolist() == [1] * 16
 
 
 class FailsAtFirst(Net):

@@ -120,7 +120,7 @@ def test_a_list_that_holds_itself_is_compared_once() -> None:
 def opaque() -> list[Any]:
     unwritable = np.zeros(2)
     unwritable.flags.writeable = False
-    tensors: list[Tensor] = [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta")]
+    tensors: list[Tensor] = [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(1).expand(2)]
     return [*tensors, unwritable, np.array([[1], None], object), [0] * (MOST_ENTRIES + 1), nn.Linear(2, 2)]
 
 
