@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """Those with memory of their own among what an operation is given, in its lists too: sparse ones have none."""
+    if isinstance(given, list | tuple):
+        for one in given:
+            yield from tensors_in(one)
+    elif isinstance(given, Tensor) and given.layout is torch.strided:
+        yield given
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors that an operation changes in place."""
+    if not func._schema.is_mutable:
+        return
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
 class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -31,16 +50,5 @@ class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            for place, argument in enumerate(func._schema.arguments):
-                if argument.is_write:
-                    given = args[place] if place < len(args) else kwargs.get(argument.name)
-                    self._look(given)
+        self.found |= any(self._first <= one.data_ptr() < self._end for one in written_by(func, args, kwargs))
         return func(*args, **kwargs)
-
-    def _look(self, given: Any) -> None:
-        if isinstance(given, Tensor):
-            self.found |= self._first <= given.data_ptr() < self._end
-        elif isinstance(given, list | tuple):
-            for one in given:
-                self._look(one)

@@ -301,6 +301,7 @@ def test_every_client_is_evaluated_with_the_buffers_of_the_global_model(tmp_path
         fedmpi.run("fedavg", keys, data="digits", model=lambda _: GrowingInEvaluation(), out=folder)
         table = read_clients(folder)
         return dict(zip(table["client"].tolist(), table["loss"].tolist(), strict=True))
+    assert seen(lambda: (torch.eye(2).to_sparse().neg_(), vector[3:].neg_()))
 
     everybody, some = losses("all"), losses(3)
     assert some == {client: everybody[client] for client in some}

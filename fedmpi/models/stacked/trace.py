@@ -239,12 +239,12 @@ class _Tracer(fx.Tracer):
             def placed(entry: Any) -> Any:
                 return ("node", places[entry]) if isinstance(entry, fx.Node) else entry
 
-            def line(node: fx.Node) -> list[Any]:
+            def step(node: fx.Node) -> list[Any]:
                 if node.op == "get_attr":
                     return [tracer.examples[node][0]]
                 return [node.op, node.target, map_aggregate(node.args, placed), map_aggregate(node.kwargs, placed)]
 
-            return [line(node) for node in graph.nodes]
+            return [step(node) for node in graph.nodes]
 
         return alike(written(first, graph), written(self, self.follow(module)))
 

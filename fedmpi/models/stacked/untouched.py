@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
+from fedmpi.models.written import tensors_in, written_by
 
 _OF_KIND = "new_", "empty", "zeros", "ones", "full", "rand", "detach", "alias", "lift"
 """How names of operations begin that read no values."""
@@ -42,18 +43,15 @@ class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = func._schema.name.split("::")[1]
-        for place, given in zip(func._schema.arguments, () if self.noting else args, strict=False):
-            writes = place.alias_info is not None and place.alias_info.is_write
-            if (writes or not name.startswith(_OF_KIND)) and self._held(given):
-                what = "changes parameters" if writes else "reads parameters that are not called by their names"
-                raise NotStackable(f"{line()}: {name} {what}")
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not self.noting:
+            name = func._schema.name.split("::")[1]
+            if any(map(self._held, written_by(func, args, kwargs))):
+                raise NotStackable(f"{line()}: {name} changes parameters")
+            if not name.startswith(_OF_KIND) and any(map(self._held, tensors_in((*args, *kwargs.values())))):
+                raise NotStackable(f"{line()}: {name} reads parameters that are not called by their names")
+        return func(*args, **kwargs)
 
-    def _held(self, given: Any) -> bool:
-        """Whether a tensor, or one of a list, lies in the memory of a parameter."""
-        if isinstance(given, list | tuple):
-            return any(map(self._held, given))
-        if not isinstance(given, Tensor) or given.layout is not torch.strided or not given.numel():
-            return False
-        return given.untyped_storage().data_ptr() in self._memory
+    def _held(self, given: Tensor) -> bool:
+        """Whether a tensor lies in the memory of a parameter."""
+        return given.numel() > 0 and given.untyped_storage().data_ptr() in self._memory
