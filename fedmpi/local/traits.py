@@ -63,7 +63,7 @@ class ForwardTraits:
     drops : bool
         The forward pass drops values, whether in a layer or in a function.
     writes : bool
-        The forward pass changes parameters in place.
+        The forward pass changes parameters in place, or gives them other values (`self.fc.weight.data = …`).
     """
 
     draws: bool
@@ -339,7 +339,10 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
 
 
 def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
-    """Whether operations of a forward pass write to these values; nothing is compiled while that is looked at."""
+    """Whether forward passes write to these values, those of the parameters, or put others in their place.
+
+    Nothing is compiled while that is looked at.
+    """
     eager: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:
         eager = torch.compiler.set_stance("force_eager")
@@ -352,7 +355,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
                 raise
             except BaseException:  # reported by _logits, which runs the same pass
                 continue
-    return bool(written.found)
+    return bool(written.found or model.places.displaced())
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:

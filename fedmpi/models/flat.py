@@ -19,6 +19,7 @@ from fedmpi.common.registry import Part
 from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
 from fedmpi.models.kept_state import KeptState
+from fedmpi.models.places import Places
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -35,10 +36,10 @@ class FlatModel:
 
     Buffers such as batch norm's statistics travel and are averaged like parameters, also where the forward pass puts
     new tensors in their places (`self.mean = 0.9 * self.mean + …`): these are copied into the flat vector when the
-    gradient is known. What never changes or cannot be averaged stays out: frozen parameters (requires_grad = False),
-    integer buffers (every client starts with their first values, see `restart`), float buffers that are not finite,
-    non-persistent buffers. The module's dropout layers are swapped for those of `models.dropout`, and its convolutions
-    over words compute as in `models.word_convolution`.
+    gradient is known, as are values that it gives other memory (`self.mean.data = …`). What never changes or cannot be
+    averaged stays out: frozen parameters (requires_grad = False), integer buffers (every client starts with their first
+    values, see `restart`), float buffers that are not finite, non-persistent buffers. The module's dropout layers are
+    swapped for those of `models.dropout`, and its convolutions over words compute as in `models.word_convolution`.
 
     Parameters
     ----------
@@ -79,6 +80,8 @@ class FlatModel:
         That the module and its parts hold (`common.generators.held_generators`).
     kept : KeptState
         What the module keeps from call to call beside the flat vector; `local.traits` finds out what that is.
+    places : Places
+        Where the module's tensors lie; there they are looked for after passes that may have given them other memory.
     stacked_forms : dict
         What `stacked.net.translate` found out about the module.
     embeddings : list of nn.Embedding
@@ -128,6 +131,7 @@ class FlatModel:
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
         self.kept = KeptState(module, values)
+        self.places = Places(module, self.parameters, self.buffers)
         self.writes = False
         self._bound: Tensor | None = None
         self._looked_at: Tensor | None = None
@@ -156,9 +160,9 @@ class FlatModel:
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
         self._looked_at = None
         if flat is self._bound:
+            self.places.put_back(self.writes)
             return
-        for tensor, view in zip([*self.parameters, *self.buffers], self._cut(flat.detach()), strict=True):
-            tensor.data = view
+        self.places.give(self._cut(flat.detach()))
         self._bound = flat
 
     def released(self) -> nn.Module:
@@ -188,6 +192,7 @@ class FlatModel:
     def restart(self) -> None:
         """Begin anew what the module counts and keeps from call to call, such as batch norm's count of batches."""
         self.kept.restart()
+        self.places.put_back(self.writes)
         if self._bound is not None and self._looked_at is not None:
             changed = slice(0 if self.writes else self.trainable, None)
             self._bound[changed].copy_(self._looked_at[changed])
@@ -278,6 +283,7 @@ class FlatModel:
         finally:
             self.masks.source = source
         self.kept.take_replaced()
+        self.places.take_over(self.writes)
         return self._with_zeros(gradients)
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:

@@ -198,6 +198,14 @@ class Bounded(Net):
         return x + self.b(x)
 
 
+class BoundedAnew(Bounded):
+    """As `Bounded`, by other tensors in the place of the weights."""
+
+    def within(self, x: Tensor) -> Tensor:
+        self.b.weight.data = self.b.weight.data.clamp(-0.26, 0.26)
+        return x + self.b(x)
+
+
 class BoundedWords(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +215,7 @@ class BoundedWords(nn.Module):
         return self.out(self.words((4 * x).long().clamp(0, 16)).flatten(1))
 
 
-@pytest.mark.parametrize("net", [Bounded, BoundedWords])
+@pytest.mark.parametrize("net", [Bounded, BoundedAnew, BoundedWords])
 def test_a_forward_pass_that_changes_parameters_changes_none_of_the_global_model(net: type[nn.Module]) -> None:
     model, source, _ = set_up(net)
     assert forward_traits(model, FLAT).writes
@@ -221,12 +229,56 @@ def test_a_forward_pass_that_changes_parameters_changes_none_of_the_global_model
     assert torch.equal(model.initial, first)
     assert score(0) == found
     model.bind_to_look(first)
-    weight = (model.module.b if net is Bounded else model.module.words).weight
+    weight = (model.module.words if net is BoundedWords else model.module.b).weight
     before = weight.detach().clone()
     model.module(source.x[0])
     assert not torch.equal(weight, before)
     model.restart()
     assert torch.equal(weight, before)
+
+
+class Averaging(Net):
+    """Keeps a mean of what it has seen, in one of two ways."""
+
+    def __init__(self, anew: bool) -> None:
+        super().__init__()
+        self.anew = anew
+        self.register_buffer("mean", torch.zeros(16))
+
+    def within(self, x: Tensor) -> Tensor:
+        mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        if self.anew:
+            self.mean.data = mean
+        else:
+            self.mean.copy_(mean)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("nets", [(Bounded, BoundedAnew), (lambda: Averaging(False), lambda: Averaging(True))])
+def test_values_that_are_given_other_memory_are_trained_as_those_that_are_changed(nets: Any) -> None:
+    found = []
+    for net in nets:
+        model, source, tasks = set_up(net)
+        start, engine = model.initial * 3, SequentialEngine(model, source, STREAMS)
+        forward_traits(model, FLAT)
+        several = [train(engine, [task], start, EPOCHS)[0] for task in tasks]
+        score = evaluated(model)
+        torch.manual_seed(2)
+        found.append((several, score(0), score(0)))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        assert torch.equal(one, other)
+    assert found[0][1:] == found[1][1:]
+
+
+def test_a_parameter_of_another_shape_is_named() -> None:
+    model, _, _ = set_up(BoundedAnew)
+    forward_traits(model, FLAT)
+    model.bind(model.initial.clone())
+    model.module.b.weight.data = torch.zeros(3, 3)
+    with pytest.raises(UserError, match=r"gives b.weight, which travels, another shape, \(3, 3\): its"):
+        model.places.take_over(parameters=True)
+    model.restart()
+    assert model.module.b.weight.shape == (16, 16)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +301,7 @@ def test_operations_that_write_to_a_vector_are_seen_through_views_lists_and_name
     assert seen(lambda: torch._foreach_mul_([other, vector[3:4]], 2.0))
     assert seen(lambda: vector[2:].neg_())
     assert seen(lambda: torch.sin(torch.ones(2), out=vector[4:6]))
+    assert seen(lambda: (torch.eye(2).to_sparse().neg_(), vector[3:].neg_()))
     assert not seen(lambda: vector[6:].mul_(2))
     assert not seen(lambda: vector[:2].mul_(2))
     assert not seen(lambda: other.add_(vector))
@@ -301,7 +354,6 @@ def test_every_client_is_evaluated_with_the_buffers_of_the_global_model(tmp_path
         fedmpi.run("fedavg", keys, data="digits", model=lambda _: GrowingInEvaluation(), out=folder)
         table = read_clients(folder)
         return dict(zip(table["client"].tolist(), table["loss"].tolist(), strict=True))
-    assert seen(lambda: (torch.eye(2).to_sparse().neg_(), vector[3:].neg_()))
 
     everybody, some = losses("all"), losses(3)
     assert some == {client: everybody[client] for client in some}

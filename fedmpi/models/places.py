@@ -1,0 +1,68 @@
+"""Where a module's values lie: views of one vector, also after a forward pass has given them other memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fedmpi.common.errors import UserError
+
+
+class Places:
+    """The views that parameters and buffers are, and are again where a forward pass sets their `data`.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Whose they are; for names.
+    parameters, buffers : sequence of Tensor
+    """
+
+    def __init__(self, module: nn.Module, parameters: Sequence[Tensor], buffers: Sequence[Tensor]):
+        self.module = module
+        self._tensors, self._parameters = [*parameters, *buffers], len(parameters)
+        self._views: list[tuple[Tensor, Tensor]] = []
+
+    def give(self, views: Sequence[Tensor]) -> None:
+        """Make the values these views, parameters first."""
+        self._views = list(zip(self._tensors, views, strict=True))
+        for tensor, view in self._views:
+            tensor.data = view
+
+    def displaced(self, parameters: bool = True) -> list[tuple[Tensor, Tensor]]:
+        """Values that have other memory now (`self.fc.weight.data = …`), with the views that they were.
+
+        Parameters
+        ----------
+        parameters : bool
+            Whether parameters are looked at, beside buffers.
+        """
+        views = self._views if parameters else self._views[self._parameters :]
+        return [(tensor, view) for tensor, view in views if tensor.data_ptr() != view.data_ptr()]
+
+    def put_back(self, parameters: bool) -> None:
+        """Have them be the views again, with the values that these hold; `parameters` as for `displaced`."""
+        for tensor, view in self.displaced(parameters):
+            tensor.data = view
+
+    def take_over(self, parameters: bool) -> None:
+        """Have them be the views again, with the values that they have now; `parameters` as for `displaced`.
+
+        Raises
+        ------
+        UserError
+            One has another shape.
+        """
+        for tensor, view in self.displaced(parameters):
+            if tensor.shape != view.shape:
+                raise UserError(
+                    f"the model's forward pass gives {self._name_of(tensor)}, which travels, another shape, "
+                    f"{tuple(tensor.shape)}: its shape must stay {tuple(view.shape)}"
+                )
+            view.copy_(tensor.detach())
+            tensor.data = view
+
+    def _name_of(self, tensor: Tensor) -> str:
+        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        return next(name for name, one in named if one is tensor)
