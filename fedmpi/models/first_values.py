@@ -69,11 +69,11 @@ class FirstValue:
             same = isinstance(value, NUMBERS_AND_WORDS) and type(now) is type(value) and bool(now == value)
             return now is not value and not same
         if isinstance(value, Tensor):
-            return now is not value or not torch.equal(value, content)
+            return now is not value or not (torch.equal(value, content) or _alike(value, content))
         if type(now) is not type(value):
             return True
         if isinstance(value, np.ndarray):
-            return now is not value or not np.array_equal(value, content)
+            return now is not value or not _alike(value, content)
         if isinstance(value, set):
             return bool(now != content)
         if len(now) != len(content):
@@ -111,3 +111,8 @@ def _writable(tensor: Tensor) -> bool:
     if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
         return False
     return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two tensors or arrays hold the same numbers, and NaN in the same places."""
+    return one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)).all())

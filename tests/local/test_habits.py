@@ -5,9 +5,11 @@ for a stated reason. Nothing of what following does stays in the module.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,6 +68,11 @@ def cached(self: Any, h: Tensor) -> Tensor:
         self.length = h.shape[1]
         self.table = torch.linspace(0, 1, h.shape[1]).cos()
     return self.fc2(h * self.table)
+
+
+def slowly(count: Callable[[Any], float]) -> Callable[[Any, Tensor], Tensor]:
+    """Each pass differs by less from the one before than single precision shows."""
+    return lambda self, h: self.fc2(h * (1 + 1e-12 * count(self.calls)))
 
 
 def every_other_call(self: Any, h: Tensor) -> Tensor:
@@ -232,6 +239,17 @@ def shapes_as_in_transformers() -> nn.Module:
     return Texts(nn.Linear(8, 24), attend)
 
 
+SLOWLY: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "a tensor's data": (lambda: torch.zeros(()), lambda calls: float(calls.data.add_(1))),
+    "an array": (lambda: np.zeros(1), lambda calls: float(np.add(calls, 1, out=calls)[0])),
+    "a queue": (deque, lambda calls: calls.append(1) or len(calls)),
+    "a set": (set, lambda calls: calls.add(len(calls)) or len(calls)),
+    "a list in a dictionary": (lambda: {"all": []}, lambda calls: calls["all"].append(1) or len(calls["all"])),
+    "a tensor in a list": (lambda: [torch.zeros(())], lambda calls: float(calls[0].add_(1))),
+}
+"""What a module holds, and how it counts its calls in it."""
+
+
 def images(forward: Callable[[Any, Tensor], Tensor], **held: Callable[[], Any]) -> Callable[[], nn.Module]:
     return lambda: Images(forward, **{name: make() for name, make in held.items()})
 
@@ -302,6 +320,15 @@ def test_a_habit_is_followed_to_the_same_values_or_refused_for_a_reason(name: st
         together, _ = train(BatchedEngine(model, source, STREAMS), tasks, model.initial, RULE)
         assert relative_difference(expected, model.initial) > 1e-4, "training must have changed the model"
         assert relative_difference(together, expected) < 1e-12
+
+
+@pytest.mark.parametrize("how", SLOWLY)
+def test_what_counts_too_slowly_to_be_noticed_in_its_outputs_is_noticed_in_what_it_holds(how: str):
+    make, count = SLOWLY[how]
+    module = Images(slowly(count), calls=make())
+    first = repr(module.calls)
+    assert why_not_stackable(module, IMAGES) == "Images keeps something from one call to the next"
+    assert repr(module.calls) == first
 
 
 def test_torch_and_the_modules_names_are_as_before_when_a_module_was_followed():

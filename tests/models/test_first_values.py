@@ -85,6 +85,17 @@ def test_what_is_changed_in_place_is_found_and_put_back_in_place(how: str) -> No
     assert written(value) == written(make())
 
 
+@pytest.mark.parametrize("make", [lambda one: torch.tensor(one), lambda one: np.array(one)])
+def test_numbers_that_are_none_stay_none(make: Callable[[list[float]], Any]) -> None:
+    value = make([float("nan"), 1.0])
+    first = FirstValue.of(value)
+    assert not first.changed(value)
+    value[1] = float("nan")
+    assert first.changed(value)
+    value[0], value[1] = 0.0, 1.0
+    assert first.changed(value)
+
+
 def test_a_dictionary_that_two_hold_stays_that_of_both() -> None:
     shared = {"calls": 0}
     holders = [[shared], [shared]]

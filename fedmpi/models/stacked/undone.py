@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
+from fedmpi.models.first_values import FirstValue
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.values import ValueProxy
 
@@ -33,14 +34,16 @@ class Left:
     def __init__(self, module: nn.Module):
         parts = list(module.modules())
         own = [(part, one) for part in parts for name, one in vars(part).items() if name not in _OF_EVERY_MODULE]
+        tables = [(part, one) for part, one in own if type(one) is dict]
         held = [(part, one) for part in parts for one in part.buffers(False)]
-        held += [(part, one) for part, one in own if isinstance(one, Tensor) and not one.requires_grad]
+        held += [(part, one) for part, one in own if type(one) is not dict]
+        held += [(part, one) for part, table in tables for one in table.values()]
+        parameters = {id(one) for one in module.parameters()}
         self._buffers = [(part, part._buffers, dict(part._buffers)) for part in parts]
-        self._values = [(part, one, one.clone(), one._version) for part, one in held]
-        self._lists = [(part, one, list(one)) for part, one in own if type(one) is list]
+        self._contents = [(part, FirstValue.of(one, parameters)) for part, one in held]
         self._named: list[tuple[nn.Module, dict[Any, Any], dict[Any, Any]]] = [
             *((part, vars(part), dict(vars(part))) for part in parts),
-            *((part, one, dict(one)) for part, one in own if type(one) is dict),
+            *((part, table, dict(table)) for part, table in tables),
         ]
         self._notes: set[Place] = set()
 
@@ -59,18 +62,14 @@ class Left:
     def undo(self) -> str:
         """Put everything back; the class of a part that had changed, "" where none had."""
         changed = []
-        for part, tensor, value, version in self._values:
-            if tensor._version != version:
+        for part, first in self._contents:
+            if first.changed(first.value):
                 changed.append(part)
-                tensor.copy_(value)
+                first.put_back()
         for part, now, before in self._buffers:
             if any(now.get(name) is not one for name, one in before.items()):
                 changed.append(part)
                 now.update(before)
-        for part, entries, first in self._lists:
-            if len(entries) != len(first) or any(a is not b for a, b in zip(entries, first, strict=True)):
-                changed.append(part)
-                entries[:] = first
         for part, now, before in self._named:
             if any((id(now), name) not in self._notes for name in _changed(part, now, before)):
                 changed.append(part)
