@@ -211,7 +211,8 @@ class Part:
         missing = [option.name for option in self.options if option.default is REQUIRED and option.name not in found]
         if missing:
             keys = " and ".join(self._key_of(name) for name in missing)
-            raise UserError(f"{self.key} = {self.name!r} needs {keys}, which has no default: set it")
+            advice = "which has no default: set it" if len(missing) == 1 else "which have no defaults: set them"
+            raise UserError(f"{self.key} = {self.name!r} needs {keys}, {advice}")
         return found
 
     def make(self, options: Mapping[str, Any]) -> Any:

@@ -89,6 +89,13 @@ def test_a_missing_option_is_named() -> None:
     with pytest.raises(UserError, match=r"Measured. needs participation\.candidates"):
         resolve("client sampler", Measured).make({})
 
+    def of_both(view: Any, *, first: int, second: int) -> Any:
+        return view
+
+    both = r"needs participation\.first and participation\.second, which have no defaults: set them$"
+    with pytest.raises(UserError, match=both):
+        resolve("client sampler", of_both).make({})
+
 
 def test_ranges_are_part_of_a_type_and_a_type_that_nobody_knows_is_not_checked() -> None:
     def ranged(view: Any, *, share: Annotated[float, Field(gt=0)] = 0.5, free: "Unheard" = None, bare=1) -> Any:  # type: ignore[name-defined,no-untyped-def]  # noqa: F821, UP037
