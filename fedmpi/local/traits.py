@@ -214,7 +214,7 @@ def _drops_again(model: FlatModel, x: Tensor, masks: NoMasks) -> bool:
         masks.asked = False
         try:
             gradients_within(model.dropout_calls, outputs.sum(), model.parameters)
-        except RuntimeError:  # training will say so
+        except RuntimeError:  # _check_gradient says so
             return False
     return masks.asked
 

@@ -70,6 +70,12 @@ def cached(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h * self.table)
 
 
+def buffer_made(self: Any, h: Tensor) -> Tensor:
+    if not hasattr(self, "weights"):
+        self.register_buffer("weights", torch.linspace(0, 1, h.shape[1], dtype=h.dtype))
+    return self.fc2(h * self.weights)
+
+
 def slowly(count: Callable[[Any], float]) -> Callable[[Any, Tensor], Tensor]:
     """Each pass differs by less from the one before than single precision shows."""
     return lambda self, h: self.fc2(h * (1 + 1e-12 * count(self.calls)))
@@ -261,6 +267,7 @@ def none() -> None:
 CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
     "notes for later": (IMAGES, images(noted, features=none, maps=dict), ""),
     "a table made once": (IMAGES, images(cached, table=none, length=int), ""),
+    "a buffer made once": (IMAGES, images(buffer_made), ""),
     "every other call": (IMAGES, images(every_other_call, calls=int), "keeps something"),
     "a tensor that counts": (IMAGES, images(counted_tensor, calls=lambda: torch.tensor(0.0)), "keeps something"),
     "a tensor that counts in place": (
@@ -320,6 +327,12 @@ def test_a_habit_is_followed_to_the_same_values_or_refused_for_a_reason(name: st
         together, _ = train(BatchedEngine(model, source, STREAMS), tasks, model.initial, RULE)
         assert relative_difference(expected, model.initial) > 1e-4, "training must have changed the model"
         assert relative_difference(together, expected) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_of_torchscript_is_called_one():
+    module = nn.Sequential(nn.Flatten(), torch.jit.script(nn.BatchNorm1d(196)), nn.Linear(196, CLASSES))
+    assert why_not_stackable(module, IMAGES) == "Sequential is compiled by TorchScript, whole or in part"
 
 
 @pytest.mark.parametrize("how", SLOWLY)

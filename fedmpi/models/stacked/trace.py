@@ -147,6 +147,8 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
     NotStackable
         The forward pass cannot be followed; says which line and why.
     """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise NotStackable(f"{type(module).__name__} is compiled by TorchScript, whole or in part")
     if any(map(_hooked, module.modules())):
         raise NotStackable(f"{type(module).__name__} has hooks")
     if any(parameter._backward_hooks for parameter in module.parameters()):

@@ -69,7 +69,8 @@ class Left:
         for part, now, before in self._buffers:
             if any(now.get(name) is not one for name, one in before.items()):
                 changed.append(part)
-                now.update(before)
+            now.clear()
+            now.update(before)
         for part, now, before in self._named:
             if any((id(now), name) not in self._notes for name in _changed(part, now, before)):
                 changed.append(part)
