@@ -138,6 +138,10 @@ def clipped_one_by_one(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h)
 
 
+def read_from_the_state(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(h * self.state_dict()["travelling"])
+
+
 def written_over(self: Any, h: Tensor) -> Tensor:
     bias = list(self.fc2.parameters())[1]
     torch.ones(len(bias), dtype=bias.dtype, out=bias.data)
@@ -281,6 +285,7 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
     "entries assigned": (IMAGES, images(assigned), ""),
     "a parameter's entries assigned": (IMAGES, images(assigned_to_a_parameter), "what parameters are made of"),
     "parameters clipped one by one": (IMAGES, images(clipped_one_by_one), "clamp_ changes parameters"),
+    "a buffer of the state": (IMAGES, images(read_from_the_state), "buffers are read that are not called by their"),
     "parameters written over": (IMAGES, images(written_over), "ones changes parameters"),
     "parameters replaced one by one": (IMAGES, images(replaced_one_by_one), "clone reads parameters"),
     "all weights": (IMAGES, images(slightly_by_all_weights), "abs reads parameters"),

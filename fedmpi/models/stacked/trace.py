@@ -218,6 +218,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.leaves, self.inputs, self._parts = leaves, inputs, set(module.modules())
         self._own = {id(parameter) for parameter in module.parameters()}
+        self._called = self._own | {id(buffer) for buffer in module.buffers()}
         self._travelling = {id(buffer) for buffer in travelling_buffers(module)}
         self.examples: dict[fx.Node, tuple[Any, Any]] = {}
         self.masks: dict[fx.Node, list[tuple[int, float]]] = {}
@@ -279,6 +280,8 @@ class _Tracer(fx.Tracer):
             raise NotStackable(f"{line()}: packed sequences")
         if isinstance(a, nn.Parameter) and id(a) not in self._own:
             raise NotStackable(f"{line()}: a parameter that is none of the model's (layers in a list: nn.ModuleList)")
+        if isinstance(a, Tensor) and id(a) not in self._called:
+            self._untouched.check_read(a)
         made = super().create_arg(a)
         if isinstance(a, Tensor) and isinstance(made, fx.Node):
             self.examples[made] = a, a

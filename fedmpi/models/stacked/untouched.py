@@ -1,4 +1,6 @@
-"""What a followed forward pass does with parameters that are no attributes when it reads them: the graph misses it."""
+"""What a followed forward pass does with parameters and buffers that are no attributes when it reads them: the graph
+misses it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
 from fedmpi.models.written import tensors_in, written_by
@@ -18,7 +21,7 @@ _OF_KIND = "new_", "empty", "zeros", "ones", "full", "rand", "detach", "alias", 
 
 
 class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within: operations on a module's parameters raise, other than those that are noted in the graph.
+    """Within: operations on a module's parameters and travelling buffers raise, other than those that the graph notes.
 
     Attributes
     ----------
@@ -30,7 +33,10 @@ class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.noting = False
         self._parameters = [(one, one.data) for one in module.parameters() if one.layout is torch.strided]
-        self._memory = {one.untyped_storage().data_ptr() for one, _ in self._parameters if one.numel()}
+        frozen = [one for one, _ in self._parameters if not one.requires_grad]
+        self._travelling = _memory_of([one for one, _ in self._parameters if one.requires_grad])
+        self._travelling |= _memory_of(travelling_buffers(module))
+        self._memory = self._travelling | _memory_of(frozen)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -46,12 +52,18 @@ class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not self.noting:
             name = func._schema.name.split("::")[1]
-            if any(map(self._held, written_by(func, args, kwargs))):
-                raise NotStackable(f"{line()}: {name} changes parameters")
-            if not name.startswith(_OF_KIND) and any(map(self._held, tensors_in((*args, *kwargs.values())))):
-                raise NotStackable(f"{line()}: {name} reads parameters that are not called by their names")
+            if _memory_of(list(written_by(func, args, kwargs))) & self._memory:
+                raise NotStackable(f"{line()}: {name} changes parameters or buffers")
+            if not name.startswith(_OF_KIND) and _memory_of((*args, *kwargs.values())) & self._memory:
+                raise NotStackable(f"{line()}: {name} reads parameters or buffers that are not called by their names")
         return func(*args, **kwargs)
 
-    def _held(self, given: Tensor) -> bool:
-        """Whether a tensor lies in the memory of a parameter."""
-        return given.numel() > 0 and given.untyped_storage().data_ptr() in self._memory
+    def check_read(self, given: Tensor) -> None:
+        """Refuse a tensor that an operation of the graph is to read, where it lies in what travels."""
+        if _memory_of(given) & self._travelling:
+            raise NotStackable(f"{line()}: parameters or buffers are read that are not called by their names")
+
+
+def _memory_of(given: Any) -> set[int]:
+    """Where a tensor lies, or those of a list; the memory of two is one where they are views of one."""
+    return {one.untyped_storage().data_ptr() for one in tensors_in(given) if one.numel()}

@@ -150,8 +150,8 @@ def following(tracer: Followed, module: nn.Module) -> Iterator[None]:
             map_aggregate((args, kwargs), lambda entry: found.append(entry) if isinstance(entry, fx.Proxy) else None)
             if not found:
                 return original(*args, **kwargs)
-            if of_kind:  # the type of a parameter counts, not its values
-                args = tuple(one.detach() if isinstance(one, nn.Parameter) else one for one in args)
+            if of_kind and isinstance(args[0], Tensor):  # its type counts, not its values
+                args = (args[0].new_empty(0), *args[1:])
             return tracer.create_proxy("call_function", original, args, kwargs)
 
         return make
