@@ -239,6 +239,7 @@ class MergedEngine:
                 activity.go_on()
             if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, weights, start, rule, round)
+        self.model.check_places()
         return report
 
     def _add_chunk(

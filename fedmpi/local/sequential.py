@@ -86,6 +86,8 @@ class SequentialEngine:
         ------
         ClientFailure
             Naming the client: anything raised inside its work, or a loss or an update that is not finite.
+        UserError
+            As `FlatModel.check_places`.
         """
         report = WorkReport()
         for task in tasks:
@@ -94,6 +96,7 @@ class SequentialEngine:
             except ClientFailure as failure:
                 self.on_divergence.leave_out(failure, round)
                 report.diverged += 1
+        self.model.check_places()
         return report
 
     def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:

@@ -165,6 +165,20 @@ class FlatModel:
         self.places.give(self._cut(flat.detach()))
         self._bound = flat
 
+    def check_places(self) -> None:
+        """Refuse parameters that the passes since `bind` have given other memory, where the trial met no such pass.
+
+        Raises
+        ------
+        UserError
+            There are some: steps did not reach them.
+        """
+        if not self.writes and self.places.displaced():
+            raise UserError(
+                "the model's forward pass gives parameters other values (self.fc.weight.data = …) for some batches "
+                "only, which its trial before the first round has not met: write self.fc.weight.data.copy_(…)"
+            )
+
     def released(self) -> nn.Module:
         """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.
 

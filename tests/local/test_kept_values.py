@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from fedmpi.local.batched.engine import why_not_side_by_side
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import couples_in_evaluation, forward_traits
+from fedmpi.local.work import LocalRule
 from fedmpi.models.written import Written
 from fedmpi.records.client_table import read_clients
 from tests.local.stacks import train
@@ -268,6 +270,23 @@ def test_values_that_are_given_other_memory_are_trained_as_those_that_are_change
     for one, other in zip(found[0][0], found[1][0], strict=True):
         assert torch.equal(one, other)
     assert found[0][1:] == found[1][1:]
+
+
+class BoundedLate(BoundedAnew):
+    """As `BoundedAnew`, in batches of other sizes than those that are tried."""
+
+    def within(self, x: Tensor) -> Tensor:
+        return super().within(x) if len(x) in (5, 7) else x
+
+
+@pytest.mark.parametrize("kind", [SequentialEngine, MergedEngine])
+def test_other_memory_that_no_trial_foresaw_is_refused(kind: Any) -> None:
+    model, source, tasks = set_up(BoundedLate)
+    assert not forward_traits(model, FLAT).writes
+    rule = LocalRule(lr=0.1, epochs=1, batch_size=None)
+    task = replace(tasks[int(source.sizes.argmax())], rows=np.arange(5))
+    with pytest.raises(UserError, match=r"gives parameters other values .* for some batches only"):
+        train(kind(model, source, STREAMS), [task], model.initial, rule)
 
 
 def test_a_parameter_of_another_shape_is_named() -> None:
