@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedmpi.local.work import LocalRule, OwnOptimizer
     from fedmpi.models import flat
     from fedmpi.models.flat import FlatModel
+    from fedmpi.models.places import Places
 else:
     torch, flat = Later("torch"), Later("fedmpi.models.flat")
 
@@ -156,13 +157,16 @@ class Adam:
 
 
 class Foreign:
-    """A user's own optimizer on the model's parameters, which are views of the working vector.
+    """A user's own optimizer on the model's parameters, which are views of the working vector, also where steps give
+    them other memory (`p.data = p.data - lr * p.grad`).
 
     Parameters
     ----------
     own : OwnOptimizer
     parameters : list of Tensor
         Bound to the working vector.
+    places : Places
+        Of the model.
     values, rule, start, correction
         As for `SGD`; the proximal term and the correction are part of the gradient.
     """
@@ -171,12 +175,14 @@ class Foreign:
         self,
         own: OwnOptimizer,
         parameters: Sequence[Tensor],
+        places: Places,
         values: Tensor,
         rule: LocalRule,
         start: Tensor | None,
         correction: Tensor | None,
     ):
         self.own, self.parameters, self.values, self.rule = own, parameters, values, rule
+        self.places = places
         self.start, self.correction = start, correction
         with calling(own.part):
             self.inner = own.make(list(parameters), lr=rule.lr)
@@ -191,6 +197,7 @@ class Foreign:
                 parameter.grad = parameter.grad + more.view_as(parameter)
         with calling(self.own.part):
             self.inner.step()
+        self.places.take_over(True, f"the optimizer {self.own.part.name}")
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -271,7 +271,7 @@ class WorkingMemory:
         if rule.optimizer == "sgd":
             return SGD(values, self.model.views(w), rule, start, correction)
         if rule.own is not None:
-            return Foreign(rule.own, self.model.parameters, values, rule, start, correction)
+            return Foreign(rule.own, self.model.parameters, self.model.places, values, rule, start, correction)
         gradient, scratch, own = self._adam_memory()
         if state is None:
             state = own

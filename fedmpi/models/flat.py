@@ -248,6 +248,7 @@ class FlatModel:
         with self._dropping(), self._arithmetic:
             loss = loss_of(self.module, x, y)
         gradients = self._gradients(loss)
+        self.places.take_over(True, "the loss of the local algorithm")
         return loss.detach(), gradients
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:

@@ -1,4 +1,4 @@
-"""Where a module's values lie: views of one vector, also after a forward pass has given them other memory."""
+"""Where a module's values lie: views of one vector, also after a forward pass or a step has given them other memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedmpi.common.errors import UserError
 
 
 class Places:
-    """The views that parameters and buffers are, and are again where a forward pass sets their `data`.
+    """The views that parameters and buffers are, and are again where somebody sets their `data`.
 
     Parameters
     ----------
@@ -46,8 +46,15 @@ class Places:
         for tensor, view in self.displaced(parameters):
             tensor.data = view
 
-    def take_over(self, parameters: bool) -> None:
-        """Have them be the views again, with the values that they have now; `parameters` as for `displaced`.
+    def take_over(self, parameters: bool, by: str = "the model's forward pass") -> None:
+        """Have them be the views again, with the values that they have now.
+
+        Parameters
+        ----------
+        parameters : bool
+            As for `displaced`.
+        by : str
+            Who may have given them other memory.
 
         Raises
         ------
@@ -57,7 +64,7 @@ class Places:
         for tensor, view in self.displaced(parameters):
             if tensor.shape != view.shape:
                 raise UserError(
-                    f"the model's forward pass gives {self._name_of(tensor)}, which travels, another shape, "
+                    f"{by} gives {self._name_of(tensor)}, which travels, another shape, "
                     f"{tuple(tensor.shape)}: its shape must stay {tuple(view.shape)}"
                 )
             view.copy_(tensor.detach())

@@ -31,6 +31,22 @@ class SignDescent:
             parameter.data.sub_(parameter.grad.sign(), alpha=self.lr)
 
 
+class Replacing(SignDescent):
+    """Descent whose steps give parameters other tensors, as those of many a paper's code do."""
+
+    def step(self):
+        for parameter in self.parameters:
+            parameter.data = parameter.data - self.lr * parameter.grad
+
+
+class Forgetting(SignDescent):
+    """Whose steps give parameters another shape."""
+
+    def step(self):
+        for parameter in self.parameters:
+            parameter.data = parameter.data.new_zeros(3)
+
+
 def nothing(parameters, lr):
     """Forgets to return an optimizer."""
 

@@ -272,6 +272,23 @@ def test_values_that_are_given_other_memory_are_trained_as_those_that_are_change
     assert found[0][1:] == found[1][1:]
 
 
+def test_an_own_loss_may_give_parameters_other_memory() -> None:
+    model, source, _ = set_up(Net)
+    w = model.initial.clone()
+    model.bind(w)
+    weight = model.module.b.weight
+
+    def doubled(module: Any, x: Tensor, y: Tensor) -> Tensor:
+        module.b.weight.data = module.b.weight.data * 2
+        return nn.functional.cross_entropy(module(x), y)
+
+    first = weight.detach().clone()
+    model.own_gradient(doubled, *source.load(0))
+    assert torch.equal(weight, 2 * first)
+    w.zero_()
+    assert not weight.any()
+
+
 class BoundedLate(BoundedAnew):
     """As `BoundedAnew`, in batches of other sizes than those that are tried."""
 

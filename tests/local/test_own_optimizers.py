@@ -48,6 +48,17 @@ def test_an_own_optimizer_steps_on_corrected_gradients(algorithm: str, mu: float
     assert relative_difference(faster, plain) > 1e-3
 
 
+def test_steps_that_give_parameters_other_tensors_are_steps() -> None:
+    common = {"lr": 0.02, "epochs": 2, "batch_size": 4}
+    replacing = ends(LocalRule("own", own=own(f"{OWN}:Replacing"), **common))
+    assert relative_difference(replacing, ends(LocalRule(optimizer="sgd", **common))) < 1e-12
+
+
+def test_steps_that_give_parameters_another_shape_are_refused() -> None:
+    with pytest.raises(UserError, match=r"Forgetting gives .*weight, which travels, another shape, \(3,\): its shape"):
+        run(*SMALL, f"local.optimizer={OWN}:Forgetting")
+
+
 def test_torch_s_adam_is_the_built_in_one() -> None:
     common = {"lr": 0.02, "epochs": 2, "batch_size": 4, "epsilon": 1e-8}
     assert (
