@@ -239,7 +239,7 @@ class MergedEngine:
                 activity.go_on()
             if not math.isfinite(total.squared_norm()):
                 self._name_culprit(clients, rows, weights, start, rule, round)
-        self.model.check_places()
+        self.model.check_bound_values()
         return report
 
     def _add_chunk(

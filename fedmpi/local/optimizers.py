@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from fedmpi.local.work import LocalRule, OwnOptimizer
     from fedmpi.models import flat
+    from fedmpi.models.bound_values import BoundValues
     from fedmpi.models.flat import FlatModel
-    from fedmpi.models.places import Places
 else:
     torch, flat = Later("torch"), Later("fedmpi.models.flat")
 
@@ -165,7 +165,7 @@ class Foreign:
     own : OwnOptimizer
     parameters : list of Tensor
         Bound to the working vector.
-    places : Places
+    bound_values : BoundValues
         Of the model.
     values, rule, start, correction
         As for `SGD`; the proximal term and the correction are part of the gradient.
@@ -175,14 +175,14 @@ class Foreign:
         self,
         own: OwnOptimizer,
         parameters: Sequence[Tensor],
-        places: Places,
+        bound_values: BoundValues,
         values: Tensor,
         rule: LocalRule,
         start: Tensor | None,
         correction: Tensor | None,
     ):
         self.own, self.parameters, self.values, self.rule = own, parameters, values, rule
-        self.places = places
+        self.bound_values = bound_values
         self.start, self.correction = start, correction
         with calling(own.part):
             self.inner = own.make(list(parameters), lr=rule.lr)
@@ -197,7 +197,7 @@ class Foreign:
                 parameter.grad = parameter.grad + more.view_as(parameter)
         with calling(self.own.part):
             self.inner.step()
-        self.places.take_over(True, f"the optimizer {self.own.part.name}")
+        self.bound_values.take_over(True, f"the optimizer {self.own.part.name}")
         for parameter in self.parameters:
             parameter.grad = None
 

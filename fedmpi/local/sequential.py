@@ -87,7 +87,7 @@ class SequentialEngine:
         ClientFailure
             Naming the client: anything raised inside its work, or a loss or an update that is not finite.
         UserError
-            As `FlatModel.check_places`.
+            As `FlatModel.check_bound_values`.
         """
         report = WorkReport()
         for task in tasks:
@@ -96,7 +96,7 @@ class SequentialEngine:
             except ClientFailure as failure:
                 self.on_divergence.leave_out(failure, round)
                 report.diverged += 1
-        self.model.check_places()
+        self.model.check_bound_values()
         return report
 
     def _train(self, task: ClientTask, start: Tensor, rule: LocalRule, round: int, total: Accumulator) -> WorkReport:
@@ -271,7 +271,7 @@ class WorkingMemory:
         if rule.optimizer == "sgd":
             return SGD(values, self.model.views(w), rule, start, correction)
         if rule.own is not None:
-            return Foreign(rule.own, self.model.parameters, self.model.places, values, rule, start, correction)
+            return Foreign(rule.own, self.model.parameters, self.model.bound_values, values, rule, start, correction)
         gradient, scratch, own = self._adam_memory()
         if state is None:
             state = own

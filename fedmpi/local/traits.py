@@ -355,7 +355,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
                 raise
             except BaseException:  # reported by _logits, which runs the same pass
                 continue
-    return bool(written.found or model.places.displaced())
+    return bool(written.found or model.bound_values.displaced())
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:

@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 from fedmpi.common.errors import UserError
 from fedmpi.common.generators import held_generators
 from fedmpi.common.registry import Part
+from fedmpi.models.bound_values import BoundValues
 from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
 from fedmpi.models.kept_state import KeptState
-from fedmpi.models.places import Places
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -80,7 +80,7 @@ class FlatModel:
         That the module and its parts hold (`common.generators.held_generators`).
     kept : KeptState
         What the module keeps from call to call beside the flat vector; `local.traits` finds out what that is.
-    places : Places
+    bound_values : BoundValues
         Where the module's tensors lie; there they are looked for after passes that may have given them other memory.
     stacked_forms : dict
         What `stacked.net.translate` found out about the module.
@@ -131,7 +131,7 @@ class FlatModel:
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
         self.kept = KeptState(module, values)
-        self.places = Places(module, self.parameters, self.buffers)
+        self.bound_values = BoundValues(module, self.parameters, self.buffers)
         self.writes = False
         self._bound: Tensor | None = None
         self._looked_at: Tensor | None = None
@@ -160,12 +160,12 @@ class FlatModel:
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
         self._looked_at = None
         if flat is self._bound:
-            self.places.put_back(self.writes)
+            self.bound_values.put_back(self.writes)
             return
-        self.places.give(self._cut(flat.detach()))
+        self.bound_values.give(self._cut(flat.detach()))
         self._bound = flat
 
-    def check_places(self) -> None:
+    def check_bound_values(self) -> None:
         """Refuse parameters that the passes since `bind` have given other memory, where the trial met no such pass.
 
         Raises
@@ -173,7 +173,7 @@ class FlatModel:
         UserError
             There are some: steps did not reach them.
         """
-        if not self.writes and self.places.displaced():
+        if not self.writes and self.bound_values.displaced():
             raise UserError(
                 "the model's forward pass gives parameters other values (self.fc.weight.data = …) for some batches "
                 "only, which its trial before the first round has not met: write self.fc.weight.data.copy_(…)"
@@ -206,7 +206,7 @@ class FlatModel:
     def restart(self) -> None:
         """Begin anew what the module counts and keeps from call to call, such as batch norm's count of batches."""
         self.kept.restart()
-        self.places.put_back(self.writes)
+        self.bound_values.put_back(self.writes)
         if self._bound is not None and self._looked_at is not None:
             changed = slice(0 if self.writes else self.trainable, None)
             self._bound[changed].copy_(self._looked_at[changed])
@@ -248,7 +248,7 @@ class FlatModel:
         with self._dropping(), self._arithmetic:
             loss = loss_of(self.module, x, y)
         gradients = self._gradients(loss)
-        self.places.take_over(True, "the loss of the local algorithm")
+        self.bound_values.take_over(True, "the loss of the local algorithm")
         return loss.detach(), gradients
 
     def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
@@ -298,7 +298,7 @@ class FlatModel:
         finally:
             self.masks.source = source
         self.kept.take_replaced()
-        self.places.take_over(self.writes)
+        self.bound_values.take_over(self.writes)
         return self._with_zeros(gradients)
 
     def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:

@@ -312,7 +312,7 @@ def test_a_parameter_of_another_shape_is_named() -> None:
     model.bind(model.initial.clone())
     model.module.b.weight.data = torch.zeros(3, 3)
     with pytest.raises(UserError, match=r"gives b.weight, which travels, another shape, \(3, 3\): its"):
-        model.places.take_over(parameters=True)
+        model.bound_values.take_over(parameters=True)
     model.restart()
     assert model.module.b.weight.shape == (16, 16)
 

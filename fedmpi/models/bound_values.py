@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 
 
-class Places:
+class BoundValues:
     """The views that parameters and buffers are, and are again where somebody sets their `data`.
 
     Parameters
