@@ -53,6 +53,9 @@ class Away(Tensor):
     def data(self, value: Away) -> None:
         self.held = value.held
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
             raise Mixed("numpy() of a tensor elsewhere")
