@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,6 +129,19 @@ def naive(case: Case, module: nn.Module, source: MadeUp) -> None:
     module.load_state_dict(received)
 
 
+def in_turns(ways: Sequence[Callable[[], object]], passes: int, device: torch.device) -> list[list[float]]:
+    """Seconds of each way in each pass; the ways take turns, and a pass before the first is not counted."""
+    seconds = []
+    for _ in range(passes + 1):
+        row = []
+        for way in ways:
+            began = now(device)
+            way()
+            row.append(now(device) - began)
+        seconds.append(row)
+    return seconds[1:]
+
+
 def measure(name: str, passes: int, machine: Machine, device: torch.device) -> str:
     """A line of the table."""
     case = CASES[name]
@@ -151,15 +164,7 @@ def measure(name: str, passes: int, machine: Machine, device: torch.device) -> s
         lambda: sequential.train(tasks, model.initial, rule, 0, total),
         lambda: batched.train(tasks, model.initial, rule, 0, total),
     ]
-    seconds: list[list[float]] = []
-    for number in range(passes + 1):
-        row = []
-        for way in ways:
-            began = now(device)
-            way()
-            row.append(now(device) - began)
-        if number:
-            seconds.append(row)
+    seconds = in_turns(ways, passes, device)
     first, tight, side = (statistics.median(row[way] / row[0] for row in seconds) for way in range(3))
     steps = sum(-(-size // case.batch) for size in case.sizes)
     naive_ms = 1000 * statistics.median(row[0] for row in seconds) / steps

@@ -271,7 +271,7 @@ def _exits_refused() -> Iterator[None]:
 def _configured(
     config: str | Path | Mapping[str, Any] | Config, overrides: Mapping[str, Any], data: Any, model: Any
 ) -> Config:
-    if data is not None and not isinstance(data, str | Path | ClientArrays) and not callable(data):
+    if data is not None and not isinstance(data, str | Path) and not callable(data):
         raise UserError(
             'data is a folder of shards or "digits", fedmpi.ClientArrays(x, y, owner, test=(x, y)), or a function that '
             f"returns such arrays, not {type(data).__name__}"

@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.devices import CPU, now
-from benchmarks.engines import CASES, Case, MadeUp
+from benchmarks.devices import CPU
+from benchmarks.engines import CASES, Case, MadeUp, in_turns
 from fedmpi.aggregation.exact import FloatSum
 from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
@@ -60,16 +60,9 @@ def measure(name: str, clients: int, passes: int) -> str:
     case = CASES[name]
     ragged = ragged_steps(clients, case.batch)
     ways = [round_of(case, steps) for steps in (ragged, equal_steps(ragged))]
-    seconds: list[list[float]] = []
-    for _ in range(passes + 1):
-        row = []
-        for way in ways:
-            began = now(CPU)
-            way()
-            row.append(now(CPU) - began)
-        seconds.append(row)
-    ratios = [first / second for first, second in seconds[1:]]
-    one, other = (1000 * statistics.median(column) / ragged.sum() for column in zip(*seconds[1:], strict=True))
+    seconds = in_turns(ways, passes, CPU)
+    ratios = [first / second for first, second in seconds]
+    one, other = (1000 * statistics.median(column) / ragged.sum() for column in zip(*seconds, strict=True))
     spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return f"| {name} | {ragged.sum()} | {one:.2f} | {other:.2f} | {spread} |"
 
