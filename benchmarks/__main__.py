@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,19 +22,16 @@ import psutil
 
 from benchmarks.compare import race, table
 from benchmarks.contestants import find_peers, versions
+from benchmarks.devices import refusing
 from benchmarks.phases import profile
 from benchmarks.scale import scale
 from benchmarks.workloads import QUICK, WORKLOADS
-from fedmpi import UserError
 
 
 def main() -> None:
     asked = _arguments()
-    try:
+    with refusing():
         pythons = find_peers(asked.peer)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     chosen = QUICK if asked.quick else WORKLOADS
     names = asked.workloads or list(chosen)
     if asked.folder is not None:

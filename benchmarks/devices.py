@@ -1,10 +1,12 @@
-"""Seconds on a device that works through a queue of its own, and what is to be told of it beside a measurement."""
+"""Seconds on a device that works through a queue of its own, what is told of it, and programs that refuse."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -41,15 +43,22 @@ def described(device: torch.device) -> str:
     )
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within: what is refused ends the program with its sentence and exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main() -> None:
     """Describe the device that is named, or refuse it with exit code 2."""
     parser = argparse.ArgumentParser(description="What is to be told of a device beside a measurement.")
     parser.add_argument("device")
-    try:
+    with refusing():
         device = choose_device(parser.parse_args().device, 0)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     torch.set_num_threads(1)
     print(described(device))
 

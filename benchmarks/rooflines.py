@@ -21,7 +21,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,9 +36,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.compare import BUSY_ELSEWHERE, Row, result_folder, run_all
 from benchmarks.contestants import Contestant, by_fedmpi, by_floor, by_peer, find_peers
-from benchmarks.devices import CPU, described, now
+from benchmarks.devices import CPU, described, now, refusing
 from benchmarks.workloads import MODELS, OWN, QUICK_MODELS, WORKLOADS, Workload, all_samples, prepare
-from fedmpi import UserError
 from fedmpi.common.types import Ints
 
 FLOAT_BYTES = 4
@@ -283,11 +281,8 @@ def main() -> None:
     asked = parser.parse_args()
     chosen = QUICK_MODELS if asked.quick else MODELS | OWN
     known = QUICK_MODELS if asked.quick else chosen | WORKLOADS
-    try:
+    with refusing():
         pythons = find_peers(asked.peer, known=["pfl"])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     setting = ON_CORES if asked.device is None else Setting(asked.device, processes=1, ranks=2, cores=1)
     device = CPU if asked.device is None else torch.device(asked.device)
     machine = measure_machine(device, asked.quick)
