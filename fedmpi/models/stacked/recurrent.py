@@ -29,6 +29,11 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(1, 2)
 
 
+def _gates(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Views of the gates that lie side by side in (…, count · H), each (…, H)."""
+    return torch.unflatten(x, -1, (count, -1)).unbind(-2)
+
+
 class LSTM(torch.autograd.Function):
     """One layer in one direction: inputs (k, L, b, E), first states, cells (k, b, H); states (k, L, b, H), last cells.
 
@@ -53,48 +58,57 @@ class LSTM(torch.autograd.Function):
         wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
         gates = wide.view(clients, length, count, 4 * size)
         states = x.new_empty(clients, length + 1, count, h0.shape[2])
-        cells, squashed = (x.new_empty(length + 1, clients, count, size) for _ in range(2))
-        states[:, 0], cells[0] = h0, c0
+        cells, squashed = x.new_empty(clients, length + 1, count, size), x.new_empty(clients, length, count, size)
+        states[:, 0], cells[:, 0] = h0, c0
         recurrent = outer.transpose(1, 2)
-        for t in range(length):
-            now = gates[:, t].baddbmm_(states[:, t], recurrent)
-            now[..., : 2 * size].sigmoid_()
-            now[..., 2 * size : 3 * size].tanh_()
-            now[..., 3 * size :].sigmoid_()
-            i, f, g, o = torch.split(now, size, 2)
-            torch.mul(f, cells[t], out=cells[t + 1]).addcmul_(i, g)
-            torch.tanh(cells[t + 1], out=squashed[t])
+        first_two = gates[..., : 2 * size].unbind(1)
+        steps = zip(gates.unbind(1), first_two, *(gate.unbind(1) for gate in _gates(gates, 4)), strict=True)
+        hidden, cell, tanh = states.unbind(1), cells.unbind(1), squashed.unbind(1)
+        for t, (now, sigmoids, i, f, g, o) in enumerate(steps):
+            now.baddbmm_(hidden[t], recurrent)
+            sigmoids.sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
+            torch.mul(f, cell[t], out=cell[t + 1]).addcmul_(i, g)
+            torch.tanh(cell[t + 1], out=tanh[t])
             if projection is None:
-                torch.mul(o, squashed[t], out=states[:, t + 1])
+                torch.mul(o, tanh[t], out=hidden[t + 1])
             else:
-                torch.bmm(o * squashed[t], projection.transpose(1, 2), out=states[:, t + 1])
+                torch.bmm(o * tanh[t], projection.transpose(1, 2), out=hidden[t + 1])
         ctx.save_for_backward(x, gates, states, cells, squashed)
         ctx.inner, ctx.outer, ctx.held = inner.detach(), outer.detach(), held
         ctx.projection = None if projection is None else projection.detach()
-        return states[:, 1:].clone(), cells[length].clone()
+        return states[:, 1:].clone(), cell[length].clone()
 
     @staticmethod
     def backward(ctx: Any, of_states: Tensor, of_cell: Tensor) -> Any:
         x, gates, states, cells, squashed = ctx.saved_tensors
         size, projection = of_cell.shape[2], ctx.projection
+        i, f, g, o = _gates(gates, 4)
+        # First what the gradients of all steps' cells (input, forget, cell) and states (output) are multiplied by.
         of_gates = torch.empty_like(gates)
-        dh, dc = torch.zeros_like(states[:, 0]), of_cell.clone()
+        of_i, of_f, of_g, of_o = _gates(of_gates, 4)
+        _sigmoid_backward(g, i, grad_input=of_i)
+        _sigmoid_backward(cells[:, :-1], f, grad_input=of_f)
+        _tanh_backward(i, g, grad_input=of_g)
+        _sigmoid_backward(squashed, o, grad_input=of_o)
+        of_squashed = torch.ops.aten.tanh_backward(o, squashed)
+        dh, dc = states.new_zeros(states[:, 0].shape), of_cell.clone()
         of_projected = None if projection is None else states.new_empty(of_states.shape)
-        for t in reversed(range(gates.shape[1])):
-            i, f, g, o = torch.split(gates[:, t], size, 2)
-            of_i, of_f, of_g, of_o = torch.split(of_gates[:, t], size, 2)
-            dh.add_(of_states[:, t])
+        by_cell = torch.unflatten(of_gates[..., : 3 * size], 3, (3, size)).unbind(1)
+        steps = zip(of_gates.unbind(1), by_cell, of_o.unbind(1), of_squashed.unbind(1), f.unbind(1), strict=True)
+        wide_dc, given = dc.unsqueeze(2), of_states.unbind(1)
+        for t, (of_all, of_three, of_output, of_tanh, forget) in reversed(list(enumerate(steps))):
+            dh.add_(given[t])
             of_hidden = dh
             if of_projected is not None:
                 of_projected[:, t] = dh
                 of_hidden = torch.bmm(dh, projection)
-            _sigmoid_backward(of_hidden * squashed[t], o, grad_input=of_o)
-            dc.add_(torch.ops.aten.tanh_backward(of_hidden * o, squashed[t]))
-            _sigmoid_backward(dc * g, i, grad_input=of_i)
-            _sigmoid_backward(dc * cells[t], f, grad_input=of_f)
-            _tanh_backward(dc * i, g, grad_input=of_g)
-            dc.mul_(f)
-            torch.bmm(of_gates[:, t], ctx.outer, out=dh)
+            of_output.mul_(of_hidden)
+            dc.addcmul_(of_hidden, of_tanh)
+            of_three.mul_(wide_dc)
+            dc.mul_(forget)
+            torch.bmm(of_all, ctx.outer, out=dh)
         rows, held = _rows(of_gates), ctx.held
         before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
         turned = rows.transpose(1, 2)
@@ -103,8 +117,7 @@ class LSTM(torch.autograd.Function):
         of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
         of_projection = None
         if of_projected is not None:
-            hidden = gates[..., 3 * size :] * squashed[:-1].transpose(0, 1)
-            of_projection = held.projection.product(_rows(of_projected).transpose(1, 2), _rows(hidden))
+            of_projection = held.projection.product(_rows(of_projected).transpose(1, 2), _rows(o * squashed))
         return before, dh, dc, of_inner, of_outer, of_bias, of_projection, None
 
 
@@ -131,17 +144,23 @@ class GRU(torch.autograd.Function):
         wide = torch.bmm(_rows(x), transposed) if bias is None else torch.baddbmm(bias, _rows(x), transposed)
         gates = wide.view(clients, length, count, 3 * size)
         states = x.new_empty(clients, length + 1, count, size)
-        kept = x.new_empty(length, clients, count, size)
+        kept = x.new_empty(clients, length, count, size)
         states[:, 0] = h0
         recurrent = outer.transpose(1, 2)
-        for t in range(length):
-            now, last = gates[:, t], states[:, t]
-            own = torch.bmm(last, recurrent) if outer_bias is None else torch.baddbmm(outer_bias, last, recurrent)
-            now[..., : 2 * size].add_(own[..., : 2 * size]).sigmoid_()
-            r, z, n = torch.split(now, size, 2)
-            kept[t] = own[..., 2 * size :]
-            n.addcmul_(r, kept[t]).tanh_()
-            torch.lerp(n, last, z, out=states[:, t + 1])
+        own = x.new_empty(clients, count, 3 * size)
+        own_two, own_new = own[..., : 2 * size], own[..., 2 * size :]
+        first_two = gates[..., : 2 * size].unbind(1)
+        steps = zip(first_two, *(gate.unbind(1) for gate in _gates(gates, 3)), kept.unbind(1), strict=True)
+        hidden = states.unbind(1)
+        for t, (two, r, z, n, of_state) in enumerate(steps):
+            if outer_bias is None:
+                torch.bmm(hidden[t], recurrent, out=own)
+            else:
+                torch.baddbmm(outer_bias, hidden[t], recurrent, out=own)
+            two.add_(own_two).sigmoid_()
+            of_state.copy_(own_new)
+            n.addcmul_(r, of_state).tanh_()
+            torch.lerp(n, hidden[t], z, out=hidden[t + 1])
         ctx.save_for_backward(x, gates, states, kept)
         ctx.inner, ctx.outer, ctx.held = inner.detach(), outer.detach(), held
         return states[:, 1:].clone()
@@ -149,25 +168,32 @@ class GRU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_states: Tensor) -> Any:
         x, gates, states, kept = ctx.saved_tensors
-        size = states.shape[3]
-        of_gates, of_own = torch.empty_like(gates), torch.empty_like(gates)
-        dh = torch.zeros_like(states[:, 0])
-        for t in reversed(range(gates.shape[1])):
-            r, z, n = torch.split(gates[:, t], size, 2)
-            of_r, of_z, of_n = torch.split(of_gates[:, t], size, 2)
-            dh.add_(of_states[:, t])
-            _sigmoid_backward(dh * (states[:, t] - n), z, grad_input=of_z)
-            _tanh_backward(dh - dh * z, n, grad_input=of_n)
-            _sigmoid_backward(of_n * kept[t], r, grad_input=of_r)
-            of_own[:, t, :, : 2 * size] = of_gates[:, t, :, : 2 * size]
-            torch.mul(of_n, r, out=of_own[:, t, :, 2 * size :])
-            dh.mul_(z).baddbmm_(of_own[:, t], ctx.outer)
-        rows, own_rows, held = _rows(of_gates), _rows(of_own), ctx.held
+        size, held = states.shape[3], ctx.held
+        r, z, n = _gates(gates, 3)
+        # First what the gradients of all steps' states are multiplied by: of the gates, with `of_own` that of the
+        # state's part in the new value, which the reset gate lets through, and with `of_n` that of all of it.
+        of_own = torch.empty_like(gates)
+        of_r, of_z, of_new = _gates(of_own, 3)
+        of_n = torch.ops.aten.tanh_backward(1 - z, n)
+        _sigmoid_backward(of_n * kept, r, grad_input=of_r)
+        _sigmoid_backward(states[:, :-1] - n, z, grad_input=of_z)
+        torch.mul(of_n, r, out=of_new)
+        dh = states.new_zeros(states[:, 0].shape)
+        by_gate = torch.unflatten(of_own, 3, (3, size)).unbind(1)
+        steps = zip(of_own.unbind(1), by_gate, of_n.unbind(1), z.unbind(1), of_states.unbind(1), strict=True)
+        wide_dh = dh.unsqueeze(2)
+        for of_all, of_three, of_whole, keeps, given in reversed(list(steps)):
+            dh.add_(given)
+            of_three.mul_(wide_dh)
+            of_whole.mul_(dh)
+            dh.mul_(keeps).baddbmm_(of_all, ctx.outer)
+        rows = _rows(of_own)
+        of_outer = held.outer.product(rows.transpose(1, 2), _rows(states[:, :-1]))
+        of_outer_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
+        of_new.copy_(of_n)
         before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
         of_inner = held.inner.product(rows.transpose(1, 2), _rows(x))
-        of_outer = held.outer.product(own_rows.transpose(1, 2), _rows(states[:, :-1]))
         of_bias = rows.sum(1, keepdim=True) if ctx.needs_input_grad[4] else None
-        of_outer_bias = own_rows.sum(1, keepdim=True) if ctx.needs_input_grad[5] else None
         return before, dh, of_inner, of_outer, of_bias, of_outer_bias, None
 
 
@@ -195,8 +221,9 @@ class RNN(torch.autograd.Function):
         states = x.new_empty(clients, length + 1, count, h0.shape[2])
         states[:, 0] = h0
         recurrent = outer.transpose(1, 2)
-        for t in range(length):
-            now = torch.baddbmm(given[:, t], states[:, t], recurrent, out=states[:, t + 1])
+        hidden = states.unbind(1)
+        for t, one in enumerate(given.unbind(1)):
+            now = torch.baddbmm(one, hidden[t], recurrent, out=hidden[t + 1])
             now.relu_() if rectified else now.tanh_()
         ctx.save_for_backward(x, states)
         ctx.inner, ctx.outer, ctx.rectified, ctx.held = inner.detach(), outer.detach(), rectified, held
@@ -206,14 +233,15 @@ class RNN(torch.autograd.Function):
     def backward(ctx: Any, of_states: Tensor) -> Any:
         x, states = ctx.saved_tensors
         of_given = states.new_empty(of_states.shape)
-        dh = torch.zeros_like(states[:, 0])
-        for t in reversed(range(states.shape[1] - 1)):
-            dh.add_(of_states[:, t])
+        dh = states.new_zeros(states[:, 0].shape)
+        steps = zip(of_states.unbind(1), states[:, 1:].unbind(1), of_given.unbind(1), strict=True)
+        for given, state, of_one in reversed(list(steps)):
+            dh.add_(given)
             if ctx.rectified:
-                _relu_backward(dh, states[:, t + 1], 0, grad_input=of_given[:, t])
+                _relu_backward(dh, state, 0, grad_input=of_one)
             else:
-                _tanh_backward(dh, states[:, t + 1], grad_input=of_given[:, t])
-            torch.bmm(of_given[:, t], ctx.outer, out=dh)
+                _tanh_backward(dh, state, grad_input=of_one)
+            torch.bmm(of_one, ctx.outer, out=dh)
         rows, held = _rows(of_given), ctx.held
         before = torch.bmm(rows, ctx.inner).view(x.shape) if ctx.needs_input_grad[0] else None
         turned = rows.transpose(1, 2)
