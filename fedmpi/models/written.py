@@ -1,4 +1,4 @@
-"""Whether operations write to some memory."""
+"""Operations watched: whether they write to some memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,18 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
             yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
-class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within: `__torch_dispatch__` is called for every operation, as it stands.
+
+    Torch would load its compiler to keep it from that method, which costs every start more than a second.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Written(Watching):
     """Within: it is seen whether an operation changes numbers of a vector in place, whoever holds a view of them.
 
     Parameters

@@ -9,18 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
-from fedmpi.models.written import tensors_in, written_by
+from fedmpi.models.written import Watching, tensors_in, written_by
 
 _OF_KIND = "new_", "empty", "zeros", "ones", "full", "rand", "detach", "alias", "lift"
 """How names of operations begin that read no values."""
 
 
-class Untouched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Untouched(Watching):
     """Within: operations on a module's parameters and travelling buffers raise, other than those that the graph notes.
 
     Attributes
