@@ -61,7 +61,8 @@ def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
         return []
     part, algorithm = found
     name = f'local.algorithm = "{part.name}"'
-    carries = bool(algorithm.client_state or algorithm.sums or algorithm.numbers)
+    sends = bool(algorithm.sums or algorithm.numbers)
+    carries = sends or bool(algorithm.client_state)
     return [
         (
             config.topology.kind == "mediators",
@@ -81,12 +82,12 @@ def algorithm_refusals(config: ConfigTables) -> list[tuple[bool, str]]:
             'would differ from what arrives; set transport.kind = "float32"',
         ),
         (
-            carries and config.aggregation.rule != "mean",
-            f"{name} keeps or sends more than the update, which aggregation.rule does not combine: set "
+            sends and config.aggregation.rule != "mean",
+            f"{name} sends more than the update, which aggregation.rule does not combine: set "
             'aggregation.rule = "mean"',
         ),
         (
-            bool(algorithm.sums or algorithm.numbers) and config.attack.kind in ("sign-flip", "noise"),
+            sends and config.attack.kind in ("sign-flip", "noise"),
             f'{name} sends more than the update, of which attack.kind = "{config.attack.kind}" would change the update '
             'alone: set attack.kind = "label-flip", whose attackers train on wrong labels',
         ),

@@ -145,7 +145,8 @@ class LocalAlgorithm:
         ----------
         server : Vectors
         update : Tensor (d,)
-            The weighted mean of w_k − w (the sum, for weights that are not normalised).
+            The weighted mean of w_k − w (the sum, for weights that are not normalised), or what `aggregation.rule`
+            makes of them.
         sums : mapping of str to Tensor (d,) or float
             What `finish` returned, summed over the participants.
         totals : Totals

@@ -81,6 +81,8 @@ class FedDyn(LocalAlgorithm):
                 'its next model is the plain mean of the participants\': set aggregation.weights = "uniform" and draw '
                 "clients without replacement"
             )
+        if config.aggregation.rule != "mean":
+            return 'its next model is the participants\' mean less h/α: set aggregation.rule = "mean"'
         return _needs_plain_server(config, "its next model is the participants' mean less h/α")
 
     def correction(self, client: Vectors, server: Vectors) -> Tensor:

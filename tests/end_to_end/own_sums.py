@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedmpi import combiner, row_rule, server_optimizer, weights
+from fedmpi import LocalAlgorithm, combiner, row_rule, server_optimizer, weights
 
 
 @row_rule
@@ -63,6 +63,24 @@ class Nearest:
 
     def combine(self, updates, coefficients, measured):
         return updates[measured <= measured.median()].mean(0)
+
+
+@combiner
+def weighted(updates, coefficients) -> torch.Tensor:
+    return coefficients @ updates
+
+
+class Persistent(LocalAlgorithm):
+    "Every client goes on a little the way that it went when it last took part; what it is given it scribbles over."
+
+    client_state = ("m",)
+
+    def correction(self, client, server):
+        return 0.5 * client.m
+
+    def finish(self, client, server, work):
+        client.m = -work.delta / (work.steps * work.lr)
+        work.delta.fill_(7)
 
 
 @server_optimizer

@@ -97,6 +97,16 @@ def test_diagnostics_of_combined_updates_leave_out_what_compares_with_a_mean() -
     assert not {"gradient_diversity", "client_drift"} & set(record)
 
 
+@pytest.mark.parametrize("attack", [[], ["attack.kind=sign-flip", "attack.fraction=0.3"]])
+def test_clients_keep_vectors_beside_a_combiner_as_beside_the_mean(attack: list[str]) -> None:
+    settings = [*ALL, *attack, f"local.algorithm={OWN}Persistent", "rounds=4"]
+    mean, combined = run(*settings), run(*settings, f"aggregation.rule={OWN}weighted")
+    plain = run(*ALL, *attack, "rounds=4")
+    moved = float((mean.model - mean.start).norm())
+    assert float((combined.model - mean.model).norm()) < 1e-5 * moved
+    assert float((plain.model - mean.model).norm()) > 1e-2 * moved
+
+
 def test_a_part_of_ones_own_keeps_its_defaults_where_a_built_in_one_has_the_same_option() -> None:
     config = load_config(None, [*ALL, f"aggregation.optimizer={OWN}capped"])
     assert (config.aggregation.lr, config.aggregation.model_extra) == (0.5, {"largest": 0.01})
@@ -306,8 +316,9 @@ def test_a_failing_part_ends_three_ranks_with_one_and_its_name(
 
 
 @pytest.mark.slow
-def test_attackers_are_the_same_on_three_ranks(tmp_path: Path) -> None:
+def test_attackers_and_what_clients_keep_are_the_same_on_three_ranks(tmp_path: Path) -> None:
     settings = [*ALL, "attack.kind=noise", "attack.fraction=0.4", "aggregation.rule=median", "aggregation.exact=true"]
+    settings += [f"local.algorithm={OWN}Persistent"]
     words: list[Any] = [word for setting in settings for word in ("--set", setting)]
     found = []
     for ranks in (1, 3):
