@@ -346,6 +346,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
     eager: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:
         eager = torch.compiler.set_stance("force_eager")
+    displaced = False
     with Written(values) as written, eager:
         for training in (False, True):
             model.module.train(training)
@@ -355,7 +356,8 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
                 raise
             except BaseException:  # reported by _logits, which runs the same pass
                 continue
-    return bool(written.found or model.bound_values.displaced())
+            displaced |= bool(model.bound_values.displaced())  # the second pass may undo what the first one does
+    return written.found or displaced
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
+from fedmpi.models.first_values import lies_elsewhere
 
 
 class BoundValues:
@@ -39,7 +40,7 @@ class BoundValues:
             Whether parameters are looked at, beside buffers.
         """
         views = self._views if parameters else self._views[self._parameters :]
-        return [(tensor, view) for tensor, view in views if tensor.data_ptr() != view.data_ptr()]
+        return [(tensor, view) for tensor, view in views if lies_elsewhere(tensor, view)]
 
     def put_back(self, parameters: bool) -> None:
         """Have them be the views again, with the values that these hold; `parameters` as for `displaced`."""
@@ -59,15 +60,24 @@ class BoundValues:
         Raises
         ------
         UserError
-            One has another shape.
+            One has another shape, or a parameter the memory of another value.
         """
-        for tensor, view in self.displaced(parameters):
+        displaced, now = self.displaced(parameters), []
+        for tensor, view in displaced:
             if tensor.shape != view.shape:
                 raise UserError(
                     f"{by} gives {self._name_of(tensor)}, which travels, another shape, "
                     f"{tuple(tensor.shape)}: its shape must stay {tuple(view.shape)}"
                 )
-            view.copy_(tensor.detach())
+            within = tensor.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
+            if within and tensor.requires_grad and tensor.data_ptr() != view.data_ptr():
+                raise UserError(
+                    f"{by} gives {self._name_of(tensor)} the memory of another value that travels (a.data = b.data), "
+                    "and steps would change both: let both be one parameter (self.a = self.b), or write b.data.clone()"
+                )
+            now.append(tensor.detach().clone() if within else tensor.detach())
+        for (tensor, view), value in zip(displaced, now, strict=True):
+            view.copy_(value)
             tensor.data = view
 
     def _name_of(self, tensor: Tensor) -> str:

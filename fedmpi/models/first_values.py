@@ -30,10 +30,13 @@ class FirstValue:
     value : any
     content : any
         What lies in it: a `FirstValue` each, or a copy; None where nothing is known of it.
+    memory : Tensor, optional
+        Where the numbers of a tensor lie that has a copy: `value.data = …` may have it lie where others do.
     """
 
     value: Any
     content: Any = None
+    memory: Tensor | None = None
 
     @classmethod
     def of(cls, value: Any, fixed: Set[int] = frozenset(), within: tuple[int, ...] = ()) -> FirstValue:
@@ -48,7 +51,8 @@ class FirstValue:
             Ids of the containers around it.
         """
         if isinstance(value, Tensor):
-            return cls(value, value.detach().clone() if id(value) not in fixed and _writable(value) else None)
+            known = id(value) not in fixed and _writable(value)
+            return cls(value, value.detach().clone(), value.data) if known else cls(value)
         if isinstance(value, np.ndarray):
             return cls(value, value.copy() if value.flags.writeable and not value.dtype.hasobject else None)
         if id(value) in within or (isinstance(value, (*SEQUENCES, dict, set)) and len(value) > MOST_ENTRIES):
@@ -69,7 +73,9 @@ class FirstValue:
             same = isinstance(value, NUMBERS_AND_WORDS) and type(now) is type(value) and bool(now == value)
             return now is not value and not same
         if isinstance(value, Tensor):
-            return now is not value or not (torch.equal(value, content) or _alike(value, content))
+            if now is not value or (self.memory is not None and lies_elsewhere(value, self.memory)):
+                return True
+            return not (torch.equal(value, content) or _alike(value, content))
         if type(now) is not type(value):
             return True
         if isinstance(value, np.ndarray):
@@ -88,6 +94,8 @@ class FirstValue:
         if content is None:
             return value
         if isinstance(value, Tensor):
+            if self.memory is not None and lies_elsewhere(value, self.memory):
+                value.data = self.memory
             value.data.copy_(content)
         elif isinstance(value, np.ndarray):
             value[...] = content
@@ -104,6 +112,12 @@ class FirstValue:
                 value.clear()
                 value.extend(items)
         return value
+
+
+def lies_elsewhere(tensor: Tensor, memory: Tensor) -> bool:
+    """Whether the numbers of a tensor do not lie where those of `memory` do, in the same shape and order."""
+    same = tensor.data_ptr() == memory.data_ptr() and tensor.shape == memory.shape
+    return not same or tensor.stride() != memory.stride()
 
 
 def _writable(tensor: Tensor) -> bool:

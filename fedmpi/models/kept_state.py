@@ -102,6 +102,7 @@ class KeptState:
         UserError
             One has another shape, or is gone.
         """
+        replaced = []
         for buffers, name, buffer in self._travelling:
             if name in buffers and buffers[name] is buffer:
                 continue
@@ -111,5 +112,8 @@ class KeptState:
                     f"the model's forward pass puts something of another shape in the place of its buffer {name}, "
                     f"which travels: its shape must stay {tuple(buffer.shape)}, or register it with persistent=False"
                 )
-            buffer.data.copy_(new.detach())
+            one_of_them = any(new is one for _, _, one in self._travelling)
+            replaced.append((buffers, name, buffer, new.detach().clone() if one_of_them else new.detach()))
+        for buffers, name, buffer, new in replaced:
+            buffer.data.copy_(new)
             buffers[name] = buffer

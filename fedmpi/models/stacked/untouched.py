@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedmpi.models.first_values import lies_elsewhere
 from fedmpi.models.flat import travelling_buffers
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
@@ -39,7 +40,7 @@ class Untouched(Watching):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        replaced = [(one, data) for one, data in self._parameters if one.data_ptr() != data.data_ptr()]
+        replaced = [(one, data) for one, data in self._parameters if lies_elsewhere(one, data)]
         for one, data in replaced:
             one.data = data
         if replaced and error[0] is None:

@@ -1,0 +1,169 @@
+"""Values that a forward pass has lie where other values do, or elsewhere: clients are trained as by a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi import UserError
+from fedmpi.local.sequential import SequentialEngine
+from fedmpi.local.traits import forward_traits
+from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import travelling_buffers
+from tests.local.stacks import Source, relative_difference, train
+from tests.local.test_drawing_modules import FLAT, STREAMS, Net, evaluated, set_up
+
+WHOLE = LocalRule(lr=0.1, epochs=3, batch_size=None)
+
+
+def travelling(module: nn.Module) -> list[Tensor]:
+    return [*(one for one in module.parameters() if one.requires_grad), *travelling_buffers(module)]
+
+
+def by_a_plain_loop(net: Callable[[], nn.Module], source: Source, client: int, start: Tensor) -> Tensor:
+    """What a client makes of a model of its own in three steps on all its samples."""
+    torch.manual_seed(1)
+    module = net().double()
+    with torch.no_grad():
+        nn.utils.vector_to_parameters(start.clone(), travelling(module))
+    optimizer = torch.optim.SGD([one for one in module.parameters() if one.requires_grad], lr=0.1)
+    names = [name for name, one in module.named_buffers() if any(one is other for other in travelling_buffers(module))]
+    for _ in range(3):
+        optimizer.zero_grad()
+        functional.cross_entropy(module(source.x[client]), source.y[client]).backward()
+        optimizer.step()
+    buffers = dict(module.named_buffers())
+    ends = [one for one in module.parameters() if one.requires_grad] + [buffers[name] for name in names]
+    return torch.cat([one.detach().reshape(-1) for one in ends])
+
+
+def assert_trained_as_alone(net: Callable[[], nn.Module]) -> None:
+    """Clients one after another, with evaluations between them, end where plain loops do."""
+    model, source, tasks = set_up(net)
+    engine, score = SequentialEngine(model, source, STREAMS), evaluated(model)
+    torch.manual_seed(2)
+    first = score(0)
+    for client in np.argsort(-source.sizes)[:3]:
+        found = train(engine, [tasks[client]], model.initial, WHOLE)[0] - model.initial
+        coefficient = tasks[client].coefficient
+        alone = coefficient * (by_a_plain_loop(net, source, int(client), model.initial) - model.initial)
+        assert relative_difference(found, alone) < 1e-9
+        assert score(0) == first
+
+
+class Target(Net):
+    """A frozen copy of a layer, updated by the forward pass in one of many ways."""
+
+    def __init__(self, update: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.target, self.update = nn.Linear(16, 16).requires_grad_(False), update
+
+    def within(self, x: Tensor) -> Tensor:
+        for target, own in zip(self.target.parameters(), self.b.parameters(), strict=True):
+            self.update(target, own)
+        return self.b(x) + self.target(x)
+
+
+def same_memory(target: Tensor, own: Tensor) -> None:
+    target.data = own.data
+
+
+def mean_in_place(target: Tensor, own: Tensor) -> None:
+    target.data.mul_(0.9).add_(own.data, alpha=0.1)
+
+
+def mean_anew(target: Tensor, own: Tensor) -> None:
+    target.data = target.data * 0.9 + own.data * 0.1
+
+
+@pytest.mark.parametrize("update", [same_memory, mean_in_place, mean_anew])
+def test_a_frozen_target_begins_anew_and_leaves_what_travels_alone(update: Any) -> None:
+    assert_trained_as_alone(lambda: Target(update))
+
+
+class Growing(Net):
+    """A table that grows to the number of samples, of one of two kinds and in one of two ways."""
+
+    def __init__(self, frozen: bool, resized: bool) -> None:
+        super().__init__()
+        table = torch.ones(1)
+        self.table = nn.Parameter(table, requires_grad=False) if frozen else table
+        self.resized = resized
+
+    def within(self, x: Tensor) -> Tensor:
+        if len(self.table) < len(x):
+            grown = torch.linspace(0.5, 1, len(x), dtype=torch.float64)
+            if self.resized:
+                self.table.resize_(len(x)).copy_(grown)
+            else:
+                self.table.data = grown
+        return self.b(x) * self.table[: len(x), None]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("resized", [False, True])
+def test_what_grows_has_its_first_size_for_every_client(frozen: bool, resized: bool) -> None:
+    assert_trained_as_alone(lambda: Growing(frozen, resized))
+
+
+class Turned(Net):
+    """A weight that is transposed in its memory by every pass."""
+
+    def within(self, x: Tensor) -> Tensor:
+        self.b.weight.data = self.b.weight.data.t()
+        return self.b(x)
+
+
+def test_a_weight_that_is_transposed_in_its_memory_is_trained_so() -> None:
+    assert_trained_as_alone(Turned)
+
+
+class TwoMeans(Net):
+    """A mean, and what it was a step before: taken over in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("before", torch.ones(16))
+
+    def within(self, x: Tensor) -> Tensor:
+        x = self.b(x)
+        if self.training:
+            mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            if self.how == "replaced":
+                self.before = self.mean
+                self.mean = mean
+            elif self.how == "data":
+                self.before.data = self.mean.data
+                self.mean.data = mean
+            else:
+                self.mean, self.before = self.before, self.mean
+        return x - self.mean + 0.1 * self.before
+
+
+@pytest.mark.parametrize("how", ["replaced", "data", "exchanged"])
+def test_a_buffer_that_takes_the_place_of_another_keeps_its_value_there(how: str) -> None:
+    assert_trained_as_alone(lambda: TwoMeans(how))
+
+
+def test_a_parameter_that_is_given_the_memory_of_another_is_refused() -> None:
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.d = nn.Linear(16, 16)
+
+        def within(self, x: Tensor) -> Tensor:
+            self.d.weight.data = self.b.weight.data
+            return self.d(torch.tanh(self.b(x)))
+
+    model, source, tasks = set_up(Tied)
+    forward_traits(model, FLAT)
+    with pytest.raises(UserError, match=r"gives d.weight the memory of another value that travels"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
