@@ -341,7 +341,8 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
 def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
     """Whether forward passes write to these values, those of the parameters, or put others in their place.
 
-    Nothing is compiled while that is looked at.
+    What else they write to is noted for what the model keeps: a mean of weights, which is these weights at first, shows
+    no change yet. Nothing is compiled while that is looked at.
     """
     eager: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:
@@ -357,6 +358,7 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
             except BaseException:  # reported by _logits, which runs the same pass
                 continue
             displaced |= bool(model.bound_values.displaced())  # the second pass may undo what the first one does
+    model.kept.note_written(written.memory)
     return written.found or displaced
 
 

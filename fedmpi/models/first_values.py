@@ -88,6 +88,15 @@ class FirstValue:
             return list(now) != list(content) or any(first.changed(now[key]) for key, first in content.items())
         return any(first.changed(one) for first, one in zip(content, now, strict=True))
 
+    def lies_in(self, memory: Set[int]) -> bool:
+        """Whether a tensor that can be put back, it or one within it, lies in one of these storages (by address)."""
+        if isinstance(self.value, Tensor):
+            return self.memory is not None and self.memory.untyped_storage().data_ptr() in memory
+        if self.content is None or not isinstance(self.value, (*SEQUENCES, dict)):
+            return False
+        within = self.content.values() if isinstance(self.value, dict) else self.content
+        return any(one.lies_in(memory) for one in within)
+
     def put_back(self) -> Any:
         """The value, with what lay in it first."""
         value, content = self.value, self.content

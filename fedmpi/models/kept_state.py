@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ class KeptState:
         self._staying = [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
         self._counts = [FirstValue.of(one) for one in module.buffers() if not one.is_floating_point()]
         self._changed: list[FirstValue] = []
+        self._written: Set[int] = frozenset()
         self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
         self._created: list[tuple[dict[str, Any], str]] = []
 
@@ -59,6 +60,10 @@ class KeptState:
         for first in (*self._counts, *self._changed):
             first.put_back()
 
+    def note_written(self, memory: Set[int]) -> None:
+        """Within `watched`: operations were seen to write to these storages (by address), be it the numbers there."""
+        self._written = memory
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Around trial passes: what they change is put back at the end, and by every `restart` from then on.
@@ -78,11 +83,11 @@ class KeptState:
             for part, attributes, buffers in before:
                 now = vars(part)
                 for name, first in attributes.items():
-                    if name not in now or first.changed(now[name]):
+                    if name not in now or first.changed(now[name]) or first.lies_in(self._written):
                         self._attributes.append((part, name, first))
                 self._created += [(now, name) for name in now if name not in attributes and name not in TORCHS_OWN]
                 self._created += [(part._buffers, name) for name in part._buffers if name not in buffers]
-            self._changed += [first for first in staying if first.changed(first.value)]
+            self._changed += [one for one in staying if one.changed(one.value) or one.lies_in(self._written)]
             self.restart()
         made = [name for name, one in self.module.named_parameters() if id(one) not in there]
         if made:

@@ -49,11 +49,13 @@ class Written(Watching):
     Attributes
     ----------
     found : bool
+    memory : set of int
+        Where all lies that operations changed: addresses of storages.
     """
 
     def __init__(self, vector: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found = False
+        self.found, self.memory = False, set[int]()
         self._first = vector.data_ptr()
         self._end = self._first + vector.numel() * vector.element_size()
 
@@ -61,5 +63,7 @@ class Written(Watching):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self.found |= any(self._first <= one.data_ptr() < self._end for one in written_by(func, args, kwargs))
+        for one in written_by(func, args, kwargs):
+            self.found |= self._first <= one.data_ptr() < self._end
+            self.memory.add(one.untyped_storage().data_ptr())
         return func(*args, **kwargs)

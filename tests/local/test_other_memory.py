@@ -87,6 +87,33 @@ def test_a_frozen_target_begins_anew_and_leaves_what_travels_alone(update: Any) 
     assert_trained_as_alone(lambda: Target(update))
 
 
+class Mean(Net):
+    """A running mean of a layer's weights, which begins with these: nothing that a first pass could change."""
+
+    def __init__(self, held: str) -> None:
+        super().__init__()
+        first = self.b.weight.detach().clone()
+        self.held = held
+        if held == "frozen":
+            self.mean = nn.Parameter(first, requires_grad=False)
+        elif held == "buffer":
+            self.register_buffer("mean", first, persistent=False)
+        else:
+            self.mean = {"dictionary": {"b": [first]}, "attribute": first}[held]
+
+    def within(self, x: Tensor) -> Tensor:
+        mean = self.mean["b"][0] if self.held == "dictionary" else self.mean
+        if self.training:
+            with torch.no_grad():
+                mean.lerp_(self.b.weight.to(mean.dtype), 0.5)
+        return self.b(x) + x @ mean.to(x.dtype).t()
+
+
+@pytest.mark.parametrize("held", ["frozen", "buffer", "attribute", "dictionary"])
+def test_a_mean_of_weights_that_begins_with_them_begins_anew_with_every_client(held: str) -> None:
+    assert_trained_as_alone(lambda: Mean(held))
+
+
 class Growing(Net):
     """A table that grows to the number of samples, of one of two kinds and in one of two ways."""
 
