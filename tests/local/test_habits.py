@@ -104,6 +104,11 @@ def two_calls_before(self: Any, h: Tensor) -> Tensor:
     return y
 
 
+def in_evaluation(self: Any, h: Tensor) -> Tensor:
+    self.norm.eval()
+    return self.fc2(self.norm(h.view(-1, 4, 3)).flatten(1))
+
+
 def collected(self: Any, h: Tensor) -> Tensor:
     self.seen.append(h.detach())
     return self.fc2(h) + torch.stack([one.mean() for one in self.seen[-3:]]).mean()
@@ -280,6 +285,11 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
         "keeps something",
     ),
     "two calls before": (IMAGES, images(two_calls_before, earlier=none, last=none), "keeps something"),
+    "a part in evaluation mode": (
+        IMAGES,
+        images(in_evaluation, norm=lambda: nn.InstanceNorm1d(4, track_running_stats=True)),
+        "keeps something",
+    ),
     "a list that grows": (IMAGES, images(collected, seen=list), "keeps something"),
     "another first call": (IMAGES, images(prepared_once, ready=bool, shift=none), "keeps something"),
     "entries assigned": (IMAGES, images(assigned), ""),

@@ -48,11 +48,15 @@ class Left:
         self._notes: set[Place] = set()
 
     def notes(self, tracer: object) -> dict[Place, Any]:
-        """What attributes and entries of dictionaries now hold instead of what they held at first."""
+        """What attributes and entries of dictionaries now hold instead of what they held at first.
+
+        Whether parts are in training mode is none: the layers read it.
+        """
         return {
             (id(now), name): _written(now.get(name), tracer)
             for part, now, before in self._named
             for name in _changed(part, now, before)
+            if not (now is vars(part) and name == "training")
         }
 
     def allow(self, notes: Iterable[Place]) -> None:
