@@ -42,16 +42,17 @@ class KeptState:
         self._written: Set[int] = frozenset()
         self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
         self._created: list[tuple[dict[str, Any], str]] = []
+        self._replaced = False
 
     @property
     def changes(self) -> bool:
         """Whether trial passes were seen to change what is put back but integer buffers."""
-        return bool(self._attributes or self._created or self._changed)
+        return bool(self._attributes or self._created or self._changed or self._replaced)
 
     def restart(self) -> None:
         """Put everything back, other than the values of travelling parameters and buffers."""
         for buffers, name, buffer in self._places:
-            if name not in buffers or buffers[name] is not buffer:
+            if not _holds(buffers, name, buffer):
                 buffers[name] = buffer
         for part, name, first in self._attributes:
             vars(part)[name] = first.put_back()
@@ -87,6 +88,7 @@ class KeptState:
                         self._attributes.append((part, name, first))
                 self._created += [(now, name) for name in now if name not in attributes and name not in TORCHS_OWN]
                 self._created += [(part._buffers, name) for name in part._buffers if name not in buffers]
+            self._replaced = not all(_holds(*place) for place in self._places)
             self._changed += [one for one in staying if one.changed(one.value) or one.lies_in(self._written)]
             self.restart()
         made = [name for name, one in self.module.named_parameters() if id(one) not in there]
@@ -109,7 +111,7 @@ class KeptState:
         """
         replaced = []
         for buffers, name, buffer in self._travelling:
-            if name in buffers and buffers[name] is buffer:
+            if _holds(buffers, name, buffer):
                 continue
             new = buffers[name] if name in buffers else None  # noqa: SIM401 (TorchScript's have no get)
             if new is None or new.shape != buffer.shape:
@@ -122,3 +124,7 @@ class KeptState:
         for buffers, name, buffer, new in replaced:
             buffer.data.copy_(new)
             buffers[name] = buffer
+
+
+def _holds(buffers: Any, name: str, buffer: Tensor | None) -> bool:
+    return name in buffers and buffers[name] is buffer

@@ -121,6 +121,28 @@ def test_clients_of_a_model_that_counts_are_trained_one_by_one(how: str) -> None
     assert MergedEngine(model, source, STREAMS).model_refusal() is not None
 
 
+class CentredAtFirst(Net):
+    """Takes away the mean of the samples that it sees first."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.mean = None
+        if how == "buffer":
+            del self.mean
+            self.register_buffer("mean", None, persistent=False)
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("how", ["attribute", "buffer"])
+def test_clients_of_a_model_that_keeps_a_mean_of_its_first_samples_are_not_merged(how: str) -> None:
+    model, source, _ = set_up(lambda: CentredAtFirst(how))
+    assert "other samples of its batch" in str(MergedEngine(model, source, STREAMS).model_refusal())
+
+
 class Repeated(Net):
     """Has a buffer of whole numbers that lie in one place."""
 
