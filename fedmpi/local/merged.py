@@ -118,6 +118,8 @@ class MergedEngine:
             return "the forward pass changes parameters"
         if traits.couples:
             return "a sample's logits depend on the other samples of its batch, or on the passes before"
+        if traits.bends:
+            return "hooks, or a backward pass of its own, clip or normalise the gradients of a batch"
         if traits.drops_across:
             return "dropout sees values whose first axis is not the samples in their order"
         return why_loss_alone(traits.loss)

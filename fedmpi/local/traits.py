@@ -5,7 +5,7 @@ generators, let the samples of a batch influence one another, or cannot read the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.calling import failure_of
@@ -28,6 +29,7 @@ from fedmpi.tasks.evaluation import rows_per_pass
 from fedmpi.tasks.losses import LossTraits, loss_traits
 
 TRIAL_ROWS, MANY_ROWS = 4, 67
+SCALES = 2.0**-10, 2.0**10
 PASS_BYTES = 8 << 20
 """Of a model's widest layer in one pass on a processor. Beyond, outputs leave the caches, and from 32 MiB on the C
 library takes them from the system anew, page by page: evaluating a CNN on 3 × 32 × 32 images (128 KiB a sample) took
@@ -64,6 +66,9 @@ class ForwardTraits:
         The forward pass drops values, whether in a layer or in a function.
     writes : bool
         The forward pass changes parameters in place, or gives them other values (`self.fc.weight.data = …`).
+    bends : bool
+        The gradient of several samples is not the sum of theirs, or not in proportion to the weights of their losses:
+        hooks, or a backward pass of somebody's own, clip or normalise it. Not looked at where merging is ruled out.
     """
 
     draws: bool
@@ -76,6 +81,7 @@ class ForwardTraits:
     torch_drops: bool = False
     drops: bool = False
     writes: bool = False
+    bends: bool = False
 
     @property
     def seeded(self) -> bool:
@@ -142,12 +148,15 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
                     across = drops and not couples and not torch_drops and _drops_across(model, description)
                     _check_gradient(model, x)
             loss = loss_traits(model.loss, whole, description)
-        if not couples and model.kept.changes:
-            with _tried(model, description):
+        with _tried(model, description):
+            if not couples and model.kept.changes:
                 couples = _goes_on(model, x)
+            bends = not (draws or couples or writes) and _bends(model, x)
     finally:
         model.module.train(was_training)
-    return ForwardTraits(draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes)
+    return ForwardTraits(
+        draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes, bends
+    )
 
 
 @contextmanager
@@ -185,6 +194,76 @@ def _goes_on(model: FlatModel, x: Tensor) -> bool:
     model.restart()
     again = torch.allclose(one, other, rtol=1e-3, atol=1e-5)
     return not again or not torch.allclose(one[: len(fewer)], fewer, rtol=1e-3, atol=1e-5)
+
+
+def _bends(model: FlatModel, x: Tensor) -> bool:
+    """Whether what comes back through the model is other than a sum over samples, in proportion to their weights.
+
+    Tried by weights that are some powers of two apart, which changes no rounding, and by halves of the samples, where
+    anything but torch's own operations has a hand in it.
+    """
+    model.module.train()
+    narrow = model.dtype == torch.float16  # such weights would leave its range
+    if narrow or not _changes_gradients(model, x[: len(x) // 2]):
+        return False
+
+    def gradient(rows: slice, scale: float = 1.0) -> Tensor:
+        model.restart()
+        outputs = model.module(x[rows])
+        towards = torch.linspace(-1, 1, len(x) * outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
+        weights = scale * towards.view(len(x), *outputs.shape[1:])[rows]
+        found = gradients_within(model.dropout_calls, outputs, model.parameters, weights)
+        dense = [torch.zeros(p.numel()) if one is None else one for p, one in zip(model.parameters, found, strict=True)]
+        return torch.cat([one.to_dense().reshape(-1).cpu().double() for one in dense]) / scale
+
+    first, second = slice(len(x) // 2), slice(len(x) // 2, None)
+    with torch.enable_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
+        half = gradient(first)
+        scaled = [gradient(first, scale) for scale in SCALES]
+        whole, other = gradient(slice(None)), gradient(second)
+    model.restart()
+    off = [float((one - half).norm() / half.norm()) for one in scaled]
+    return max(off) > 1e-3 or float((half + other - whole).norm() / whole.norm()) > 0.05
+
+
+class _Hooks(TorchFunctionMode):
+    """Within: it is seen whether values get hooks."""
+
+    found = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.found |= getattr(func, "__name__", "") == "register_hook"
+        return func(*args, **(kwargs or {}))
+
+
+def _changes_gradients(model: FlatModel, x: Tensor) -> bool:
+    """Whether hooks, or functions with a backward pass of their own, see gradients."""
+    parts = list(model.module.modules())
+    if any(one._backward_hooks for one in model.parameters):
+        return True
+    if any(part._backward_hooks or part._backward_pre_hooks for part in parts):
+        return True
+    model.restart()
+    with (
+        torch.enable_grad(),
+        kept_generators(),
+        model.masks.given_by(NoMasks()),
+        model.dropout_calls,
+        _Hooks() as hooks,
+    ):
+        waiting = [model.module(x).grad_fn]
+    model.restart()
+    met = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if not getattr(getattr(node, "_forward_cls", torch), "__module__", "torch.").startswith("torch."):
+            return True
+        new = {one for one, _ in getattr(node, "next_functions", ()) if one is not None} - met
+        met |= new
+        waiting += new
+    return bool(hooks.found)
 
 
 def _check_gradient(model: FlatModel, x: Tensor) -> None:

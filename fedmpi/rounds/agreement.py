@@ -98,7 +98,7 @@ def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescrip
     found = own.draws, own.couples, own.loss.draws, own.loss.couples
     draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
     kept, widest = cluster.maximum(own.bytes_kept), cluster.maximum(own.bytes_widest)
-    others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes
+    others = own.calls_dropout, own.drops_across, own.torch_drops, own.drops, own.writes, own.bends
     agreed = (bool(cluster.maximum(int(trait))) for trait in others)
     loss = LossTraits(loss_draws, loss_couples)
     adopt_traits(model, ForwardTraits(draws, couples, loss, kept, widest, *agreed))

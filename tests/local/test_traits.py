@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi import UserError
+from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
@@ -113,3 +116,67 @@ class Begun(nn.Linear):
 
 def test_a_model_that_changes_parameters_in_its_first_pass_only_is_seen_to() -> None:
     assert forward_traits(FlatModel(Begun(36, 5)), SMALL_IMAGES).writes
+
+
+class Normalised(torch.autograd.Function):
+    """Gradients of length 1, of all samples together."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / gradient.norm()
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -0.3 * gradient
+
+
+def clipped(gradient: Tensor) -> Tensor:
+    return gradient.clamp(-0.01, 0.01)
+
+
+class Hooked(nn.Module):
+    """Whose gradients are changed on their way, in one of many manners."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.a, self.b = how, nn.Linear(36, 8), nn.Linear(8, 5)
+        if how == "clipped":
+            self.a.weight.register_hook(clipped)
+        if how == "scaled":
+            self.a.weight.register_hook(lambda gradient: 0.3 * gradient)
+        if how == "of a layer":
+            self.b.register_full_backward_hook(lambda layer, inputs, outputs: tuple(map(clipped, inputs)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x.flatten(1)))
+        if self.how == "of values" and x.requires_grad:
+            x.register_hook(clipped)
+        if self.how == "centred" and x.requires_grad:
+            x.register_hook(lambda gradient: gradient - gradient.mean(0))
+        own = {"normalised": Normalised, "reversed": Reversed}.get(self.how)
+        x = x if own is None else own.apply(x)
+        return self.b(functional.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize("how", ["clipped", "of a layer", "of values", "centred", "normalised"])
+def test_clients_whose_gradients_do_not_add_up_are_not_merged(how: str) -> None:
+    model = FlatModel(Hooked(how))
+    refusal = MergedEngine(model, InMemorySource(SMALL_IMAGES, [3, 4]), STREAMS).model_refusal()
+    assert refusal == "hooks, or a backward pass of its own, clip or normalise the gradients of a batch"
+
+
+@pytest.mark.parametrize("how", ["as they are", "scaled", "reversed"])
+def test_clients_whose_gradients_are_scaled_are_merged(how: str) -> None:
+    model, source = FlatModel(Hooked(how)), InMemorySource(SMALL_IMAGES, [3, 4])
+    assert MergedEngine(model, source, STREAMS).model_refusal() is None
+    assert not forward_traits(FlatModel(Hooked(how).to(torch.float16)), SMALL_IMAGES).bends
