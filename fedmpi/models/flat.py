@@ -20,6 +20,7 @@ from fedmpi.models.bound_values import BoundValues
 from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
 from fedmpi.models.kept_state import KeptState
+from fedmpi.models.shared_memory import check_memory
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -90,7 +91,8 @@ class FlatModel:
     Raises
     ------
     UserError
-        The module has tensors without values, nothing to train, complex values, or values of several float types.
+        The module has tensors without values, nothing to train, complex values, values of several float types, or
+        parameters that share memory with other values.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class FlatModel:
         part: Part | None = None,
     ):
         _check_values(module)
+        check_memory(module)
         self.loss, self.part = loss, part
         self.masks = install_dropout(module)
         self.drops = self.calls_dropout = False

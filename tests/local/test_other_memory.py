@@ -15,7 +15,7 @@ from fedmpi import UserError
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
-from fedmpi.models.flat import travelling_buffers
+from fedmpi.models.flat import FlatModel, travelling_buffers
 from tests.local.stacks import Source, relative_difference, train
 from tests.local.test_drawing_modules import FLAT, STREAMS, Net, evaluated, set_up
 
@@ -194,3 +194,40 @@ def test_a_parameter_that_is_given_the_memory_of_another_is_refused() -> None:
     forward_traits(model, FLAT)
     with pytest.raises(UserError, match=r"gives d.weight the memory of another value that travels"):
         train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
+
+
+SHARING: dict[str, Callable[[Any], Any]] = {
+    "d.weight": lambda net: setattr(net.d.weight, "data", net.b.weight.data),
+    "d.bias": lambda net: setattr(net.d.bias, "data", net.b.weight.data[0]),
+    "first": lambda net: net.register_buffer("first", net.b.weight.data),
+    "own": lambda net: setattr(net, "own", net.b.weight.detach()),
+    "part": lambda net: setattr(net, "part", [net.b.weight.data[2:4, 3]]),
+    "d.turned": lambda net: setattr(net.d, "turned", {"b": net.b.weight.t()}),
+}
+"""The name of what lies in the memory of a weight -> how it comes there."""
+
+
+def two_layers() -> Net:
+    net = Net()
+    net.d = nn.Linear(16, 16)
+    return net
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_a_parameter_that_lies_where_another_value_does_is_refused(name: str) -> None:
+    net = two_layers()
+    SHARING[name](net)
+    with pytest.raises(
+        UserError, match=rf"parameter (b.weight lies in the memory of {name}|{name} .* of b.weight), wh"
+    ):
+        FlatModel(net)
+
+
+def test_names_parts_and_neighbours_of_a_parameter_share_nothing() -> None:
+    net = two_layers()
+    both = torch.randn(16, 32)
+    net.b.weight.data, net.d.weight.data = both[:, :16], both[:, 16:]
+    net.again, net.all, net.d.bias = net.b.weight, list(net.b.parameters()), net.b.bias
+    net.copied, net.sparse, net.empty = net.b.weight.detach().clone(), torch.eye(3).to_sparse(), torch.zeros(0)
+    net.normed, net.layers = nn.utils.spectral_norm(nn.Linear(3, 3)), nn.LSTM(3, 3)
+    FlatModel(net)
