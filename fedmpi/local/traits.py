@@ -130,6 +130,9 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     masks = NoMasks()
     calls = model.dropout_calls
     calls.met = False
+    gradients = [one.grad for one in model.parameters]
+    for one in model.parameters:
+        one.grad = None
     try:
         with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(masks), model.kept.watched():
             with _tried(model, description):
@@ -154,6 +157,8 @@ def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
             bends = not (draws or couples or writes) and _bends(model, x)
     finally:
         model.module.train(was_training)
+        for one, gradient in zip(model.parameters, gradients, strict=True):
+            one.requires_grad_().grad = gradient
     return ForwardTraits(
         draws or torch_drops, couples, loss, *kept, calls.met, across, torch_drops, drops, writes, bends
     )
@@ -267,9 +272,19 @@ def _changes_gradients(model: FlatModel, x: Tensor) -> bool:
 
 
 def _check_gradient(model: FlatModel, x: Tensor) -> None:
-    """Refuse a model of whose outputs there is no gradient by its parameters."""
+    """Refuse a model of whose outputs there is no gradient by its parameters, or that goes about gradients itself."""
+    if any(getattr(one, "_post_accumulate_grad_hooks", None) for one in model.parameters):
+        raise UserError(
+            "a parameter has a hook that waits for its .grad (register_post_accumulate_grad_hook), which no engine "
+            "sets: change the gradient by register_hook"
+        )
     with torch.enable_grad():
         outputs = model.module(x)
+        if any(one.grad is not None for one in model.parameters):
+            raise UserError(
+                "the model's forward pass calls backward(), whose gradients would be lost: return outputs alone, and "
+                "put what else is to be minimised into the objective of a local algorithm"
+            )
         if not outputs.requires_grad:
             raise UserError(
                 "the model's outputs have no gradient by its parameters (detach(), torch.no_grad(), a step by numpy?): "
@@ -440,9 +455,21 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
                 raise
             except BaseException:  # reported by _logits, which runs the same pass
                 continue
+            _check_trained(model)
             displaced |= bool(model.bound_values.displaced())  # the second pass may undo what the first one does
     model.kept.note_written(written.memory)
     return written.found or displaced
+
+
+def _check_trained(model: FlatModel) -> None:
+    """Refuse a forward pass that freezes parameters which are trained."""
+    names = {id(one): name for name, one in model.module.named_parameters()}
+    frozen = [names.get(id(one), "?") for one in model.parameters if not one.requires_grad]
+    if frozen:
+        raise UserError(
+            f"the model's forward pass freezes parameters ({frozen[0]}.requires_grad = False) that are trained and "
+            "travel: freeze them where the model is built, or detach() what is made of them"
+        )
 
 
 def _draws(model: FlatModel, x: Tensor) -> bool:

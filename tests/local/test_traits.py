@@ -101,6 +101,43 @@ def test_what_has_no_gradient_is_refused_before_any_client_trains(in_place: bool
         forward_traits(FlatModel(Detached(in_place)), SMALL_IMAGES)
 
 
+class OnItsOwn(nn.Linear):
+    """Goes about its gradients itself, in one of many ways, which nobody would notice."""
+
+    def __init__(self, how: str):
+        super().__init__(36, 5)
+        self.how, self.passes = how, 0
+        if how == "hook":
+            self.weight.register_post_accumulate_grad_hook(lambda one: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x.flatten(1))
+        self.passes += 1
+        if self.how == "backward" and y.requires_grad:
+            y.square().mean().backward(retain_graph=True)
+        if self.how == "freezes":
+            self.bias.requires_grad_(self.passes > 3)
+        return y
+
+
+WAYS = [
+    ("hook", "a hook that waits"),
+    ("backward", "calls backward"),
+    ("freezes", "freezes parameters .bias"),
+]
+
+
+@pytest.mark.parametrize(("how", "words"), WAYS)
+def test_a_model_that_goes_about_its_gradients_itself_is_refused(how: str, words: str) -> None:
+    module = OnItsOwn(how)
+    module.weight.grad = torch.ones(5, 36)
+    with pytest.raises(UserError, match=words):
+        forward_traits(FlatModel(module), SMALL_IMAGES)
+    assert module.bias.requires_grad
+    assert torch.equal(module.weight.grad, torch.ones(5, 36))
+    assert forward_traits(FlatModel(OnItsOwn("not at all")), SMALL_IMAGES)
+
+
 class Begun(nn.Linear):
     """Sets its bias by the first samples that it sees."""
 
