@@ -20,7 +20,7 @@ EPOCHS = RULES["epochs"]
 STEPS = 2 * -(-int(SIZES.max()) // 4)
 
 
-def three_rounds(name: str, dtype: torch.dtype, rule: LocalRule, chunk: int) -> torch.Tensor:
+def three_rounds(name: str, dtype: torch.dtype, rule: LocalRule, chunk: int | None) -> torch.Tensor:
     """The updates of three rounds, whose clients keep state, each from its own model."""
     description, given = MODELS["mlp"]
     model = flat_model("mlp", description, dtype, **given)
@@ -73,6 +73,18 @@ def test_the_size_of_the_chunk_does_not_matter_to_values_kept_apart(name: str, o
     ends = [three_rounds(name, torch.float64, EPOCHS, chunk) for chunk in (1, 2, 6)]
     assert opened == [1] * 18 + [2] * 9 + [6] * 3
     assert max(relative_difference(end, ends[0]) for end in ends) < 1e-12
+
+
+def test_corrections_that_no_step_reads_leave_room_in_the_cache(
+    opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description, given = MODELS["mlp"]
+    model = flat_model("mlp", description, torch.float32, **given)
+    net, rows = translate(model.module, description), 4
+    values = 2 * net.stack_size - net.slots[0].size + rows * net.values_per_row
+    monkeypatch.setattr(batched, "CACHE_BYTES", len(cohort(0)) * 4 * values)
+    three_rounds("scaffold", torch.float32, EPOCHS, chunk=None)
+    assert opened == [len(cohort(0))] * 3
 
 
 def test_only_first_layers_that_gain_by_it_are_kept_apart() -> None:

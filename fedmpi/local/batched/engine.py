@@ -112,8 +112,9 @@ class BatchedEngine:
         if not working:
             return report
         rows = max(batch_rows(rule, sizes[id(task)]) for task in working)
-        capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_copies(start.device))
-        laid_out = step_count(rule, sizes[id(working[0])]) * rows * LAID_OUT_BYTES
+        most = step_count(rule, sizes[id(working[0])])
+        capacity = self.chunk or chunk_size(self.net, rows, rule, start, self._extra_values(rule, most, start.device))
+        laid_out = most * rows * LAID_OUT_BYTES
         capacity = max(1, min(capacity, MOST_LAID_OUT // laid_out))
         self._left_out = []
         if self.model.has_buffers:  # which the stacked form reads where the module has them
@@ -276,11 +277,16 @@ class BatchedEngine:
             if self.net.embedding is None:  # else it moves the words that a client's texts do not use
                 del correction, client.correction
 
-    def _extra_copies(self, device: torch.device) -> int:
-        """Vectors (d,) of every client beside its values: on a CPU those that its steps read, elsewhere all."""
+    def _extra_values(self, rule: LocalRule, steps: int, device: torch.device) -> int:
+        """Of every client beside its parameters: on a CPU those that its steps read, elsewhere all vectors."""
         if self.hooks is None:
             return 0
-        return int(self.hooks.corrects) + (0 if device.type == "cpu" else len(self.hooks.client_state))
+        size = self.net.stack_size
+        if device.type != "cpu":
+            return (int(self.hooks.corrects) + len(self.hooks.client_state)) * size
+        if not self.hooks.corrects:
+            return 0
+        return size - self.net.slots[0].size if pays_off(self.net, rule, steps) else size
 
     def _timetable(self, tasks: list[ClientTask], sizes: list[int], rule: LocalRule, round: int) -> Timetable:
         batches = [
@@ -363,11 +369,11 @@ def chunk_size(net: StackedNet, rows: int, rule: LocalRule, start: Tensor, extra
     start : Tensor (d,)
         Gives dtype and device.
     extra : int
-        Further vectors of that many values for each client.
+        Further values of each client.
     """
-    copies = extra + (1 if rule.optimizer == "sgd" else 5)
+    copies = 1 if rule.optimizer == "sgd" else 5
     activations = start.element_size() * rows * net.values_per_row
-    client_bytes = start.element_size() * copies * net.stack_size + activations
+    client_bytes = start.element_size() * (copies * net.stack_size + extra) + activations
     if start.device.type == "cpu":
         least = 2 if activations <= CACHE_BYTES else 1
         return int(np.clip(CACHE_BYTES // client_bytes, least, MOST_CLIENTS_CPU))
