@@ -22,13 +22,19 @@ def privacy_refusals(c: ConfigTables) -> list[tuple[bool, str]]:
     """Choices under which one client's data changes more than its own update, so that no ε would hold."""
     p, s = c.participation, c.samples
     noised = c.privacy.clip_norm is not None and c.privacy.noise_multiplier > 0
-    sampler, rows = chosen(c, "client sampler").name, chosen(c, "row rule")
+    sampler, rows, law = chosen(c, "client sampler"), chosen(c, "row rule"), chosen(c, "availability")
     drawn_by = _DRAWN_BY.get(p.clients, "what it sees of their data")
+    draws = "may draw" if sampler.foreign else "draws"
     return [
         (
             noised and bool(drawn_by),
-            f'participation.clients = "{sampler}" draws clients by {drawn_by}: one client changes who else takes '
-            'part, for which no ε holds. With privacy.noise_multiplier set it to "uniform" or "all"',
+            f'participation.clients = "{sampler.name}" {draws} clients by {drawn_by}: one client changes who else '
+            'takes part, for which no ε holds. With privacy.noise_multiplier set it to "uniform" or "all"',
+        ),
+        (
+            noised and law.foreign,
+            f'system.availability = "{law.name}" sees the data of all clients, so that one may change which others are '
+            "there, for which no ε holds. With privacy.noise_multiplier set a built-in law",
         ),
         (
             noised and (s.rule == "exact" or (s.rule == "bernoulli" and s.size_estimate == "exact")),

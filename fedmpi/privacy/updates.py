@@ -32,7 +32,7 @@ def draws_in_secret(config: Config) -> bool:
     Otherwise a round is charged as if everybody took part. That is so where
 
     - everybody takes part;
-    - who is there follows from the clients' labels, or from a law of the user's own;
+    - who is there follows from the clients' labels;
     - clients keep what transport lost (error feedback): a round then depends on who was drawn before;
     - the participants' own size answers set p: they say something about who was drawn.
 

@@ -1,5 +1,7 @@
 """Parts of one's own that some choices do not go with."""
 
+import numpy as np
+
 from fedmpi import client_sampler, row_rule, server_optimizer
 
 
@@ -104,3 +106,8 @@ class Refusing:
 
     def refuses(self, config):
         return "never asked"
+
+
+def larger_half(view):
+    """Clients of at least the median's size are there."""
+    return (view.sizes >= np.median(view.sizes)).astype(float)

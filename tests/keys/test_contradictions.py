@@ -245,6 +245,11 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
         [NOISED, f"preset=fedavg {ALL} {NOISED}", f"{CLIPPED} {WEIGHTED}", f"{WEIGHTED} {SAME}"],
     ),
     (
+        "may change which others are there",
+        [f"{NOISED} system.availability={OWN}:larger_half"],
+        [f"{NOISED} system.availability=time-of-day", f"{CLIPPED} system.availability={OWN}:larger_half"],
+    ),
+    (
         "depend on the exact sizes of the others",
         [f"{NOISED} {PARTLY}=exact", f"{NOISED} {PARTLY}=bernoulli samples.size_estimate=exact"],
         [
