@@ -84,10 +84,13 @@ class ClientFailure(Exception):
         What went wrong.
     where : str
         The user's own line in which it did, "file:line"; "" where there is none.
+    round : int, optional
+        In which it did, where `cause` does not say so itself.
     """
 
-    def __init__(self, client: int, rank: int, cause: BaseException, where: str = ""):
-        super().__init__(f"client {client} on rank {rank}: {raised(cause)}{f' ({where})' if where else ''}")
+    def __init__(self, client: int, rank: int, cause: BaseException, where: str = "", round: int | None = None):
+        place = ", ".join([*([where] if where else []), *([] if round is None else [f"round {round}"])])
+        super().__init__(f"client {client} on rank {rank}: {raised(cause)}{f' ({place})' if place else ''}")
         self.client = client
         self.rank = rank
 

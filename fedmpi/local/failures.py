@@ -22,7 +22,7 @@ LARGEST_LOSS = 2.0**40
 
 @contextmanager
 def named_client(client: int, rank: int) -> Iterator[None]:
-    """Turn an exception into a ClientFailure that names the client and the rank; a UserError passes as it is, a
+    """Turn an exception into a ClientFailure that names client, rank and round; a UserError passes as it is, a
     PartFailure with the client named."""
     activity.work_on(client)
     try:
@@ -34,7 +34,9 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as cause:  # sys.exit() in a model must not end the run as if it were done
-        raise ClientFailure(client, rank, cause, innermost(traceback.extract_tb(cause.__traceback__))) from cause
+        told = activity.round < 0 or isinstance(cause, Divergence)
+        where = innermost(traceback.extract_tb(cause.__traceback__))
+        raise ClientFailure(client, rank, cause, where, None if told else activity.round) from cause
 
 
 class OnDivergence:

@@ -186,7 +186,7 @@ def test_a_model_that_fails_on_a_client_names_client_and_rank(tmp_path: Path):
     assert job.returncode == 1
     said = re.findall(
         r"^rank (\d) on \S+: error: client (\d+) on rank (\d): ValueError: this model takes no batch of 7 "
-        r"\(\S+user_models.py:\d+\)$",
+        r"\(\S+user_models.py:\d+, round 0\)$",
         job.stderr,
         re.M,
     )
