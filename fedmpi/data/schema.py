@@ -94,6 +94,11 @@ class DataDescription:
         """Of one sample's outputs, as a model gives them: (C,), or (L, C) where targets are tokens."""
         return (*self.target_shape, self.classes) if self.targets == "tokens" else (self.classes,)
 
+    def takes_outputs(self, shape: tuple[int, ...], samples: int) -> bool:
+        """Whether outputs of this shape are those of the task; numbers may also have the shape of the targets."""
+        own = self.targets == "regression" and shape[1:] == self.target_shape
+        return shape[:1] == (samples,) and (own or shape[1:] == self.output_shape)
+
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> DataDescription:
         """The description with these entries, as JSON gives them.

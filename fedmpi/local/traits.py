@@ -519,7 +519,7 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
 
 def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
     logits = model.module(x)
-    if not isinstance(logits, Tensor) or not _fits(tuple(logits.shape), len(x), description):
+    if not isinstance(logits, Tensor) or not description.takes_outputs(tuple(logits.shape), len(x)):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"
         what = {
@@ -532,12 +532,6 @@ def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor
     if logits.device != x.device:
         raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {logits.device}")
     return logits
-
-
-def _fits(shape: tuple[int, ...], samples: int, description: DataDescription) -> bool:
-    """Whether outputs of this shape are those of the task; numbers may also have the shape of the targets."""
-    own = description.targets == "regression" and shape[1:] == description.target_shape
-    return shape[:1] == (samples,) and (own or shape[1:] == description.output_shape)
 
 
 def _made_up_samples(model: FlatModel, description: DataDescription, rows: int = TRIAL_ROWS) -> Tensor:

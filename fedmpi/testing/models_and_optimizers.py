@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedmpi.common.task_kinds import KINDS
 from fedmpi.common.types import AnyArray
 from fedmpi.data.opening import open_store
 from fedmpi.data.schema import DataDescription
@@ -17,6 +19,7 @@ from fedmpi.local.sequential import WorkingMemory
 from fedmpi.local.work import LocalRule, OwnOptimizer
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.losses import made_up_targets, task_loss
 from fedmpi.testing.check import Check, CheckFailed, Subject, demand, leaves_generators_alone, same_twice
 
 CLASSES, SAMPLES, STEPS = 10, 6, 4
@@ -34,7 +37,7 @@ def model_checks(subject: Subject) -> Iterator[Check]:
     """All checks of a model but those that start runs."""
     yield subject.check("same values from the same seed", lambda s: same_twice(lambda: initial_values(s)))
     yield subject.check("global generators untouched", lambda s: leaves_generators_alone(lambda: initial_values(s)))
-    yield subject.check("finite outputs, one a class", outputs)
+    yield subject.check("finite outputs of the shape that the task asks for", outputs)
     yield subject.check("evaluated samples do not depend on one another", alone)
     yield subject.check("finite gradients", gradients)
 
@@ -42,7 +45,9 @@ def model_checks(subject: Subject) -> Iterator[Check]:
 def suited(subject: Subject) -> tuple[DataDescription, nn.Module]:
     """The first of the descriptions that the model can be built and called for, and the model."""
     own, reasons = subject.settings.get("data.shards"), []
-    for description in DESCRIPTIONS if own is None else (open_store(own).description,):
+    task = str(subject.settings.get("task.kind", "classification"))
+    tried = [for_task(description, task) for description in DESCRIPTIONS if task != "tokens" or description.vocabulary]
+    for description in tried if own is None else (open_store(own).description,):
         try:
             built = build(subject.choice, subject.options, description, 5)
             with torch.no_grad():
@@ -52,6 +57,14 @@ def suited(subject: Subject) -> tuple[DataDescription, nn.Module]:
             reasons.append(f"{description.feature_shape}: {error}")
     hint = "" if own is not None else ": name some that it takes, by the setting data.shards"
     raise CheckFailed(f"it takes none of the data that it is tried on{hint} ({'; '.join(reasons)})")
+
+
+def for_task(description: DataDescription, task: str) -> DataDescription:
+    """Data of the same samples with the targets of a kind of task."""
+    if task == "classification":
+        return description
+    shape = description.feature_shape if task == "tokens" else (description.classes,)
+    return replace(description, targets=task, target_shape=shape)
 
 
 def made_up_samples(description: DataDescription) -> Tensor:
@@ -68,20 +81,27 @@ def initial_values(subject: Subject) -> list[AnyArray]:
 
 
 def outputs(subject: Subject) -> str:
-    """(b, C), finite, for any b."""
+    """(b, C), (b, L, C) of tokens, or the shape of y where numbers are predicted; finite, for any b."""
     description, module = suited(subject)
-    classes = description.classes
     for count in (SAMPLES, 1):
         with torch.no_grad():
             found = module.eval()(made_up_samples(description)[:count])
         demand(isinstance(found, Tensor), f"it returns {type(found).__name__}: return a tensor, a value a class")
+        wanted = f"({', '.join(map(str, (count, *description.output_shape)))})"
         demand(
-            tuple(found.shape) == (count, classes),
-            f"it returns {tuple(found.shape)} for {count} samples of {classes} classes: return ({count}, {classes})",
+            description.takes_outputs(tuple(found.shape), count),
+            f"it returns {tuple(found.shape)} for {count} samples of {description.classes} classes: return {wanted}"
+            f"{_other_kinds(subject)}",
         )
         demand(bool(found.isfinite().all()), "its outputs are not finite for finite samples")
     size = sum(value.numel() for value in module.parameters() if value.requires_grad)
     return f"{size:,} trainable values, samples {description.feature_shape}"
+
+
+def _other_kinds(subject: Subject) -> str:
+    """How a model of another kind of task than one class a sample is tried, where nothing says what it is for."""
+    told = {"task.kind", "data.shards"} & set(subject.settings)
+    return "" if told else ", or say what it is for by the setting task.kind"
 
 
 def alone(subject: Subject) -> str:
@@ -102,8 +122,9 @@ def alone(subject: Subject) -> str:
 def gradients(subject: Subject) -> str:
     """Finite, and not zero everywhere."""
     description, module = suited(subject)
-    model = FlatModel(module)
-    _, found = model.loss_gradient(made_up_samples(description), torch.arange(SAMPLES) % description.classes)
+    kind = KINDS[description.targets]
+    model = FlatModel(module, loss=task_loss(kind.loss, kind=kind.name))
+    _, found = model.loss_gradient(made_up_samples(description), made_up_targets(description, SAMPLES))
     whole = torch.cat([gradient.to_dense().reshape(-1) for gradient in found])
     demand(bool(whole.isfinite().all()), "a gradient is not finite for finite samples")
     demand(bool(whole.any()), "no parameter has a gradient: the outputs must follow from the parameters")

@@ -719,3 +719,10 @@ def for_seven_features(description, seed: int = 0):
     """A network that is made for other data than those of the kit."""
     assert description.feature_shape == (7,), "seven features"
     return torch.nn.Linear(7, description.classes)
+
+
+def next_letters(description, units: int = 6):
+    """A class at each position of a text."""
+    return torch.nn.Sequential(
+        torch.nn.Embedding(description.vocabulary, units), torch.nn.Linear(units, description.classes)
+    )

@@ -90,6 +90,7 @@ BAD = [
     (bad_parts.pairs_of_rows, "cost with 100,000 rows", "ten times more rows"),
 ]
 
+OUTPUTS = "finite outputs of the shape that the task asks for"
 
 BY_KEY: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
     "availability": (
@@ -110,7 +111,7 @@ BY_KEY: dict[str, tuple[list[Any], list[tuple[Any, str, str]]]] = {
     "model": (
         [bad_parts.linear],
         [
-            (bad_parts.one_output, "finite outputs, one a class", r"it returns \(6, 1\) for 6 samples of 10 classes"),
+            (bad_parts.one_output, OUTPUTS, r"it returns \(6, 1\) for 6 samples of 10 classes"),
             (bad_parts.Centred, "evaluated samples do not depend on one another", "with the samples beside it"),
             (bad_parts.Unseeded, GLOBAL, "of numpy"),
         ],
@@ -158,6 +159,19 @@ def test_a_model_is_tried_on_the_data_that_its_settings_name() -> None:
     assert all(check() for check in checks(bad_parts.for_seven_features, given, kind="model", runs=False))
     with pytest.raises(CheckFailed, match="by the setting data.shards .*seven features"):
         [check() for check in checks(bad_parts.for_seven_features, kind="model", runs=False)]
+
+
+@pytest.mark.parametrize("task", ["tokens", "multilabel", "regression"])
+def test_a_model_is_tried_on_the_kind_of_task_that_its_settings_name(task: str) -> None:
+    of_positions = task == "tokens"
+    good, bad = (bad_parts.next_letters, bad_parts.linear)[:: 1 if of_positions else -1]
+    assert all(check() for check in checks(good, {"task.kind": task}, kind="model", runs=False))
+    if of_positions:
+        [check] = [check for check in checks(good, kind="model", runs=False) if check.name == OUTPUTS]
+        with pytest.raises(CheckFailed, match=r"return \(6, 10\), or say what it is for by the setting task.kind"):
+            check()
+    with pytest.raises(CheckFailed):
+        [check() for check in checks(bad, {"task.kind": task}, kind="model", runs=False)]
 
 
 @fedmpi.testing.parametrize_with_checks(GOOD, runs=False)
