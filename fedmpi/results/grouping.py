@@ -55,6 +55,12 @@ class SeedGroup:
         given = [part for part in self.parts.values() if not part.endswith(f" = {UNSET}")]
         return ", ".join(given or self.parts.values())
 
+    def value(self, key: str) -> str:
+        """What it has of a key that tells groups apart, without the key; "" where it has none."""
+        shown = self.parts.get(key, "")
+        bare = shown.removeprefix(f"{key} = ").removeprefix(f"{key.rpartition('.')[2]} = ")
+        return "" if bare == UNSET else bare
+
     def is_called(self, name: str) -> bool:
         """Whether that is its name, capitals and spaces around commas and signs of equality aside."""
         return plain(name) in (plain(self.label), plain(", ".join(self.parts.values())))

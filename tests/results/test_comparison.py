@@ -404,6 +404,17 @@ def test_csv_has_all_digits_and_latex_is_escaped(systems: tuple[Path, dict[str, 
     assert text.count("{") == text.count("}") and "_" not in text.replace(r"\_", "").splitlines()[3]
 
 
+def test_csv_holds_values_without_their_keys(tmp_path: Path) -> None:
+    heat = "participation.temperature"
+    for name, own in (("plain", {}), ("soft", {heat: 0.2}), ("soft", {heat: 1.0})):
+        for seed in (0, 1):
+            labels = {"run": name, "seed": seed, **own}
+            write_run(tmp_path / f"{name},{own},{seed}", [0.2, 0.4], {"seed": seed, **own}, labels=labels)
+    lines = list(csv.DictReader(StringIO(as_csv(compared(tmp_path)))))
+    assert [line["group"] for line in lines] == ["plain", "soft, temperature = 0.2", "soft, temperature = 1.0"]
+    assert [line[heat] for line in lines] == ["", "0.2", "1.0"]
+
+
 def test_numbers_in_a_table_of_a_record_are_compared_too(tmp_path: Path) -> None:
     for preset, share in (("fedavg", 0.25), ("fedprox", 0.5)):
         for seed in (0, 1):
