@@ -589,11 +589,18 @@ def test_that_a_source_cannot_be_kept_is_warned_of_once_and_where_there_is_a_fol
     assert caplog.text.count("participation.clients = nowhere:few has no source that could be kept") == 1
 
 
-def _typed_in(text: str) -> dict[str, Any]:
-    linecache.cache["<typed in>"] = (len(text), None, text.splitlines(keepends=True), "<typed in>")
+def _typed_in(text: str, file: str = "<typed in>") -> dict[str, Any]:
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"__name__": "typed_in"}
-    exec(compile(text, "<typed in>", "exec"), names)
+    exec(compile(text, file, "exec"), names)
     return names
+
+
+@pytest.mark.parametrize("file", ["<ipython-input-3>", "/tmp/ipykernel_77/1234567.py"])
+def test_the_line_of_a_cell_is_named(file: str) -> None:
+    sampler = _typed_in("def few(view):\n    return view.none_of_this\n", file)["few"]
+    with pytest.raises(fedmpi.PartFailure, match=rf"typed_in:few \({file}:2\) failed in round 0"):
+        fedmpi.run("fedavg", {**FEW, "participation.clients": fedmpi.client_sampler(sampler)})
 
 
 def test_lambdas_in_one_line_are_refused_where_python_forgets_columns(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_
     source : Path, optional
         A file that is the user's wherever it lies.
     typed_in : bool
-        Whether lines without a file are the user's too.
+        Whether lines without a file are the user's too, as those of a notebook's cells, whose files only Python knows.
 
     Returns
     -------
@@ -39,6 +39,7 @@ def innermost(frames: Iterable[FrameSummary], source: Path | None = None, typed_
             theirs = typed_in
         else:
             there = any(place.is_file() for place in (path, *path.parents))  # a file, or one in an archive
+            there = there or (typed_in and bool(frame.line))
             theirs = path == source or (there and not any(path.is_relative_to(home) for home in NOT_THEIRS))
         found = f"{frame.filename}:{frame.lineno}" if theirs else found
     return found
