@@ -1,11 +1,14 @@
 """The configuration refuses what it cannot do, in one clear sentence, and survives a round trip through TOML."""
 
+import json
 import tomllib
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -296,6 +299,44 @@ def test_a_key_that_stands_in_a_table_has_the_default_of_the_options_that_it_set
                 if declared is not None and declared != option.default:
                     differing.append((part.name, option.name, declared, option.default))
     assert not differing
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rounds", True),
+        ("rounds", False),
+        ("rounds", np.True_),
+        ("local.lr", True),
+        ("local.batch_size", True),
+        ("evaluation.clients", True),
+        ("system.speed_rates", [1, True]),
+        ("aggregation.lr", np.False_),
+        ("participation.candidates", True),
+        ("data.verify", 1),
+        ("data.normalise", 0.0),
+        ("aggregation.exact", np.int64(1)),
+    ],
+)
+def test_true_is_no_number_and_no_number_is_true(key: str, value: Any, tmp_path: Path) -> None:
+    base: dict[str, Any] = {"preset": "fedavg"}
+    if key == "participation.candidates":
+        base |= {"participation.clients": "power-of-choice", "participation.count": 3}
+    truth = isinstance(value, bool | np.bool_ | list)
+    words = "give a number, not true or false" if truth else "give true or false, not a number"
+    calls: list[Callable[[], Any]] = [lambda: given_config(base, {key: value})]
+    if not isinstance(value, np.generic):
+        (tmp_path / "mine.toml").write_text(f"{key} = {json.dumps(value)}\n")
+        settings = [f"{name}={json.dumps(given)}" for name, given in (base | {key: value}).items()]
+        calls += [lambda: load_config(None, settings), lambda: given_config(tmp_path / "mine.toml", base)]
+    for call in calls:
+        with pytest.raises(UserError, match=rf"^{key} = .*: {words}$"):
+            call()
+
+
+def test_whole_numbers_may_be_written_as_others_and_truth_be_numpys() -> None:
+    config = given_config("fedavg", {"rounds": 5.0, "local.epochs": np.int64(2), "data.verify": np.True_})
+    assert (config.rounds, config.local.epochs, config.data.verify) == (5, 2, True)
 
 
 @pytest.mark.parametrize(("key", "word"), [("evaluation.batch_size", "auto"), ("local.batch_size", "all")])

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from fedmpi.common.truth_values import mistaken
+
 
 class _Required:
     """The default of an option that must be given."""
@@ -57,6 +59,8 @@ class Option:
         ValueError
             When the value is of another type or out of range; says what is expected.
         """
+        if reason := mistaken(self.annotation, value):
+            raise ValueError(reason)
         try:
             adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
         except (PydanticUserError, NameError, TypeError):

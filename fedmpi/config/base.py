@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from fedmpi.common.made_with import OBJECT, holds_values
 from fedmpi.common.object_names import object_name
 from fedmpi.common.registry import built_in_name
+from fedmpi.common.truth_values import mistaken
 
 Values = dict[str, Any]
 """Values by key: {"rounds": 20, "local": {"lr": 0.1}}, or flat, {"local.lr": 0.1}."""
@@ -155,6 +156,14 @@ class Table(BaseModel):
     """Base of all tables: unknown keys are errors, values are immutable, docstrings describe the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true for 1, and 1 for true."""
+        if info.field_name is not None and (reason := mistaken(cls.model_fields[info.field_name].annotation, value)):
+            raise ValueError(reason)
+        return value
 
     def refusal(self) -> str | None:
         """Why values of this table exclude one another, whatever the other tables hold; None where they do not."""
