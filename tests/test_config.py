@@ -124,16 +124,19 @@ def slow_server(w: torch.Tensor, update: torch.Tensor, *, lr: float = 0.125, tau
 
 def test_a_part_of_ones_own_keeps_its_defaults_where_it_replaces_that_of_a_preset():
     own = "aggregation.optimizer=tests.test_config:slow_server"
+
+    def rate(config: fedmpi.Config) -> float:
+        return options(config, "server optimizer")["lr"]
+
     for preset in ("fedavg", "fedadam"):
         config = from_settings(f"preset={preset}", own)
-        assert (config.aggregation.lr, config.aggregation.tau) == (0.125, 2.0)
-        assert build_config([("config.toml", tomllib.loads(config_toml(config)))]).aggregation.lr == 0.125
-        assert (
-            given_config(fedmpi.Config(preset=preset), {"aggregation.optimizer": slow_server}).aggregation.lr == 0.125
-        )
-        assert from_settings(f"preset={preset}", own, "aggregation.lr=0.5").aggregation.lr == 0.5
+        assert options(config, "server optimizer") == {"lr": 0.125, "tau": 2.0} == config.aggregation.own_options
+        assert (config.aggregation.lr, config.aggregation.tau) == (1.0, 1e-3), "fedmpi's own, which nobody set"
+        assert rate(build_config([("config.toml", tomllib.loads(config_toml(config)))])) == 0.125
+        assert rate(given_config(fedmpi.Config(preset=preset), {"aggregation.optimizer": slow_server})) == 0.125
+        assert rate(from_settings(f"preset={preset}", own, "aggregation.lr=0.5")) == 0.5
     chosen = fedmpi.Config(preset="fedadam", aggregation={"optimizer": slow_server, "lr": 0.25})
-    assert given_config(chosen, {"aggregation.optimizer": slow_server, "rounds": 2}).aggregation.lr == 0.25
+    assert rate(given_config(chosen, {"aggregation.optimizer": slow_server, "rounds": 2})) == 0.25
 
 
 @pytest.mark.parametrize("other", ["sgd", "momentum", "yogi"])
@@ -178,7 +181,7 @@ def test_what_other_parts_or_all_of_a_table_read_too_stays_a_presets():
     unbiased = {"aggregation.weights": "unbiased", "aggregation.optimizer": of_a_population}
     assert given_config("fedstas", unbiased).aggregation.population == "clients", "of the weights, too"
     alone = given_config("fedstas", {"aggregation.optimizer": of_a_population})
-    assert alone.aggregation.population == "samples", "meant for built-in weights"
+    assert options(alone, "server optimizer") == {"population": "samples"}, "meant for built-in weights"
     assert given_config("fedavg", {"participation.clients": of_a_share}).participation.fraction == 0.1
 
 

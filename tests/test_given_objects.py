@@ -275,7 +275,7 @@ def by_share(view: Any, *, count: int = 3) -> Cohort:
     return Cohort(view.available[:count])
 
 
-def of_levels(view: Any, *, levels: float = 0.5, draw: str = "mine") -> Cohort:
+def of_fractions(view: Any, *, fraction: tuple[float, float] = (0.5, 0.5)) -> Cohort:
     return Cohort(view.available[:2])
 
 
@@ -289,11 +289,14 @@ def test_an_option_of_the_name_of_a_common_key_keeps_its_default_where_that_is_s
     assert counted.records[0]["participants"] == 2
 
 
-@pytest.mark.parametrize("option", [{}, {"participation.draw": "other", "participation.levels": 3}])
-def test_an_option_whose_name_is_a_key_with_other_values_is_said_to_be_one(option: dict[str, Any]) -> None:
-    sentence = rf"participation\.(levels|draw) = .*; {HERE}:of_levels has an option of this name, .*: give it another"
+@pytest.mark.parametrize("option", [{}, {"participation.fraction": 0.5}, {"participation.fraction": [0.5, 0.5]}])
+def test_an_option_whose_name_is_a_common_key_with_other_values_is_said_to_be_one(option: dict[str, Any]) -> None:
+    sentence = (
+        rf"participation\.fraction = .*; {HERE}:of_fractions has an option of this name, which is a key of fedmpi's "
+        r"\(Share of all clients drawn per round\): give it another one$"
+    )
     with pytest.raises(fedmpi.UserError, match=sentence):
-        fedmpi.run("fedavg", {"rounds": 1, "participation.clients": of_levels, **option})
+        fedmpi.run("fedavg", {"rounds": 1, "participation.clients": of_fractions, **option})
 
 
 @pytest.mark.parametrize(

@@ -168,9 +168,3 @@ class Table(BaseModel):
     def refusal(self) -> str | None:
         """Why values of this table exclude one another, whatever the other tables hold; None where they do not."""
         return None
-
-
-class OpenTable(Table):
-    """Base of the tables in which the options of chosen parts stand: other keys are theirs."""
-
-    model_config = ConfigDict(extra="allow")

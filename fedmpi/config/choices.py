@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from fedmpi.common.data_choices import makes_data
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import UserError, shown
 from fedmpi.common.options import REQUIRED, positional
-from fedmpi.common.registry import KINDS, SOURCE, Kind, Part, parts, resolve
+from fedmpi.common.registry import KINDS, SOURCE, Part, resolve
 from fedmpi.config.base import ALTERNATIVES, Values, written
+from fedmpi.config.open_table import OpenTable
+from fedmpi.config.own_options import (
+    chosen_by,
+    condition,
+    goes_to_any,
+    is_common,
+    is_fedmpis,
+    is_own,
+    listed_choices,
+    of_this_name,
+    open_kinds,
+    parts_with,
+)
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
-
-
-NORM_KEYS = ("features", "levels", "restore", "probe", "refresh", "refresh_who", "projection_above")
-STRATA_KEYS = (*NORM_KEYS, "opening", "clustering", "strata", "min_samples", "xi", "noise", "spread")
-SERVICES: dict[str, dict[str, tuple[str, ...]]] = {"participation": {"norms": NORM_KEYS, "strata": STRATA_KEYS}}
-"""Table → what its parts can need → the keys that say how it is to be made."""
-
-
-@cache
-def open_kinds(table: str) -> list[Kind]:
-    """What the keys of a table choose, as far as options are checked with the configuration."""
-    return [kind for kind in KINDS.values() if kind.modules and not kind.late and kind.table == table]
 
 
 def chosen(config: ConfigTables, kind: str) -> Part:
@@ -41,19 +41,12 @@ def all_chosen(config: ConfigTables, kind: str) -> list[Part]:
     """The parts of a kind that the configuration chooses: one, or as many as its key lists."""
     table, _, key = KINDS[kind].key.partition(".")
     value = getattr(getattr(config, table), key)
-    return [resolve(kind, choice) for choice in _listed_choices(KINDS[kind], value)]
+    return [resolve(kind, choice) for choice in listed_choices(KINDS[kind], value)]
 
 
 def data_options(config: ConfigTables) -> dict[str, Any]:
     """The options of what makes the data; {} of a folder and of arrays."""
     return options(config, SOURCE) if makes_data(config.data.shards) else {}
-
-
-def _listed_choices(kind: Kind, value: Any) -> list[Any]:
-    """The choices that a key's value stands for: each of a list; none where data are a folder or arrays."""
-    if kind.several and isinstance(value, list | tuple):
-        return list(value)
-    return [] if kind.name == SOURCE and not makes_data(value) else [value]
 
 
 def options(config: ConfigTables, kind: str) -> dict[str, Any]:
@@ -66,15 +59,17 @@ def options(config: ConfigTables, kind: str) -> dict[str, Any]:
 
 def options_of_part(config: ConfigTables, part: Part) -> dict[str, Any]:
     """The same of one of several chosen parts."""
-    table: BaseModel = getattr(config, KINDS[part.kind].table)
-    extra = table.model_extra or {}
-    keys = table.model_fields_set if part.foreign else set(type(table).model_fields)
+    name = KINDS[part.kind].table
+    table: BaseModel = getattr(config, name)
+    fields = type(table).model_fields.keys()
+    keys = fields & table.model_fields_set if part.foreign else fields
     declared = {o.name: getattr(table, o.name) for o in part.options if o.name in keys}
-    given = {name: value for name, value in declared.items() if value is not None}
-    given |= {name: extra[name] for name in extra if part.option(name) is not None}
+    given = {key: value for key, value in declared.items() if value is not None}
+    alone = options_alone(table)
+    given |= {key: value for key, value in alone.items() if part.option(key) is not None}
     if part.takes_any:
-        others = [p for p in chosen_in(config, KINDS[part.kind].table) if (p.kind, p.name) != (part.kind, part.name)]
-        given |= {name: value for name, value in extra.items() if not any(p.option(name) for p in others)}
+        selected = chosen_in(config, name)
+        given |= {key: alone[key] for key in alone if goes_to_any(name, key, type(table), part, selected)}
     return given
 
 
@@ -98,7 +93,27 @@ def check_options(config: ConfigTables) -> None:
             if not _known(key, selected):
                 raise UserError(_refusal(name, key, "the configuration", selected, type(table)))
         for part in selected:
-            part.checked(options_of_part(config, part))
+            given = options_of_part(config, part)
+            if part.foreign:
+                _refuse_unsuited_keys(part, given, type(table), own_options(table))
+            part.checked(given)
+
+
+def _refuse_unsuited_keys(part: Part, given: Values, table: type[BaseModel], own: Values) -> None:
+    """Refuse options of the user's own part that cannot take what is given to the key of fedmpi's of that name."""
+    for key in (key for key in given if key in table.model_fields and key not in own):
+        dotted, option = KINDS[part.kind].option_key(key), part.option(key)
+        if dotted == part.key:
+            raise UserError(f"{dotted} = {part.name!r} chooses a part with an option of this name: give it another one")
+        try:
+            if option is not None:
+                option.converted(given[key])
+        except ValueError as error:
+            reason = f"{str(error)[:1].lower()}{str(error)[1:]}"
+            value = shown(given[key], repr)
+            raise UserError(
+                f"{dotted} = {value} does not suit {part.name}: {reason}; {of_this_name(part, key, table)}"
+            ) from None
 
 
 def option_values(config: ConfigTables) -> Values:
@@ -177,54 +192,54 @@ def without_foreign_options(
 def _options_of_the_replaced(
     values: Values, older: Values, origins: Mapping[str, str], tables: Mapping[str, type[BaseModel]]
 ) -> set[str]:
-    """Keys that the preset alone sets, for a part in whose place the user has put one with an option of that name.
+    """Keys that the preset alone sets, for a part in whose place the user has put one that would take them for its own.
 
     An option that the preset's part does not have was meant for another built-in part, and stays for that.
     """
     found: set[str] = set()
     for name in {dotted.partition(".")[0] for dotted in older if "." in dotted}:
         before, now = (list(chosen_by(given, name, tables[name])) for given in (older, values))
-        replaced = {(part.kind, part.name) for part in before}
-        for part in (part for part in now if (part.kind, part.name) not in replaced):
-            others = [other for other in now if other is not part]
-            found |= {
-                f"{name}.{option.name}"
-                for option in part.options
-                if (_of_another(before, part.kind, option.name) or (part.foreign and parts_with(name, option.name)))
-                and not any(other.option(option.name) for other in others)
-            }
+        for key in (dotted.partition(".")[2] for dotted in older if dotted.startswith(f"{name}.")):
+            if not is_common(name, key, tables[name], now) and _is_for_another(name, key, tables[name], before, now):
+                found.add(f"{name}.{key}")
     return found - origins.keys()
 
 
-def _of_another(before: list[Part], kind: str, option: str) -> bool:
-    return any(part.kind == kind and part.option(option) is not None for part in before)
+def _is_for_another(name: str, key: str, table: type[BaseModel], before: list[Part], now: list[Part]) -> bool:
+    """Whether a key that was set with some parts chosen would, with those chosen now, reach one that it was not for."""
+    kept = [part for part in now if _among(before, part)]
+    new = [part for part in now if not _among(before, part)]
+    if any(part.option(key) is not None for part in kept):
+        return False
+    then_any, now_any = ([p for p in parts if goes_to_any(name, key, table, p, parts)] for parts in (before, now))
+    if any(_among(then_any, part) for part in now_any):
+        return False
+    if is_own(name, key, table, before):
+        return True
+    if named := [part for part in new if part.option(key) is not None]:
+        replaced = {part.kind for part in before if part.option(key) is not None}
+        return all(part.foreign or part.kind in replaced for part in named)
+    return bool(now_any)
 
 
-@cache
-def parts_with(table: str, key: str) -> list[Part]:
-    """The built-in parts among whose options (or those of what they need) a key of a table is; [] of common keys."""
-    return [part for kind in open_kinds(table) for part in parts(kind.name) if _has(part, key)]
+def _among(parts: list[Part], part: Part) -> bool:
+    return any((one.kind, one.name) == (part.kind, part.name) for one in parts)
 
 
 def means_something(config: ConfigTables, table: str, key: str) -> bool:
-    """Whether a declared key is common to all choices of its table, or an option of one of the chosen parts."""
-    if not parts_with(table, key):
-        return True
-    return any(part.takes_any or _has(part, key) for part in chosen_in(config, table))
+    """Whether a declared key means something to fedmpi: it is common to all choices, or goes with those made."""
+    fields = type(getattr(config, table))
+    return not parts_with(table, key) or is_fedmpis(table, key, fields, chosen_in(config, table))
 
 
-def condition(table: str, key: str) -> str:
-    """Which choices give an option its meaning, in words: 'participation.clients = "weighted"'."""
-    by_key: dict[str, list[str]] = {}
-    for part in parts_with(table, key):
-        by_key.setdefault(part.key, []).append(f'"{part.name}"')
-    return " or ".join(f"{chooser} = {' or '.join(names)}" for chooser, names in by_key.items())
+def own_options(table: Any) -> Values:
+    """What a table holds for options of the user's own parts that bear the name of a declared key."""
+    return table.own_options if isinstance(table, OpenTable) else {}
 
 
-def _has(part: Part, key: str) -> bool:
-    services = SERVICES.get(KINDS[part.kind].table, {})
-    served = any(key in services.get(need, ()) for need in part.marks.get("needs", ()))
-    return served or part.option(key) is not None
+def options_alone(table: Any) -> Values:
+    """What a table holds for options of parts alone: its undeclared keys, and `own_options`; {} of a single value."""
+    return dict(table.model_extra or {}) | own_options(table) if isinstance(table, BaseModel) else {}
 
 
 def _known(key: str, selected: list[Part]) -> bool:
@@ -234,13 +249,6 @@ def _known(key: str, selected: list[Part]) -> bool:
 def chosen_in(config: ConfigTables, table: str) -> list[Part]:
     """The parts that the keys of a table choose, those left out whose options are checked later."""
     return [part for kind in open_kinds(table) for part in all_chosen(config, kind.name)]
-
-
-def chosen_by(values: Values, name: str, table: type[BaseModel]) -> Iterator[Part]:
-    """The parts that {"table.key": value} choose in a table, which need not be valid otherwise."""
-    for kind in open_kinds(name):
-        value = values.get(kind.key, table.model_fields[kind.key.partition(".")[2]].default)
-        yield from (resolve(kind.name, choice) for choice in _listed_choices(kind, value))
 
 
 def _refusal(table: str, key: str, origin: str, selected: list[Part], fields: type[BaseModel]) -> str:

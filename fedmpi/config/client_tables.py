@@ -18,7 +18,6 @@ from fedmpi.config.base import (
     Count,
     Decay,
     NonNegative,
-    OpenTable,
     Positive,
     Probability,
     Table,
@@ -27,6 +26,7 @@ from fedmpi.config.base import (
     not_with,
     only_with,
 )
+from fedmpi.config.open_table import OpenTable
 
 OF_GRADIENTS = not_with("features", "label-histogram")
 ESTIMATED = only_with("rule", "bernoulli")
@@ -35,6 +35,8 @@ PRIVATE = not_with("size_estimate", "exact")
 
 class DataTable(OpenTable):
     """Which data; keys not listed here are options of what makes them: the digits, or a function of your own."""
+
+    in_config = "data"
 
     shards: Choice = DIGITS
     """Folder written by `python -m data_prep`, or "digits": the 1,797 embedded handwritten digits of scikit-learn
@@ -79,6 +81,8 @@ class ModelTable(BaseModel):
 class TaskTable(OpenTable):
     """What is learned; keys not listed here are options of the loss and of the metrics."""
 
+    in_config = "task"
+
     kind: Literal["classification", "tokens", "multilabel", "regression"] = "classification"
     """classification: one of C classes a sample; tokens: one at each of its positions, -1 where none counts (next word,
     next character); multilabel: any of C labels; regression: numbers. The data say which they are for."""
@@ -106,6 +110,8 @@ class TaskTable(OpenTable):
 
 class ParticipationTable(OpenTable):
     """Which clients take part in a round; other keys are options of the sampler (`fedmpi parts`)."""
+
+    in_config = "participation"
 
     clients: Choice = "uniform"
     """all; uniform without replacement; weighted by n_k; importance (by gradient norm); stratified; power-of-choice,
@@ -179,6 +185,8 @@ class ParticipationTable(OpenTable):
 class SamplesTable(OpenTable):
     """Which of the participants' data is used; other keys are options of the rule (`fedmpi parts`)."""
 
+    in_config = "samples"
+
     rule: Choice = "all"
     """all; bernoulli: each sample with K/Ñ (FedSampling); ratio: a fixed share of every client; exact: exactly K of the
     pooled samples; or "package.module:object", a rule of your own."""
@@ -212,6 +220,8 @@ class SamplesTable(OpenTable):
 
 class LocalTable(OpenTable):
     """What a participant does with its data; keys not listed here are options of the algorithm."""
+
+    in_config = "local"
 
     algorithm: Choice = "plain"
     """plain: the optimizer's steps on the client's own loss; scaffold, feddyn, fednova; or "package.module:class" of

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from fedmpi.common.errors import shown
 from fedmpi.config.base import Condition
-from fedmpi.config.choices import condition, means_something
+from fedmpi.config.choices import means_something, options_alone
+from fedmpi.config.own_options import condition
 from fedmpi.config.tables import ConfigTables
 
 
@@ -75,6 +76,8 @@ def conditions() -> dict[str, tuple[Condition, ...]]:
 def why_meaningless(config: ConfigTables, key: str) -> str | None:
     """What would have to be chosen for a key to mean something, in words; None where it does already."""
     table, _, name = key.partition(".")
+    if name and name in options_alone(getattr(config, table)):
+        return None
     if name and not means_something(config, table, name):
         return condition(table, name)
     missing = [str(wanted) for wanted in conditions().get(key, ()) if not _holds(config, wanted)]

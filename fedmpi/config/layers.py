@@ -14,9 +14,10 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.common.files import read_plain
 from fedmpi.common.registry import KINDS, resolve
 from fedmpi.config.base import ALTERNATIVES, Values, written
-from fedmpi.config.choices import parts_with, without_foreign_options
+from fedmpi.config.choices import without_foreign_options
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
 from fedmpi.config.objects import taken_apart
+from fedmpi.config.own_options import parts_with
 from fedmpi.config.presets import preset_named
 from fedmpi.config.tables import ConfigTables
 

@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.common.registry import Part
 from fedmpi.config.base import Table, Values
 from fedmpi.config.checks import contradiction
-from fedmpi.config.choices import check_options, chosen_by, option_values, without_foreign_options
+from fedmpi.config.choices import check_options, option_values, without_foreign_options
 from fedmpi.config.keys import tables_by_name, why_meaningless
 from fedmpi.config.layers import (
     assignment,
@@ -29,6 +29,7 @@ from fedmpi.config.layers import (
     with_preset,
 )
 from fedmpi.config.objects import taken_apart
+from fedmpi.config.own_options import chosen_by, of_this_name
 from fedmpi.config.tables import ConfigTables
 from fedmpi.config.writing import chosen_table
 
@@ -180,8 +181,8 @@ def _of_the_same_name(values: Values, error: ValidationError) -> str:
     table, chosen = tables_by_name().get(name), list[Part]()
     with suppress(UserError):  # of a choice that is wrong itself
         chosen = list(chosen_by(values, name, table)) if table is not None and key in table.model_fields else []
-    own = [part.name for part in chosen if part.foreign and part.option(key) is not None]
-    return f"; {own[0]} has an option of this name, which is a key of fedmpi's: give it another one" if own else ""
+    own = [part for part in chosen if part.foreign and part.option(key) is not None]
+    return f"; {of_this_name(own[0], key, table)}" if own and table is not None else ""
 
 
 def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -> str:

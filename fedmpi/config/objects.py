@@ -16,7 +16,8 @@ from fedmpi.common.object_names import object_name
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import KINDS, SOURCE, Kind, resolve
 from fedmpi.config.base import Values, written
-from fedmpi.config.choices import chosen_in, parts_with, storable
+from fedmpi.config.choices import chosen_in, options_alone, own_options, storable
+from fedmpi.config.own_options import open_kinds, parts_with
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -80,7 +81,7 @@ def as_class_names(config: ConfigTables) -> Values:
         if kind.name in CALLED_THEMSELVES and not any(isinstance(choice, partial) for choice in choices):
             continue
         table = getattr(config, kind.table)
-        by_key = {f"{kind.table}.{name}" for name in table.model_fields_set}
+        by_key = {f"{kind.table}.{name}" for name in table.model_fields_set | own_options(table).keys()}
         named: list[Any] = []
         options: Values = {}
         for choice in choices:
@@ -109,7 +110,14 @@ def not_repeatable(config: ConfigTables) -> list[str]:
                     f"give a function or class instead, and its options as keys of [{kind.table}]"
                 )
     for name, table in config:
-        for key, value in (getattr(table, "model_extra", None) or {}).items():
+        defaults = [option for part in chosen_in(config, name) for option in part.options]
+        for key, value in options_alone(table).items():
+            harmless = any(option.name == key and option.default is None for option in defaults)
+            if value is None and open_kinds(name) and not harmless:
+                sentences.append(
+                    f"{name}.{key} is None, which config.toml cannot hold: only Python code that gives it again can "
+                    "repeat this run; give what says the same in words or numbers"
+                )
             if OBJECT in str(written(value)) and not isinstance(value, str):
                 sentences.append(
                     f"{name}.{key} is {written(value)!r} in config.toml, which holds texts, numbers and lists of them: "

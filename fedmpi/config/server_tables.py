@@ -11,7 +11,6 @@ from fedmpi.config.base import (
     Count,
     Decay,
     NonNegative,
-    OpenTable,
     Positive,
     Probability,
     Table,
@@ -20,6 +19,7 @@ from fedmpi.config.base import (
     not_with,
     only_with,
 )
+from fedmpi.config.open_table import OpenTable
 
 
 def _viewed(value: Any) -> Any:
@@ -42,6 +42,8 @@ VIEWING = not_with("clients", None)
 
 class TopologyTable(OpenTable):
     """Who aggregates; other keys are options of the scheduling (`fedmpi parts`)."""
+
+    in_config = "topology"
 
     kind: Literal["star", "mediators"] = "star"
     """star: every participant sends to the server; mediators: groups of clients train one after another (Astraea)."""
@@ -117,6 +119,8 @@ class RebalanceTable(Table):
 class AggregationTable(OpenTable):
     """How updates become the next global model; other keys are options of the chosen parts (`fedmpi parts`)."""
 
+    in_config = "aggregation"
+
     weights: Choice = "samples"
     """samples: n_k used; uniform: 1/m; gradient-sum: |S_k|/K (-squared: |S_k|²/K); stratified: N_h/N · mean (FedSTaS);
     normalised: n_k/π_k, normalised, strata in their shares (FedSSO); unbiased: Horvitz–Thompson; literal: the next
@@ -153,6 +157,8 @@ class AttackTable(Table):
 
 class SystemTable(OpenTable):
     """Who is there, who drops out, and how fast the simulated devices are."""
+
+    in_config = "system"
 
     availability: Choice = "always"
     """always; bernoulli: with `probability` in every round; time-of-day: swinging between `lowest` and `probability`;

@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from fedmpi.config.base import Values, written
-from fedmpi.config.choices import defaults_of_parts, option_values
+from fedmpi.config.choices import defaults_of_parts, option_values, own_options
 from fedmpi.config.keys import why_meaningless
 from fedmpi.config.layers import dotted
 from fedmpi.config.objects import as_class_names
@@ -84,6 +84,8 @@ def is_default(config: ConfigTables, key: str) -> bool:
     for table in tables:
         model = getattr(model, table, None)
     field = type(model).model_fields.get(name) if isinstance(model, BaseModel) else None
+    if name in own_options(model):
+        return False
     return field is not None and getattr(model, name) == field.get_default(call_default_factory=True)
 
 

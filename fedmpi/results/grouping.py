@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.base import written
-from fedmpi.config.keys import all_keys, unknown_key
+from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
+from fedmpi.config.own_options import may_be_own, open_kinds
 from fedmpi.records.changes import MAY_CHANGE
 from fedmpi.results.gather import OneRun
 
@@ -199,7 +200,14 @@ def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str:
         return data[str(run.folder)]
     if key in run.table or key in run.labels:
         return _shown(run.table[key] if key in run.table else run.labels[key])
-    return _defaults().get(key, UNSET)  # keys that there were not yet when the run was made, among others
+    return UNSET if _of_parts(run, key) else _defaults().get(key, UNSET)  # such as keys that there were not yet
+
+
+def _of_parts(run: OneRun, key: str) -> bool:
+    """Whether a key that a run does not have may be an option of a part of the user's own in it."""
+    table, _, name = key.partition(".")
+    own = any(":" in str(run.table.get(kind.key, "")) for kind in open_kinds(table))
+    return own and may_be_own(table, name, tables_by_name()[table])
 
 
 @cache

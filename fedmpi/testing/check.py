@@ -12,6 +12,8 @@ from fedmpi.common.calling import naming
 from fedmpi.common.generators import drawn_from, generator_states, kept_generators
 from fedmpi.common.registry import KINDS, Part
 from fedmpi.common.types import AnyArray
+from fedmpi.config.keys import tables_by_name
+from fedmpi.config.own_options import goes_to_any
 
 FALSE_ALARM = 1e-4
 """Probability that a part that does what it states fails one of the statistical checks, over all its clients."""
@@ -85,7 +87,13 @@ class Subject:
         table = KINDS[self.part.kind].table
         prefix = f"{table}." if table else ""
         named = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
-        return {name: value for name, value in named.items() if self.part.option(name) or self.part.takes_any}
+        return {name: value for name, value in named.items() if self.part.option(name) or self._goes_to_any(name)}
+
+    def _goes_to_any(self, name: str) -> bool:
+        fields = tables_by_name().get(KINDS[self.part.kind].table)
+        if fields is None:
+            return self.part.takes_any
+        return goes_to_any(KINDS[self.part.kind].table, name, fields, self.part, [self.part])
 
     @property
     def choice(self) -> Any:

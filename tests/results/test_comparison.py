@@ -109,6 +109,15 @@ def test_what_a_target_took_is_counted_to_the_first_evaluation_that_reached_it(t
     assert "2.5 ± 0.7 (2 of 3)" in rendered(compared(tmp_path, target=0.8))
 
 
+def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmpis(tmp_path: Path) -> None:
+    own = {"participation.clients": "mine:sampler"}
+    write_run(tmp_path / "a", [0.1], own)
+    write_run(tmp_path / "b", [0.2], own | {"participation.strata": 10})
+    write_run(tmp_path / "c", [0.3], own | {"participation.strata": "many"})
+    [(_, rows)] = compared(tmp_path).blocks
+    assert [row.group.label for row in rows] == ["strata = unset", "strata = 10", "strata = many"]
+
+
 def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
     assert compared(tmp_path).target == 0.5

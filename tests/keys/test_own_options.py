@@ -1,0 +1,534 @@
+"""Options of the user's own parts that bear the names of fedmpi's keys: theirs, where fedmpi's mean nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedmpi
+from fedmpi import Cohort, Config, UserError
+from fedmpi.config import build_config, config_toml, load_config
+from fedmpi.config.choices import options
+from fedmpi.config.layers import remarks
+from fedmpi.config.loading import given_config
+from fedmpi.config.objects import not_repeatable
+from fedmpi.config.writing import differences, flat_table, is_default
+from fedmpi.sweeps.planned_runs import plan_sweep
+from fedmpi.testing.check import Subject
+from fedmpi.testing.kit import part_of
+from tests.mpi.commands import run_commands
+from tests.mpi.launch import LIMIT
+
+PARTS = """
+from typing import Any, Literal, Optional
+
+import numpy as np
+import torch
+
+import fedmpi
+from fedmpi import Cohort, LocalAlgorithm, client_sampler, combiner, row_rule, server_optimizer, weights
+
+GIVEN = {}
+
+
+@client_sampler
+def named(
+    view,
+    *,
+    strata: str = "few",
+    xi: float = -3.0,
+    draw: Literal["first", "last"] = "first",
+    opening: bool = False,
+    levels: tuple[int, ...] = (1, 2),
+    noise: Optional[float] = None,
+) -> Cohort:
+    GIVEN["named"] = dict(strata=strata, xi=xi, draw=draw, opening=opening, levels=levels, noise=noise)
+    return Cohort(view.available[:3] if draw == "first" else view.available[-3:])
+
+
+@client_sampler
+class Any_:
+    def __init__(self, *, replace: str = "no", **options):
+        self.given = dict(replace=replace, **options)
+
+    def draw(self, view):
+        GIVEN["Any_"] = self.given
+        return Cohort(view.available[:2])
+
+
+@client_sampler(needs=("strata",))
+def by_strata(view, *, strata: int = 3, every_stratum: str = "no", **options) -> Cohort:
+    GIVEN["by_strata"] = dict(strata=strata, every_stratum=every_stratum, **options)
+    return Cohort(view.available[:2])
+
+
+@client_sampler
+def of_its_own_name(view, *, clients: str = "all") -> Cohort:
+    return Cohort(view.available[:2])
+
+
+@row_rule
+def rows(client, *, ratio: str = "half", epsilon: float = -1.0, clip: float = 2.0, wanted: int = 7):
+    GIVEN["rows"] = dict(ratio=ratio, epsilon=epsilon, clip=clip, wanted=wanted)
+    return np.arange(3)
+
+
+@row_rule
+def any_rows(client, **options):
+    GIVEN["any_rows"] = options
+    return np.arange(3)
+
+
+@weights(per_sample=False, normalised=True)
+def weighing(cohort, sizes, *, tau: str = "t", population: int = 3):
+    GIVEN["weighing"] = dict(tau=tau, population=population)
+    return np.ones(len(cohort.clients))
+
+
+@combiner
+def combining(updates, coefficients, *, beta1: str = "b"):
+    GIVEN["combining"] = dict(beta1=beta1)
+    return updates.mean(0)
+
+
+@server_optimizer
+def stepping(w, update, *, lr: str = "0.5", beta2: tuple[float, float] = (2.0, 3.0), population: str = "all") -> None:
+    GIVEN["stepping"] = dict(lr=lr, beta2=beta2, population=population)
+    w.add_(update, alpha=float(lr))
+
+
+@server_optimizer
+def any_step(w, update, *, momentum: float = 0.1, **options) -> None:
+    GIVEN["any_step"] = dict(momentum=momentum, **options)
+    w.add_(update)
+
+
+class Algorithm(LocalAlgorithm):
+    def __init__(self, *, beta1: int = 5, epsilon: str = "e"):
+        super().__init__()
+        GIVEN["Algorithm"] = dict(beta1=beta1, epsilon=epsilon)
+
+
+class AnyAlgorithm(LocalAlgorithm):
+    def __init__(self, **options):
+        super().__init__()
+        GIVEN["AnyAlgorithm"] = options
+
+
+class Rated(LocalAlgorithm):
+    def __init__(self, *, lr: str = "fast"):
+        super().__init__()
+
+
+def local_step(parameters, lr, *, beta1: float = -2.0, epsilon: bool = True):
+    GIVEN["local_step"] = dict(beta1=beta1, epsilon=epsilon)
+    return torch.optim.SGD(parameters, lr=lr)
+
+
+def loss(outputs, targets, *, kind: str = "hinge", gamma: str = "g"):
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def law(view, *, probability: str = "high", by_label: int = 3, lowest: float = -1.0):
+    GIVEN["law"] = dict(probability=probability, by_label=by_label, lowest=lowest)
+    return np.ones(len(view.sizes))
+
+
+def groups(class_counts, most, generator, target, *, kind: str = "alike", first: bool = True):
+    GIVEN["groups"] = dict(kind=kind, first=first)
+    return np.arange(len(class_counts)) // most
+
+
+def data(*, verify: bool = True, clients: str = "5", partition: int = 3) -> fedmpi.ClientArrays:
+    GIVEN["data"] = dict(verify=verify, clients=clients, partition=partition)
+    draws = np.random.default_rng(0)
+    x, y = draws.standard_normal((60, 8)).astype(np.float32), draws.integers(0, 3, 60)
+    return fedmpi.ClientArrays(x, y, np.arange(60) % int(clients), test=(x, y))
+"""
+MODULE = "parts_with_names_of_keys"
+ONE = {"rounds": 1, "participation.count": 3, "local.engine": "sequential", "logging.tensorboard": False}
+ON_ASTRAEA = {"rounds": 1, "participation.count": 3, "logging.tensorboard": False}
+Given = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("own")
+    (found / f"{MODULE}.py").write_text(PARTS)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    """What the parts were given since the test began, by the part's name."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    __import__(MODULE)
+    sys.modules[MODULE].GIVEN.clear()  # type: ignore[attr-defined]
+    yield sys.modules[MODULE].GIVEN  # type: ignore[attr-defined]
+
+
+def own(name: str) -> str:
+    return f"{MODULE}:{name}"
+
+
+def as_table(keys: dict[str, Any], preset: str) -> dict[str, Any]:
+    table: dict[str, Any] = {"preset": preset}
+    for key, value in keys.items():
+        name, dot, inner = key.partition(".")
+        if dot:
+            table.setdefault(name, {})[inner] = value
+        else:
+            table[name] = value
+    return table
+
+
+def toml(table: dict[str, Any]) -> str:
+    """A file with keys in one line each, and no table within a table."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for name, inner in table.items():
+        if isinstance(inner, dict):
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in inner.items())]
+    return "\n".join(lines)
+
+
+NAMED = {"participation.clients": own("named")}
+THEIRS: dict[str, tuple[str, dict[str, Any], Given]] = {
+    "defaults": (
+        "fedavg",
+        NAMED,
+        {"named": {"strata": "few", "xi": -3.0, "draw": "first", "opening": False, "levels": (1, 2), "noise": None}},
+    ),
+    "sampler": (
+        "fedavg",
+        NAMED
+        | {f"participation.{key}": value for key, value in (("strata", "many"), ("xi", -7), ("draw", "last"))}
+        | {"participation.opening": True, "participation.levels": [4, 5, 6], "participation.noise": 0.5},
+        {"named": {"strata": "many", "xi": -7.0, "draw": "last", "opening": True, "levels": (4, 5, 6), "noise": 0.5}},
+    ),
+    "sampler, a preset's replaced": (
+        "fedstas",
+        NAMED | {"aggregation.weights": "samples"},
+        {"named": {"strata": "few", "xi": -3.0, "draw": "first", "opening": False, "levels": (1, 2), "noise": None}},
+    ),
+    "any": (
+        "fedavg",
+        {"participation.clients": own("Any_"), "participation.replace": "yes", "participation.strata": "many"}
+        | {"participation.opening": True, "participation.share": 0.5},
+        {"Any_": {"replace": "yes", "strata": "many", "opening": True, "share": 0.5}},
+    ),
+    "any, a preset's replaced": (
+        "fedstas",
+        {"participation.clients": own("Any_"), "aggregation.weights": "samples"},
+        {"Any_": {"replace": "no"}},
+    ),
+    "what it needs is fedmpi's": (
+        "fedavg",
+        {"participation.clients": own("by_strata"), "participation.strata": 4, "participation.every_stratum": "yes"}
+        | {"participation.features": "label-histogram", "participation.replace": "any"},
+        {"by_strata": {"strata": 4, "every_stratum": "yes", "replace": "any"}},
+    ),
+    "rows": (
+        "fedavg",
+        {"samples.rule": own("rows"), "samples.ratio": "third", "samples.epsilon": -4.5, "samples.wanted": 5},
+        {"rows": {"ratio": "third", "epsilon": -4.5, "clip": 2.0, "wanted": 5}},
+    ),
+    "any rows": (
+        "fedavg",
+        {"samples.rule": own("any_rows"), "samples.asked": "nobody", "samples.clip": 3, "samples.wanted": 9},
+        {"any_rows": {"asked": "nobody", "clip": 3}},
+    ),
+    "several of a table": (
+        "fedavg",
+        {"aggregation.weights": own("weighing"), "aggregation.optimizer": own("any_step")}
+        | {"aggregation.rule": own("combining"), "aggregation.tau": "x", "aggregation.beta1": "y"}
+        | {"aggregation.lr": "free", "aggregation.momentum": 0.7},
+        {
+            "weighing": {"tau": "x", "population": 3},
+            "combining": {"beta1": "y"},
+            "any_step": {"momentum": 0.7, "lr": "free"},
+        },
+    ),
+    "server optimizer": (
+        "fedadam",
+        {"aggregation.optimizer": own("stepping"), "aggregation.lr": "0.25", "aggregation.population": "some"},
+        {"stepping": {"lr": "0.25", "beta2": (2.0, 3.0), "population": "some"}},
+    ),
+    "any server optimizer, a preset's replaced": (
+        "fedadam",
+        {"aggregation.optimizer": own("any_step")},
+        {"any_step": {"momentum": 0.1}},
+    ),
+    "algorithm": (
+        "fedavg",
+        {"local.algorithm": own("Algorithm"), "local.beta1": 7},
+        {"Algorithm": {"beta1": 7, "epsilon": "e"}},
+    ),
+    "any algorithm, a preset's replaced": (
+        "feddyn",
+        {"local.algorithm": own("AnyAlgorithm"), "local.epsilon": "small"},
+        {"AnyAlgorithm": {"epsilon": "small"}},
+    ),
+    "local optimizer": (
+        "fedavg",
+        {"local.optimizer": own("local_step"), "local.beta1": -5, "local.epsilon": False},
+        {"local_step": {"beta1": -5.0, "epsilon": False}},
+    ),
+    "law": (
+        "fedavg",
+        {"system.availability": own("law"), "system.probability": "low", "system.by_label": 5},
+        {"law": {"probability": "low", "by_label": 5, "lowest": -1.0}},
+    ),
+    "data": (
+        "fedavg",
+        {"data.shards": own("data"), "data.clients": "6", "data.verify": False},
+        {"data": {"verify": False, "clients": "6", "partition": 3}},
+    ),
+    "groups": (
+        "astraea",
+        {"topology.scheduling": own("groups"), "topology.first": False},
+        {"groups": {"kind": "mediators", "first": False}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_part_is_given_its_options_however_they_are_set(name: str, given: Given, tmp_path: Path) -> None:
+    preset, keys, expected = THEIRS[name]
+    keys = (ON_ASTRAEA if preset == "astraea" else ONE) | keys
+    table, written = as_table(keys, preset), tmp_path / "run" / "config.toml"
+    (tmp_path / "mine.toml").write_text(toml(table))
+    settings = [f"preset={preset}", *(f"{key}={json.dumps(value)}" for key, value in keys.items())]
+    ways: dict[str, Callable[[], Any]] = {
+        "keys": lambda: fedmpi.run(preset, keys, out=tmp_path / "run"),
+        "a file": lambda: fedmpi.run(tmp_path / "mine.toml"),
+        "--set": lambda: fedmpi.run(load_config(None, settings)),
+        "a Config": lambda: fedmpi.run(Config(**table)),
+        "its own file": lambda: fedmpi.run(written),
+        "its own file, overridden": lambda: fedmpi.run(Config.load(written), {"seed": 3}),
+        "resumed by keys": lambda: fedmpi.run(preset, keys | {"rounds": 2}, out=tmp_path / "run", resume=True),
+        "resumed by its own file": lambda: fedmpi.run(written, {"rounds": 3}, out=tmp_path / "run", resume=True),
+    }
+    for way, run in ways.items():
+        given.clear()
+        run()
+        assert given == expected, way
+    if expected.get("named", {}).get("draw"):
+        chosen = (0, 3) if expected["named"]["draw"] == "first" else (17, 20)
+        run = fedmpi.run(preset, keys | {"logging.participants": True})
+        assert run.records[0]["clients"] == f"{chosen[0]}-{chosen[1] - 1}"
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_configuration_with_them_is_one_value(name: str) -> None:
+    preset, keys, _ = THEIRS[name]
+    config = given_config(preset, keys)
+    text = config_toml(config)
+    table = tomllib.loads(text)
+    for again in (
+        build_config([("config.toml", table)]),
+        pickle.loads(pickle.dumps(config)),
+        copy.deepcopy(config),
+        config.model_copy(),
+        given_config(config, {"seed": config.seed}),
+    ):
+        assert again == config and config_toml(again) == text and differences(table, again) == []
+        assert options(again, "client sampler") == options(config, "client sampler")
+
+
+def test_what_is_given_for_them_stays_apart_from_fedmpis_keys() -> None:
+    one = Config(participation={"clients": own("named"), "count": 2, "strata": "many", "opening": True})
+    other = Config(participation={"clients": own("named"), "count": 2, "strata": "some", "opening": True})
+    table = one.participation
+    assert (table.strata, table.opening) == (10, False), "what fedmpi would read has its default"
+    assert table.own_options == {"strata": "many", "opening": True}
+    assert one != other and "many" in repr(one)
+    assert table.model_dump(exclude_unset=True) == {"clients": own("named"), "count": 2} | table.own_options
+    assert Config(participation=table) == one == given_config(one, {})
+    assert type(table)(clients=own("named"), count=2, strata="many", opening=True) == table
+    assert not is_default(
+        Config(participation={"clients": own("Any_"), "count": 2, "strata": 10}), "participation.strata"
+    )
+    text = config_toml(one)
+    assert 'strata = "many"' in text and "opening = true" in text
+    without = tomllib.loads(text.replace('strata = "many"\n', ""))
+    assert [key for key, *_ in differences(without, one)] == ["participation.strata"]
+
+
+def test_keys_that_no_part_has_mean_nothing_beside_one_of_ones_own() -> None:
+    sentence = r'^participation.clustering .*means nothing here: it needs participation.clients = "stratified"'
+    with pytest.raises(UserError, match=sentence):
+        given_config("fedavg", NAMED | {"participation.clustering": "optics"})
+    with pytest.raises(UserError, match=r"^participation.strta .*did you mean participation.strata\?"):
+        given_config("fedavg", NAMED | {"participation.strta": "many"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("draw", "middle", "input should be 'first' or 'last'"),
+        ("levels", ["x"], "input should be a valid integer, .*"),
+        ("xi", "steep", "input should be a valid number, .*"),
+        ("strata", 3, "input should be a valid string"),
+        ("opening", 1, "give true or false, not a number"),
+        ("xi", True, "give a number, not true or false"),
+        ("levels", [1, True], "give a number, not true or false"),
+        ("noise", False, "give a number, not true or false"),
+    ],
+)
+def test_only_the_annotation_says_what_they_take(key: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=rf"^participation.{key} = .* does not suit {own('named')}: {words}$"):
+        given_config("fedavg", NAMED | {f"participation.{key}": value})
+
+
+def test_what_a_complete_configuration_holds_for_one_part_reaches_no_other() -> None:
+    named = given_config("fedavg", NAMED | {"participation.strata": "many", "participation.draw": "last"})
+    any_ = given_config(
+        "fedavg", {"participation.clients": own("Any_"), "participation.strata": "many", "participation.share": 0.5}
+    )
+    for before in (named, any_):
+        for sampler, expected in {
+            "uniform": {},
+            "stratified": {"strata": 10, "draw": "importance"},
+            own("named"): {"strata": "few", "draw": "first"},
+            own("Any_"): {"replace": "no"},
+            own("by_strata"): {"strata": 3, "every_stratum": "no"},
+        }.items():
+            after = given_config(before, {"participation.clients": sampler})
+            if sampler == before.participation.clients:
+                assert after == before
+            else:
+                found = flat_table(after)
+                assert {key: found[f"participation.{key}"] for key in expected} == expected
+                assert "many" not in str(found) and "participation.share" not in found
+
+
+def test_an_option_that_a_built_in_part_has_too_is_shared(given: Given) -> None:
+    both = {"aggregation.optimizer": own("stepping"), "aggregation.weights": "unbiased", "participation.count": 3}
+    config = given_config("fedavg", both | {"aggregation.population": "clients"})
+    assert config.aggregation.population == "clients" and config.aggregation.own_options.keys() == {"lr", "beta2"}
+    assert options(config, "server optimizer")["population"] == options(config, "weights")["population"] == "clients"
+    with pytest.raises(UserError, match=rf"population = 'some' .*'samples' or 'clients'; {own('stepping')} has an opt"):
+        given_config("fedavg", both | {"aggregation.population": "some"})
+    alone = given_config(config, {"aggregation.weights": "uniform"})
+    assert options(alone, "server optimizer")["population"] == "clients", "as it was for this part"
+    adam = {"local.algorithm": own("Algorithm"), "local.optimizer": "adam", "local.beta1": 0.5}
+    with pytest.raises(UserError, match=rf"local.beta1 = 0.5 does not suit {own('Algorithm')}: .*Adam: decay of the f"):
+        given_config("fedavg", adam)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {"local.algorithm": own("Rated"), "local.lr": 0.25},
+            rf"^local.lr = 0.25 does not suit {own('Rated')}: input should be a valid string; {own('Rated')} has an "
+            r"option of this name, which is a key of fedmpi's \(Learning rate η of round 0\): give it another one$",
+        ),
+        ({"task.loss": own("loss")}, r"^task.kind = 'hinge': input should be .*; .*:loss has an option of this name"),
+        (
+            {"participation.clients": own("of_its_own_name")},
+            r"^participation.clients = '.*:of_its_own_name' chooses a part with an option of this name: give it anoth",
+        ),
+    ],
+)
+def test_an_option_that_cannot_take_a_common_key_is_to_have_another_name(keys: Given, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        given_config("fedavg", keys)
+
+
+class Bound:
+    """A sampler that is made anew for every run."""
+
+    def __init__(self, *, strata: str = "few", xi: float | None = 2.0):
+        self.strata, self.xi = strata, xi
+
+    def draw(self, view: Any) -> Cohort:
+        return Cohort(view.available[:2])
+
+
+@pytest.mark.parametrize("sampler", [Bound(strata="many"), partial(Bound, strata="many")])
+def test_objects_hold_them_too(sampler: Any) -> None:
+    for preset, beside in (("fedavg", {}), ("fedstas", {"aggregation.weights": "samples"})):
+        config = given_config(preset, {"participation.clients": sampler, **beside})
+        assert options(config, "client sampler") == {"strata": "many", "xi": 2.0}
+        table = tomllib.loads(config_toml(config))["participation"]
+        assert (table["clients"], table["strata"]) == (f"{__name__}:Bound", "many")
+        beside_it = given_config(preset, {"participation.clients": sampler, "participation.strata": "key", **beside})
+        assert options(beside_it, "client sampler")["strata"] == "key"
+
+
+def test_none_in_the_place_of_another_default_is_reported() -> None:
+    none = given_config("fedavg", {"participation.clients": Bound, "participation.xi": None})
+    assert options(none, "client sampler")["xi"] is None
+    assert [sentence.partition(",")[0] for sentence in not_repeatable(none)] == ["participation.xi is None"]
+    assert not_repeatable(given_config("fedavg", {"participation.clients": Bound})) == []
+    any_ = given_config("fedavg", {"participation.clients": own("Any_"), "participation.strata": None})
+    assert [sentence.partition(",")[0] for sentence in not_repeatable(any_)] == ["participation.strata is None"]
+    as_default = given_config("fedavg", NAMED | {"participation.noise": None})
+    assert not_repeatable(as_default) == []
+
+
+def test_a_sweep_may_go_through_them(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        f'preset = "fedstas"\naggregation.weights = "samples"\nparticipation.clients = "{own("named")}"\n'
+        '[sweep]\nparticipation.strata = ["many", "some"]\nparticipation.xi = [-1, -2.5]\n'
+    )
+    runs = plan_sweep(path, tmp_path / "out").runs
+    found = [options(run.config, "client sampler") for run in runs]
+    assert [(one["strata"], one["xi"]) for one in found] == [
+        (strata, xi) for strata in ("many", "some") for xi in (-1.0, -2.5)
+    ]
+
+
+def test_a_preset_in_whose_place_they_are_is_remarked() -> None:
+    config = given_config("fedadam", {"aggregation.optimizer": own("stepping"), "aggregation.lr": "0.25"})
+    expected = "preset fedadam with other parts: aggregation.lr = 0.25 (0.01 was for adam)"
+    assert remarks(flat_table(config))[-1].startswith(expected)
+
+
+def test_a_check_of_a_part_gives_it_no_key_of_fedmpis() -> None:
+    settings = {"participation.count": 3, "participation.strata": "many", "participation.share": 1}
+    assert Subject(part_of(own("Any_")), settings).options == {"strata": "many", "share": 1}
+    assert Subject(part_of(own("by_strata")), settings).options == {"strata": "many", "share": 1}
+
+
+@pytest.mark.slow
+def test_commands_and_ranks_do_the_same(folder: Path, tmp_path: Path) -> None:
+    keys = ["preset=fedavg", "rounds=2", "cluster.threads=1", "aggregation.exact=true", "logging.tensorboard=false"]
+    keys += [f"participation.clients={own('named')}", "participation.strata=many", "participation.draw=last"]
+    words = [word for key in [*keys, "logging.participants=true"] for word in ("--set", key)]
+
+    def train(out: str, *further: str) -> list[str | Path]:
+        return ["train", *words, *(word for key in further for word in ("--set", key)), "--out", tmp_path / out]
+
+    wrong = {"rounds": "true", "participation.xi": "true", "participation.opening": "0"}
+    alone = {"show": ["show", *words]} | {key: train("none", f"{key}={value}") for key, value in wrong.items()}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "three").mkdir()
+    done = run_commands(None, alone | {"run": train("alone")}, tmp_path / "one", LIMIT, cwd=folder)
+    assert (done["show"].returncode, done["run"].returncode) == (0, 0) and 'strata = "many"' in done["show"].stdout
+    for key, value in wrong.items():
+        assert done[key].returncode == 2 and f"error: {key} = {value.title()} " in done[key].stderr
+        assert done[key].stderr.count("\n") == 1
+    together = {
+        "run": train("ranks", "checkpoint.every=1"),
+        "other": [*train("ranks", "rounds=3", "participation.strata=some"), "--resume"],
+        "further": [*train("ranks", "rounds=3"), "--resume"],
+    }
+    done = run_commands(3, together, tmp_path / "three", LIMIT, cwd=folder)
+    assert [done[name].returncode for name in together] == [0, 2, 0], done
+    assert "participation.strata: 'many' there, 'some' here" in done["other"].stderr
+    one, three = (fedmpi.load_run(tmp_path / name).records for name in ("alone", "ranks"))
+    assert [record["clients"] for record in three] == ["17-19"] * 3
+    assert [record["test_loss"] for record in one] == [record["test_loss"] for record in three[:2]]
