@@ -169,6 +169,8 @@ class Hooks:
         for name in self.sums:
             try:
                 vector = vector_like(self._start, found[name], f"what finish returns as {name!r}")
+                if self.part.foreign and not bool(torch.isfinite(vector.sum())):
+                    raise ValueError(f"what finish returns as {name!r} is not finite: lower local.lr, or mend it")
             except (TypeError, ValueError, RuntimeError) as error:
                 raise self.refusal(str(error), client) from error
             self._accumulators[name].add(vector, 1.0)

@@ -114,6 +114,8 @@ class Wrong(LocalAlgorithm):
             client.c = work.delta[1:]
         if self.how == "no sum":
             return None
+        if self.how == "infinite sum":
+            return {"dc": work.delta / 0}
         return {"dc": work.delta} if self.how != "another sum" else {"dd": work.delta}
 
 

@@ -398,6 +398,7 @@ def test_two_vectors_of_a_client_can_change_places() -> None:
         ("infinite", "client.c is not finite"),
         ("short state", "client.c must be a vector"),
         ("no sum", "finish returned \\[\\], but sums and numbers declare dc"),
+        ("infinite sum", "round 7, client 1: what finish returns as 'dc' is not finite"),
         ("another sum", "finish returned \\['dd'\\], but sums and numbers declare dc"),
     ],
 )
