@@ -33,6 +33,7 @@ from fedmpi.common.errors import RunFailure, UserError
 from fedmpi.common.files import named_folder
 from fedmpi.common.terminal import paragraph
 from fedmpi.config import Config
+from fedmpi.config.layers import read_toml
 from fedmpi.config.loading import given_config
 from fedmpi.data.arrays import ClientArrays
 from fedmpi.data.schema import DataDescription
@@ -409,12 +410,16 @@ def load_runs(pattern: str | Path) -> list[Run]:
 
 
 def _rebuilt(folder: Path, summary: Record) -> nn.Module:
-    """The network of a finished run: built as its configuration says, with the values of model.safetensors."""
+    """The network of a finished run: built as its configuration says, with the values of model.safetensors.
+
+    Its other parts need not be found: they may have been typed into a notebook.
+    """
     if not summary:
         raise UserError(f"{folder} holds no finished run, so it has no final model: continue it with resume")
     if "data" not in summary:
         raise UserError(f"{folder / 'summary.json'} does not say what the data look like: it is damaged")
-    config = Config.load(folder / "config.toml")
+    table = read_toml(folder / "config.toml")
+    config = given_config("fedavg", {key: table[key] for key in ("seed", "model") if key in table})
     try:
         description = DataDescription.of(summary["data"])
     except (TypeError, ValueError) as error:

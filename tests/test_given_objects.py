@@ -599,6 +599,17 @@ def _typed_in(text: str, file: str = "<typed in>") -> dict[str, Any]:
     return names
 
 
+def test_the_model_of_a_run_is_built_again_where_its_other_parts_are_not_found(tmp_path: Path) -> None:
+    few = _typed_in("from fedmpi import Cohort\ndef few(view):\n    return Cohort(view.available[:3])\n")["few"]
+    settings = {**FEW, "participation.clients": fedmpi.client_sampler(few)}
+    run = fedmpi.run("fedavg", settings, data="digits:clients=5", out=tmp_path)
+    found = fedmpi.load_run(tmp_path)
+    values = zip(found.model.parameters(), run.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in values)
+    with pytest.raises(fedmpi.UserError, match="typed_in"):
+        _ = found.config
+
+
 @pytest.mark.parametrize("file", ["<ipython-input-3>", "/tmp/ipykernel_77/1234567.py"])
 def test_the_line_of_a_cell_is_named(file: str) -> None:
     sampler = _typed_in("def few(view):\n    return view.none_of_this\n", file)["few"]
