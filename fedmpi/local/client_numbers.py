@@ -115,10 +115,10 @@ class ClientMeasures:
             module.eval()
             x, y = self.data.load(client)
             total, tally = 0.0, MetricTally(self._metrics if judged else (), loss.kind)
-            with torch.inference_mode():
+            with torch.no_grad():
                 for first in range(0, len(y), self._rows):
                     part = slice(first, first + self._rows)
-                    outputs = module(x[part])
+                    outputs = module(x[part]).detach()
                     total += float(loss.per_sample(outputs, y[part]).sum(dtype=torch.float64))
                     tally.add(outputs, y[part])
             if not np.isfinite(total):

@@ -78,7 +78,7 @@ class LocalLosses:
         self.model.bind_to_look(values)
         module, loss, total = self.model.module, self.model.loss, 0.0
         seeded = evaluating(self.model, self.streams, Purpose.CLIENT_EVALUATION, round, client, self._draws)
-        with seeded, torch.inference_mode():
+        with seeded, torch.no_grad():
             module.eval()
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)

@@ -513,7 +513,10 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
         return tensor.detach()  # a tensor that knows its graph would keep that alive for ever, being kept by it
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.module(x)
+        try:
+            model.module(x)
+        except RuntimeError:  # torch.func.grad within takes no such hooks; what else fails does so without them, too
+            return []
     return [storage.nbytes() for storage in held.values()]
 
 

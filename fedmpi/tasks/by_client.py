@@ -80,7 +80,7 @@ def client_sums(
     """
     was_training = module.training
     module.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         scores = [
             sample_scores(outputs_of(module, x[first : first + rows], part), y[first : first + rows], loss)
             for first in range(0, len(y), rows)

@@ -87,7 +87,7 @@ def evaluate(
     was_training = module.training
     module.eval()
     total, tally = 0.0, MetricTally(metrics, loss.kind)
-    with torch.inference_mode():
+    with torch.no_grad():
         for start in range(0, len(y), batch_size):
             labels = y[start : start + batch_size]
             logits = outputs_of(module, x[start : start + batch_size], part)
@@ -103,12 +103,13 @@ def evaluate(
 def outputs_of(module: nn.Module, x: Tensor, part: Part | None) -> Tensor:
     """What the module makes of samples; where it is of the user's own part, its failures are named.
 
+    It may compute gradients within (`torch.enable_grad()`): the outputs have none.
     Memory that is short is nobody's failure: fewer samples may do.
     """
     with nullcontext() if part is None else naming(part):
         try:
             outputs: Tensor = module(x)
-            return outputs
+            return outputs.detach()
         except torch.OutOfMemoryError as error:
             short = error
     raise short

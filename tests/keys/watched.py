@@ -165,7 +165,7 @@ class Watcher:
             seen.state.append(None if kept is None else kept.spilled)
 
         def counted(module: torch.nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
-            if not module.training and torch.is_inference_mode_enabled():
+            if not module.training and not torch.is_grad_enabled():
                 seen.batches.append(len(inputs[0]))
 
         trainer.train, simulation._apply = watched, applied  # type: ignore[method-assign]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -89,8 +88,8 @@ class _Constants(TorchFunctionMode):
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """Within: the device can be computed on; inference mode, which wrapped tensors do not know, is no_grad."""
-    with _Constants(), _Factories(), mock.patch("torch.inference_mode", torch.no_grad):
+    """Within: the device can be computed on."""
+    with _Constants(), _Factories():
         yield ELSEWHERE
 
 

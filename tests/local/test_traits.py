@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import fedmpi
 from fedmpi import UserError
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
@@ -16,6 +18,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
+from fedmpi.tasks.evaluation import evaluate
 from tests.local.synthetic import SMALL_IMAGES, STREAMS, InMemorySource, relative_error, summed, tasks_of
 
 
@@ -217,3 +220,55 @@ def test_clients_whose_gradients_are_scaled_are_merged(how: str) -> None:
     model, source = FlatModel(Hooked(how)), InMemorySource(SMALL_IMAGES, [3, 4])
     assert MergedEngine(model, source, STREAMS).model_refusal() is None
     assert not forward_traits(FlatModel(Hooked(how).to(torch.float16)), SMALL_IMAGES).bends
+
+
+class Energy(nn.Module):
+    """Takes a step down its own slope, in one of two ways, also where nobody asks for gradients."""
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.way, self.a, self.b = way, nn.Linear(36, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.way == "torch.func":
+            slope = torch.func.vmap(torch.func.grad(lambda row: torch.tanh(self.a.weight @ row).sum()))(x)
+        else:
+            with torch.enable_grad():
+                moved = x.clone().requires_grad_()
+                energy = torch.tanh(moved @ self.a.weight.t()).sum()
+                (slope,) = torch.autograd.grad(energy, moved, create_graph=True)
+        return self.b(torch.tanh(self.a(x - 0.1 * slope)))
+
+
+@pytest.mark.parametrize("way", ["torch.func", "autograd"])
+def test_a_model_that_computes_gradients_within_is_trained_and_evaluated(way: str) -> None:
+    generator = np.random.default_rng(1)
+    x, y = generator.standard_normal((30, 1, 6, 6)).astype(np.float32), generator.integers(0, 5, 30)
+    data = fedmpi.ClientArrays(x[:20], y[:20], np.arange(20) % 4, test=(x[20:], y[20:]))
+    settings = {"rounds": 2, "participation.count": 4, "evaluation.clients": "all"}
+    run = fedmpi.run("fedavg", settings, data=data, model=lambda _: Energy(way))
+    module = run.model.eval()
+    found = functional.cross_entropy(module(torch.from_numpy(x[20:])).detach(), torch.from_numpy(y[20:]))
+    assert run.summary["final"]["test_loss"] == pytest.approx(float(found))
+
+
+class Table(nn.Linear):
+    """Keeps tables by the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__(36, 5)
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if len(x) not in self.tables:
+            self.tables[len(x)] = torch.linspace(1, 2, 5)
+        return super().forward(x) * self.tables[len(x)]
+
+
+def test_what_is_kept_of_an_evaluation_may_be_trained_with() -> None:
+    module, x, y = Table(), torch.ones(7, 36), torch.zeros(7, dtype=torch.int64)
+    evaluate(module, x, y, 7)
+    functional.cross_entropy(module(x), y).backward()
+    assert module.weight.grad is not None
