@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NUMBERS_AND_WORDS = int, float, complex, str, np.generic
 SEQUENCES = list, tuple, deque
 MOST_ENTRIES = 10_000
 """Of a list or dictionary whose entries are compared: larger ones are tables, which nobody keeps books in."""
+OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "fedmpi"}
+"""Packages whose objects are not looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +26,16 @@ class FirstValue:
     """A value that may be changed or replaced.
 
     Lists, tuples, deques and dictionaries are compared with all that lies in them, sets by their elements, tensors and
-    arrays by their numbers. All of these are put back in place, since others may hold the same objects. Of anything
-    else it counts whether it is the same object.
+    arrays by their numbers, objects of a user's class by their attributes, but for those within other objects. All of
+    these are put back in place, since others may hold the same objects. Of anything else it counts whether it is the
+    same object.
 
     Attributes
     ----------
     value : any
     content : any
-        What lies in it: a `FirstValue` each, or a copy; None where nothing is known of it.
+        What lies in it: a `FirstValue` each, of an object that of its attributes, or a copy; None where nothing is
+        known of it.
     memory : Tensor, optional
         Where the numbers of a tensor lie that has a copy: `value.data = …` may have it lie where others do.
     """
@@ -39,7 +45,9 @@ class FirstValue:
     memory: Tensor | None = None
 
     @classmethod
-    def of(cls, value: Any, fixed: Set[int] = frozenset(), within: tuple[int, ...] = ()) -> FirstValue:
+    def of(
+        cls, value: Any, fixed: Set[int] = frozenset(), within: tuple[int, ...] = (), objects: bool = True
+    ) -> FirstValue:
         """How a value is now.
 
         Parameters
@@ -49,6 +57,8 @@ class FirstValue:
             Ids of tensors whose numbers may change.
         within : tuple of int
             Ids of the containers around it.
+        objects : bool
+            Whether objects of a user's class are looked into.
         """
         if isinstance(value, Tensor):
             known = id(value) not in fixed and _writable(value)
@@ -61,9 +71,11 @@ class FirstValue:
             return cls(value, set(value))
         within = *within, id(value)
         if isinstance(value, SEQUENCES):
-            return cls(value, [cls.of(one, fixed, within) for one in value])
+            return cls(value, [cls.of(one, fixed, within, objects) for one in value])
         if isinstance(value, dict):
-            return cls(value, {key: cls.of(one, fixed, within) for key, one in value.items()})
+            return cls(value, {key: cls.of(one, fixed, within, objects) for key, one in value.items()})
+        if objects and _of_a_users_class(value):
+            return cls(value, cls.of(vars(value), fixed, within, objects=False))
         return cls(value)
 
     def changed(self, now: Any) -> bool:
@@ -78,6 +90,8 @@ class FirstValue:
             return not (torch.equal(value, content) or _alike(value, content))
         if type(now) is not type(value):
             return True
+        if isinstance(content, FirstValue):
+            return now is not value or content.changed(vars(now))
         if isinstance(value, np.ndarray):
             return now is not value or not _alike(value, content)
         if isinstance(value, set):
@@ -92,6 +106,8 @@ class FirstValue:
         """Whether a tensor that can be put back, it or one within it, lies in one of these storages (by address)."""
         if isinstance(self.value, Tensor):
             return self.memory is not None and self.memory.untyped_storage().data_ptr() in memory
+        if isinstance(self.content, FirstValue):
+            return self.content.lies_in(memory)
         if self.content is None or not isinstance(self.value, (*SEQUENCES, dict)):
             return False
         within = self.content.values() if isinstance(self.value, dict) else self.content
@@ -102,7 +118,9 @@ class FirstValue:
         value, content = self.value, self.content
         if content is None:
             return value
-        if isinstance(value, Tensor):
+        if isinstance(content, FirstValue):
+            content.put_back()
+        elif isinstance(value, Tensor):
             if self.memory is not None and lies_elsewhere(value, self.memory):
                 value.data = self.memory
             value.data.copy_(content)
@@ -121,6 +139,13 @@ class FirstValue:
                 value.clear()
                 value.extend(items)
         return value
+
+
+def _of_a_users_class(value: Any) -> bool:
+    """Whether a value is an object with attributes, of a class that is neither Python's, torch's, numpy's nor ours."""
+    if not hasattr(value, "__dict__") or isinstance(value, type | nn.Module):
+        return False
+    return isinstance(value, SimpleNamespace) or type(value).__module__.split(".")[0] not in OTHERS
 
 
 def lies_elsewhere(tensor: Tensor, memory: Tensor) -> bool:

@@ -17,7 +17,7 @@ TORCHS_OWN = {name for name in vars(nn.Module()) if name.startswith("_")}
 
 
 class KeptState:
-    """Buffers, frozen parameters and attributes of a module and its parts, as they are first.
+    """Buffers, frozen parameters and attributes of a module and its parts, and attributes of a loss, as they are first.
 
     Which attributes, frozen parameters and float buffers forward passes change is found out by trial passes
     (`watched`); integer buffers, and tensors put in the places of buffers, are put back in any case.
@@ -27,10 +27,12 @@ class KeptState:
     module : nn.Module
     travelling : sequence of Tensor
         Parameters and buffers whose values are not put back, being part of the model that travels.
+    beside : sequence of dict
+        Attributes of the loss.
     """
 
-    def __init__(self, module: nn.Module, travelling: Sequence[Tensor]):
-        self.module = module
+    def __init__(self, module: nn.Module, travelling: Sequence[Tensor], beside: Sequence[dict[str, Any]] = ()):
+        self.module, self._beside = module, beside
         self._places: list[tuple[Any, str, Tensor | None]] = [
             (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
         ]
@@ -77,7 +79,7 @@ class KeptState:
         there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
         before = [(part, self._attributes_of(part), set(part._buffers)) for part in parts]
-        staying = [FirstValue.of(one, self._own) for one in self._staying]
+        staying = [FirstValue.of(one, self._own) for one in (*self._staying, *self._beside)]
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ a sample has many targets, its loss is the mean over those that count.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -171,6 +172,16 @@ class Loss:
     def name(self) -> str:
         """As the configuration names it."""
         return self.part.name
+
+    @property
+    def attributes(self) -> list[dict[str, Any]]:
+        """Where a loss of the user's own may keep something from call to call."""
+        function = self._function if self.part.foreign else None
+        while isinstance(function, functools.partial):
+            function = function.func
+        function = getattr(function, "__self__", function)
+        holders = function.modules() if isinstance(function, torch.nn.Module) else [function]
+        return [vars(one) for one in holders if hasattr(one, "__dict__")]
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, (b,), of the outputs' type; outputs of a regression get the targets' shape.

@@ -254,12 +254,27 @@ def shapes_as_in_transformers() -> nn.Module:
     return Texts(nn.Linear(8, 24), attend)
 
 
+class Meter:
+    """A mean over calls, as every second tutorial has it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __repr__(self) -> str:
+        return f"{self.count}"
+
+    def update(self) -> int:
+        self.count += 1
+        return self.count
+
+
 SLOWLY: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "a tensor's data": (lambda: torch.zeros(()), lambda calls: float(calls.data.add_(1))),
     "an array": (lambda: np.zeros(1), lambda calls: float(np.add(calls, 1, out=calls)[0])),
     "a queue": (deque, lambda calls: calls.append(1) or len(calls)),
     "a set": (set, lambda calls: calls.add(len(calls)) or len(calls)),
     "a list in a dictionary": (lambda: {"all": []}, lambda calls: calls["all"].append(1) or len(calls["all"])),
+    "an object": (Meter, Meter.update),
     "a tensor in a list": (lambda: [torch.zeros(())], lambda calls: float(calls[0].add_(1))),
 }
 """What a module holds, and how it counts its calls in it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,17 @@ from fedmpi.local.merged import MergedEngine
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import couples_in_evaluation, forward_traits
 from fedmpi.local.work import LocalRule
+from fedmpi.models.flat import FlatModel
 from fedmpi.models.written import Written
 from fedmpi.records.client_table import read_clients
-from tests.local.stacks import train
+from fedmpi.tasks.losses import task_loss
+from tests.local.stacks import Source, ragged_sizes, tasks_for, train
 from tests.local.test_drawing_modules import EPOCHS, FLAT, STREAMS, Net, evaluated, set_up
+
+
+class Passes:
+    def __init__(self) -> None:
+        self.passes = 0
 
 
 class Counting(Net):
@@ -63,6 +69,9 @@ class Counting(Net):
         if self.how == "complex":
             self.count = count + 1j
             return self.count.imag
+        if self.how == "object":
+            count.passes += 1
+            return count.passes
         if self.how == "word":
             self.count = count + "I"
             return len(self.count)
@@ -98,6 +107,7 @@ FIRST: dict[str, Callable[[], Any]] = {
     "repeated": lambda: torch.zeros(1).expand(3),
     "complex": lambda: 0j,
     "word": str,
+    "object": lambda: Passes(),
     "deleted": lambda: 1,
     "replaced generator": lambda: np.random.default_rng(5),
 }
@@ -158,6 +168,46 @@ def test_a_buffer_of_one_number_for_many_needs_no_putting_back() -> None:
     model, source, tasks = set_up(Repeated)
     train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
     assert model.module.signs.tolist() == [1] * 16
+
+
+class Slackening:
+    """A loss that shrinks with every call, counted in one of several ways."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") / self.calls
+
+
+class SlackeningModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Identity()
+        self.part.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.part.calls += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") / self.part.calls
+
+
+def slackening(outputs: Tensor, targets: Tensor) -> Tensor:
+    slackening.calls = getattr(slackening, "calls", 0) + 1  # type: ignore[attr-defined]
+    return nn.functional.cross_entropy(outputs, targets, reduction="none") / slackening.calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("make", [Slackening, lambda: Slackening().__call__, SlackeningModule, lambda: slackening])
+def test_what_a_loss_keeps_begins_anew_with_every_client_and_evaluation(make: Callable[[], Any]) -> None:
+    torch.manual_seed(1)
+    sizes = ragged_sizes(8, 20)
+    model, source = FlatModel(Net().double(), loss=task_loss(make())), Source(FLAT, sizes, torch.float64)
+    engine, task, evaluate = SequentialEngine(model, source, STREAMS), tasks_for(sizes)[3], evaluated(model)
+    torch.manual_seed(2)
+    score, expected = evaluate(0), train(engine, [task], model.initial, EPOCHS)[0]
+    assert torch.equal(train(engine, [task], model.initial, EPOCHS)[0], expected)
+    assert evaluate(0) == score
+    assert why_not_side_by_side(model, FLAT) is not None
 
 
 class FailsAtFirst(Net):
@@ -444,13 +494,13 @@ def test_frozen_statistics_are_those_of_the_evaluation_where_clients_losses_are_
         def __init__(self) -> None:
             super().__init__()
             self.norm, self.out = nn.BatchNorm1d(64), nn.Linear(64, 10)
-            self.seen = SimpleNamespace(modes=MODES)  # of no kind that begins anew
+            self.note = MODES.add  # of no kind that begins anew
 
         def forward(self, x: Tensor) -> Tensor:
             if self.training:
                 self.norm.eval()
             else:
-                self.seen.modes.add(self.norm.training)
+                self.note(self.norm.training)
             return self.out(self.norm(x.flatten(1)))
 
     MODES.clear()

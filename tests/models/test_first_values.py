@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,26 @@ SCALARS: list[tuple[Any, Any]] = [
     ({1, 2}, {1}),
     (random.Random(3), random.Random(3)),
 ]
+
+
+@dataclass
+class Meter:
+    """As many a user's code keeps books."""
+
+    count: int = 0
+    seen: list[Tensor] = field(default_factory=list)
+    beside: Any = None
+
+
+def counted(meter: Any) -> None:
+    meter.count += 1
+
+
+def noted(meter: Meter) -> None:
+    meter.seen[0].add_(1)
+    meter.first = True  # type: ignore[attr-defined]
+
+
 IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a tensor of several values": (lambda: torch.arange(3.0), lambda one: one.add_(1)),
     "complex numbers": (lambda: torch.ones(2, dtype=torch.complex64), lambda one: one.mul_(1j)),
@@ -48,6 +70,9 @@ IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a set": (lambda: {1}, lambda one: one.add(2)),
     "a tensor in a tuple": (lambda: (torch.zeros(2), "a"), lambda one: one[0].add_(1)),
     "a list in a dictionary": (lambda: {"a": [1]}, lambda one: one["a"].append(2)),
+    "an object": (Meter, counted),
+    "a namespace": (lambda: SimpleNamespace(count=0), counted),
+    "a tensor in an object in a list": (lambda: [Meter(seen=[torch.zeros(2)])], lambda one: noted(one[0])),
     "a tensor in a list in a dictionary": (lambda: {"a": [torch.zeros(2)]}, lambda one: one["a"][0].add_(1)),
 }
 
@@ -126,6 +151,17 @@ def test_a_list_that_holds_itself_is_compared_once() -> None:
     value[0] = 2
     assert first.changed(value)
     assert first.put_back()[0] == 1
+
+
+def test_objects_within_objects_are_not_looked_into() -> None:
+    value = Meter(beside=[Meter()])
+    first = FirstValue.of(value)
+    value.beside[0].count += 1
+    assert not first.changed(value)
+    value.beside = [Meter()]
+    assert first.changed(value)
+    assert first.put_back().beside[0].count == 1
+    assert not first.lies_in({torch.zeros(1).untyped_storage().data_ptr()})
 
 
 def opaque() -> list[Any]:
