@@ -83,6 +83,7 @@ class LocalLosses:
             for first in range(0, len(y), self._rows):
                 part = slice(first, first + self._rows)
                 total += loss.total(module(x[part]), y[part])
+        self.model.check_bound_values()
         return total / max(len(y), 1)
 
 

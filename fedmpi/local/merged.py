@@ -219,7 +219,7 @@ class MergedEngine:
         total: FloatSum,
     ) -> WorkReport:
         module = self.model.module
-        self.model.bind(start)
+        self.model.bind_to_read(start)
         module.train()
         report = WorkReport(samples=len(rows), weight=float(weights.sum()), loss_count=len(rows))
         report.clients = report.steps = _runs(clients)[0].size

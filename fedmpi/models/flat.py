@@ -138,6 +138,7 @@ class FlatModel:
         self.writes = False
         self._bound: Tensor | None = None
         self._looked_at: Tensor | None = None
+        self._expected: int | None = None
         self._viewed: tuple[Tensor, list[Tensor]] | None = None
         self.initial = torch.cat([value.detach().reshape(-1) for value in values])
 
@@ -161,26 +162,46 @@ class FlatModel:
         """Make the module's parameters and float buffers views of `flat` (d,); nothing is copied."""
         if flat.shape != (self.size,) or not flat.is_contiguous():
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
-        self._looked_at = None
+        self._looked_at = self._expected = None
         if flat is self._bound:
             self.bound_values.put_back(self.writes)
             return
         self.bound_values.give(self._cut(flat.detach()))
         self._bound = flat
 
+    def bind_to_read(self, flat: Tensor) -> None:
+        """As `bind`, for passes that write to no parameter: `check_bound_values` tells whether they kept to that."""
+        self.bind(flat)
+        self._expected = self._sum_of_parameters()
+
     def check_bound_values(self) -> None:
-        """Refuse parameters that the passes since `bind` have given other memory, where the trial met no such pass.
+        """Refuse what the passes since `bind` have done to parameters, where the trial met no such pass.
 
         Raises
         ------
         UserError
-            There are some: steps did not reach them.
+            They gave some other memory, which steps did not reach, or changed some where nobody may.
         """
-        if not self.writes and self.bound_values.displaced():
+        if self.writes:
+            return
+        if self.bound_values.displaced():
             raise UserError(
                 "the model's forward pass gives parameters other values (self.fc.weight.data = …) for some batches "
                 "only, which its trial before the first round has not met: write self.fc.weight.data.copy_(…)"
             )
+        expected, self._expected = self._expected, None
+        if expected is not None and self._sum_of_parameters() != expected:
+            raise UserError(
+                "the model's forward pass changes parameters (self.fc.weight.data.clamp_(…)) for some batches only, "
+                "which its trial before the first round has not met, and did so to the global model: have every pass "
+                'do it, or none in evaluation mode, where training is not merged (local.engine = "sequential")'
+            )
+
+    def _sum_of_parameters(self) -> int:
+        """Of the bits of the bound values that are trained."""
+        assert self._bound is not None
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.dtype.itemsize]
+        return int(self._bound[: self.trainable].view(bits).sum(dtype=torch.int64))
 
     def released(self) -> nn.Module:
         """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.
@@ -197,7 +218,7 @@ class FlatModel:
         """As `bind`, for passes that must not change `flat` (d,): of a copy where a forward pass may change float
         buffers or parameters, in evaluation mode, too. Every `restart` makes it the same again."""
         if not self.has_buffers and not self.writes:
-            self.bind(flat)
+            self.bind_to_read(flat)
             return
         self.bind(flat.clone())
         self._looked_at = flat

@@ -174,6 +174,7 @@ class ClientsView:
         share = self._share(plan)
         self.model.bind_to_look(w)
         gathered = self._gathered(share, partial(self._evaluated, plan.round))
+        self.model.check_bound_values()
         return None if gathered is None else self._table(plan.round, share.clients, gathered)
 
     def tune(self, plan: Plan, w: Tensor) -> Columns | None:

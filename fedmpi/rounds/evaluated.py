@@ -91,6 +91,8 @@ class EvaluatedParts:
         ------
         PartFailure
             The model, the loss or a metric of the user's own fails; names the round.
+        UserError
+            As `FlatModel.check_bound_values`.
         """
         if self._rows is None:
             self._rows = rows_evaluated(self._table, flat, self._data.description)
@@ -103,6 +105,7 @@ class EvaluatedParts:
             facts |= found.facts(part)
             if part == "test" and found.confusion is not None:
                 self.confusion = Confusion(found.confusion, self._names)
+        flat.check_bound_values()
         return facts
 
     def _evaluated(self, flat: FlatModel, part: str, round: int, draws: bool) -> Evaluation:

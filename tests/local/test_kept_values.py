@@ -378,6 +378,41 @@ def test_other_memory_that_no_trial_foresaw_is_refused(kind: Any) -> None:
         train(kind(model, source, STREAMS), [task], model.initial, rule)
 
 
+class ShrinkingLate(Net):
+    """Changes weights in place, in batches of other sizes than those that are tried."""
+
+    def within(self, x: Tensor) -> Tensor:
+        if len(x) in (5, 30):
+            self.b.weight.data.mul_(0.9)
+        return super().within(self.b(x))
+
+
+def test_parameters_of_the_global_model_that_no_trial_saw_changed_are_missed() -> None:
+    model, source, tasks = set_up(ShrinkingLate)
+    rule = LocalRule(lr=0.1, epochs=1, batch_size=None)
+    task = replace(tasks[int(source.sizes.argmax())], rows=np.arange(5))
+    train(SequentialEngine(model, source, STREAMS), [task], model.initial, rule)
+    with pytest.raises(UserError, match=r"changes parameters .* for some batches only"):
+        train(MergedEngine(model, source, STREAMS), [task], model.initial.clone(), rule)
+    with pytest.raises(UserError, match=r"changes parameters .* for some batches only"):
+        evaluated(model)(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_parameters_that_are_only_read_are_found_as_they_were(dtype: torch.dtype) -> None:
+    model = FlatModel(nn.Linear(8, 5).to(dtype))
+    model.bind_to_look(model.initial)
+    model.check_bound_values()
+    model.bind_to_look(model.initial)
+    model.module.weight.data[2, 3] += 1
+    with pytest.raises(UserError, match="changes parameters"):
+        model.check_bound_values()
+    model.bind_to_look(model.initial)
+    model.check_bound_values()
+    model.initial += 1  # by a step of the server
+    model.check_bound_values()
+
+
 def test_a_parameter_of_another_shape_is_named() -> None:
     model, _, _ = set_up(BoundedAnew)
     forward_traits(model, FLAT)
