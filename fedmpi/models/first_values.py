@@ -145,7 +145,47 @@ def _of_a_users_class(value: Any) -> bool:
     """Whether a value is an object with attributes, of a class that is neither Python's, torch's, numpy's nor ours."""
     if not hasattr(value, "__dict__") or isinstance(value, type | nn.Module):
         return False
-    return isinstance(value, SimpleNamespace) or type(value).__module__.split(".")[0] not in OTHERS
+    return isinstance(value, SimpleNamespace) or _is_a_users(type(value))
+
+
+def _is_a_users(kind: type) -> bool:
+    return kind.__module__.split(".")[0] not in OTHERS
+
+
+class ClassValues:
+    """Attributes of the classes of a module and its parts, as far as these are a user's: what is put there stands for
+    all objects.
+
+    Parameters
+    ----------
+    module : nn.Module
+    """
+
+    def __init__(self, module: nn.Module):
+        kinds = {kind for part in module.modules() for kind in type(part).__mro__ if _is_a_users(kind)}
+        self._first = {kind: {name: FirstValue.of(one) for name, one in _data_of(kind)} for kind in kinds}
+
+    def changed(self) -> list[tuple[type, str, FirstValue | None]]:
+        """Class, name and first value of those that are others now, None for new ones."""
+        found: list[tuple[type, str, FirstValue | None]] = []
+        for kind, first in self._first.items():
+            now = dict(_data_of(kind))
+            found += [(kind, name, one) for name, one in first.items() if name not in now or one.changed(now[name])]
+            found += [(kind, name, None) for name in now if name not in first]
+        return found
+
+
+def put_back_in_class(kind: type, name: str, first: FirstValue | None) -> None:
+    """Give an attribute of a class its first value again; None: there was none."""
+    if first is not None:
+        setattr(kind, name, first.put_back())
+    elif name in vars(kind):
+        delattr(kind, name)
+
+
+def _data_of(kind: type) -> list[tuple[str, Any]]:
+    """Names and values of a class that are no methods."""
+    return [(name, one) for name, one in vars(kind).items() if not name.startswith("__") and not callable(one)]
 
 
 def lies_elsewhere(tensor: Tensor, memory: Tensor) -> bool:

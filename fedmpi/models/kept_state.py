@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.models.first_values import FirstValue
+from fedmpi.models.first_values import ClassValues, FirstValue, put_back_in_class
 
 TORCHS_OWN = {name for name in vars(nn.Module()) if name.startswith("_")}
 """Attributes of every module that hold its parts, buffers and hooks."""
@@ -45,11 +45,12 @@ class KeptState:
         self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
         self._created: list[tuple[dict[str, Any], str]] = []
         self._replaced = False
+        self._of_classes: list[tuple[type, str, FirstValue | None]] = []
 
     @property
     def changes(self) -> bool:
         """Whether trial passes were seen to change what is put back but integer buffers."""
-        return bool(self._attributes or self._created or self._changed or self._replaced)
+        return bool(self._attributes or self._created or self._changed or self._replaced or self._of_classes)
 
     def restart(self) -> None:
         """Put everything back, other than the values of travelling parameters and buffers."""
@@ -60,6 +61,8 @@ class KeptState:
             vars(part)[name] = first.put_back()
         for held, name in self._created:
             held.pop(name, None)
+        for place in self._of_classes:
+            put_back_in_class(*place)
         for first in (*self._counts, *self._changed):
             first.put_back()
 
@@ -79,6 +82,7 @@ class KeptState:
         there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
         before = [(part, self._attributes_of(part), set(part._buffers)) for part in parts]
+        classes = ClassValues(self.module)
         staying = [FirstValue.of(one, self._own) for one in (*self._staying, *self._beside)]
         try:
             yield
@@ -90,6 +94,7 @@ class KeptState:
                         self._attributes.append((part, name, first))
                 self._created += [(now, name) for name in now if name not in attributes and name not in TORCHS_OWN]
                 self._created += [(part._buffers, name) for name in part._buffers if name not in buffers]
+            self._of_classes += classes.changed()
             self._replaced = not all(_holds(*place) for place in self._places)
             self._changed += [one for one in staying if one.changed(one.value) or one.lies_in(self._written)]
             self.restart()

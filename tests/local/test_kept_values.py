@@ -32,8 +32,13 @@ class Passes:
         self.passes = 0
 
 
+OWN = "tests.local.own_optimizers"
+
+
 class Counting(Net):
     """What every pass gives grows with the passes before it, which are counted in one of many ways."""
+
+    calls = 0
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -69,6 +74,14 @@ class Counting(Net):
         if self.how == "complex":
             self.count = count + 1j
             return self.count.imag
+        if self.how == "class":
+            Counting.calls += 1
+            Counting.last = self.a.weight.sum()
+            return Counting.calls
+        if self.how == "buffer made once":
+            there = "made" in self._buffers
+            self.register_buffer("made", torch.ones(1))
+            return 3.0 if there else 0.0
         if self.how == "object":
             count.passes += 1
             return count.passes
@@ -111,7 +124,7 @@ FIRST: dict[str, Callable[[], Any]] = {
     "deleted": lambda: 1,
     "replaced generator": lambda: np.random.default_rng(5),
 }
-WAYS = ["frozen", "frozen once", "made once", *FIRST]
+WAYS = ["frozen", "frozen once", "made once", "buffer made once", "class", *FIRST]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -126,9 +139,31 @@ def test_whatever_counts_begins_anew_with_every_client_and_evaluation(how: str) 
 
 @pytest.mark.parametrize("how", WAYS)
 def test_clients_of_a_model_that_counts_are_trained_one_by_one(how: str) -> None:
+    before = dict(vars(Counting))
     model, source, _ = set_up(lambda: Counting(how))
     assert why_not_side_by_side(model, FLAT) is not None
     assert MergedEngine(model, source, STREAMS).model_refusal() is not None
+    assert dict(vars(Counting)) == before
+
+
+def test_the_model_of_a_finished_run_is_as_it_was_evaluated() -> None:
+    generator = np.random.default_rng(1)
+    x, y = generator.standard_normal((30, 8)).astype(np.float32), generator.integers(0, 5, 30)
+    data = fedmpi.ClientArrays(x[:20], y[:20], np.arange(20) % 4, test=(x[20:], y[20:]))
+    settings = {"rounds": 2, "participation.count": 4, "local.optimizer": f"{OWN}:momentum"}
+    run = fedmpi.run("fedavg", settings, data=data, model=lambda _: Counting("class"))
+    assert all(one.grad is None for one in run.model.parameters())
+    found = nn.functional.cross_entropy(run.model.eval()(torch.from_numpy(x[20:])), torch.from_numpy(y[20:]))
+    assert run.summary["final"]["test_loss"] == pytest.approx(float(found.detach()))
+
+
+def test_parameters_that_lie_elsewhere_lie_in_the_vector_again_when_it_is_bound_anew() -> None:
+    model = set_up(BoundedAnew)[0]
+    forward_traits(model, FLAT)
+    model.bind(flat := model.initial.clone())
+    model.module.b.weight.data = torch.zeros(16, 16, dtype=torch.float64)
+    model.bind(flat)
+    assert torch.equal(nn.utils.parameters_to_vector(model.module.parameters()), flat)
 
 
 class CentredAtFirst(Net):

@@ -57,6 +57,7 @@ def noted(meter: Meter) -> None:
 
 IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a tensor of several values": (lambda: torch.arange(3.0), lambda one: one.add_(1)),
+    "a tensor of one number, spread out": (lambda: torch.zeros(()).expand(1), lambda one: one.add_(1)),
     "complex numbers": (lambda: torch.ones(2, dtype=torch.complex64), lambda one: one.mul_(1j)),
     "a tensor's data": (lambda: torch.arange(3.0), lambda one: one.data.add_(1)),
     "an array": (lambda: np.arange(3), lambda one: np.add(one, 1, out=one)),

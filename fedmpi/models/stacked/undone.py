@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fedmpi.models.first_values import FirstValue
+from fedmpi.models.first_values import ClassValues, FirstValue, put_back_in_class
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.values import ValueProxy
 
@@ -46,6 +46,7 @@ class Left:
             *((part, table, dict(table)) for part, table in tables),
         ]
         self._notes: set[Place] = set()
+        self._classes = ClassValues(module)
 
     def notes(self, tracer: object) -> dict[Place, Any]:
         """What attributes and entries of dictionaries now hold instead of what they held at first.
@@ -80,7 +81,11 @@ class Left:
                 changed.append(part)
             now.clear()
             now.update(before)
-        return type(changed[0]).__name__ if changed else ""
+        of_classes = self._classes.changed()
+        for place in of_classes:
+            put_back_in_class(*place)
+        names = [*(type(part).__name__ for part in changed), *(kind.__name__ for kind, _, _ in of_classes)]
+        return names[0] if names else ""
 
 
 def _changed(part: nn.Module, now: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
