@@ -159,6 +159,19 @@ def replaced_one_by_one(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h)
 
 
+def replaced_by_new_ones(self: Any, h: Tensor) -> Tensor:
+    for parameter in self.fc2.parameters():
+        parameter.data = torch.full(parameter.shape, 0.1, dtype=torch.float64)
+    return self.fc2(h)
+
+
+def followed_by_a_mean(self: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        for mean in self.mean.parameters():
+            mean.mul_(0.5)
+    return self.fc2(h) + self.mean(h)
+
+
 def slightly_by_all_weights(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h) * (1 + 1e-7 * sum(parameter.abs().sum() for parameter in self.parameters()))
 
@@ -195,6 +208,11 @@ def all_of_them(self: Any, h: Tensor) -> Tensor:
 
 def how_many(self: Any, h: Tensor) -> Tensor:
     return self.fc2(h * (2 if h.size(0) == 7 else 1))
+
+
+def are_they_all(self: Any, h: Tensor) -> Tensor:
+    picked = h[h.abs().sum(1) > 0]
+    return self.fc2(picked if h.size(0) == picked.size(0) else h * 0)
 
 
 def if_there_are_any(self: Any, h: Tensor) -> Tensor:
@@ -313,12 +331,19 @@ CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
     "a buffer of the state": (IMAGES, images(read_from_the_state), "buffers are read that are not called by their"),
     "parameters written over": (IMAGES, images(written_over), "ones changes parameters"),
     "parameters replaced one by one": (IMAGES, images(replaced_one_by_one), "clone reads parameters"),
+    "parameters replaced by new ones": (IMAGES, images(replaced_by_new_ones), "replaces the values of parameters"),
+    "a frozen mean": (
+        IMAGES,
+        images(followed_by_a_mean, mean=lambda: nn.Linear(12, CLASSES).requires_grad_(False)),
+        "mul_ changes parameters",
+    ),
     "all weights": (IMAGES, images(slightly_by_all_weights), "abs reads parameters"),
     "all weights without a gradient": (IMAGES, images(slightly_without_gradient), "reads parameters"),
     "layers made on the way": (IMAGES, images(made_on_the_way), ""),
     "asked for its kind": (IMAGES, images(asked_for_its_kind), ""),
     "sizes": (IMAGES, images(sized), ""),
     "as many as that": (IMAGES, images(how_many), "how many they are"),
+    "are they all": (IMAGES, images(are_they_all), "how many they are"),
     "are these all": (IMAGES, images(all_of_them), "how many they are"),
     "any at all": (IMAGES, images(if_there_are_any), "how many they are"),
     "like a parameter": (IMAGES, images(like_a_parameter), ""),
@@ -343,6 +368,7 @@ def test_a_habit_is_followed_to_the_same_values_or_refused_for_a_reason(name: st
     before = {id(part): dict(vars(part)) for part in model.module.modules()}
     collections = [one for one in vars(model.module).values() if isinstance(one, list | dict)]
     contents = [one.copy() for one in collections]
+    values = [one.detach().clone() for one in model.module.parameters()]
     found = why_not_stackable(model.module, description)
     assert (found is None) == (not reason), found
     assert reason in str(found)
@@ -351,6 +377,7 @@ def test_a_habit_is_followed_to_the_same_values_or_refused_for_a_reason(name: st
         assert vars(part).keys() == held.keys()
         assert all(now is held[name] for name, now in vars(part).items())
     assert collections == contents
+    assert all(map(torch.equal, model.module.parameters(), values))
     if found is None:
         source, tasks = Source(description, SIZES, torch.float64), tasks_for(SIZES)
         expected, _ = train(SequentialEngine(model, source, STREAMS), tasks, model.initial, RULE)

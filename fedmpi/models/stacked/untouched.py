@@ -21,7 +21,8 @@ _OF_KIND = "new_", "empty", "zeros", "ones", "full", "rand", "detach", "alias", 
 
 
 class Untouched(Watching):
-    """Within: operations on a module's parameters and travelling buffers raise, other than those that the graph notes.
+    """Within: operations on a module's parameters and travelling buffers raise, other than those that the graph notes;
+    what these change of parameters is put back at the end.
 
     Attributes
     ----------
@@ -37,9 +38,14 @@ class Untouched(Watching):
         self._travelling = _memory_of([one for one, _ in self._parameters if one.requires_grad])
         self._travelling |= _memory_of(travelling_buffers(module))
         self._memory = self._travelling | _memory_of(frozen)
+        self._of_parameters = _memory_of([one for one, _ in self._parameters])
+        self._first: list[tuple[Tensor, Tensor]] = []
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for written, values in reversed(self._first):
+            written.data.copy_(values)
+        self._first.clear()
         replaced = [(one, data) for one, data in self._parameters if lies_elsewhere(one, data)]
         for one, data in replaced:
             one.data = data
@@ -50,7 +56,11 @@ class Untouched(Watching):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.noting:
+        if self.noting:
+            for one in written_by(func, args, kwargs):
+                if _memory_of(one) & self._of_parameters:
+                    self._first.append((one, one.detach().clone()))
+        else:
             name = func._schema.name.split("::")[1]
             if _memory_of(list(written_by(func, args, kwargs))) & self._memory:
                 raise NotStackable(f"{line()}: {name} changes parameters or buffers")
