@@ -275,11 +275,11 @@ def resolve(kind: str, choice: Any) -> Part:
     """
     if isinstance(choice, str):
         choice = DIGITS if kind == SOURCE and is_digits(choice) else choice  # whose options may stand in the name
-        built_in = _built_in(kind)
-        if choice in built_in:
-            return _own_part(kind, choice, built_in[choice])
+        registered = _registered(kind)
+        if choice in registered:
+            return _own_part(kind, choice, registered[choice])
         if ":" not in choice:
-            raise UserError(_unknown_name(kind, choice, list(built_in)))
+            raise UserError(_unknown_name(kind, choice, list(_built_in(kind))))
         return _part(kind, choice, load(choice, KINDS[kind].key))
     if not callable(choice):
         raise UserError(f'{KINDS[kind].key} = {choice!r}: give a name, "package.module:object", or a function or class')
@@ -427,11 +427,16 @@ def built_in_name(chosen: Any) -> str | None:
     return name if name is not None and registered.get(name) is chosen else None
 
 
-def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
-    modules = KINDS[kind].modules
-    for module in modules:
+def _registered(kind: str) -> dict[str, Callable[..., Any]]:
+    """The built-in parts of a kind by name, in no order that says anything."""
+    for module in KINDS[kind].modules:
         importlib.import_module(module)
-    found = _BUILT_IN[kind].items()
+    return _BUILT_IN[kind]
+
+
+def _built_in(kind: str) -> dict[str, Callable[..., Any]]:
+    """The same in the order of the kind's modules."""
+    modules, found = KINDS[kind].modules, _registered(kind).items()
     return dict(sorted(found, key=lambda item: (*modules, item[1].__module__).index(item[1].__module__)))
 
 

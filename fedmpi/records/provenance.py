@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,12 @@ def versions(mpi: str) -> dict[str, str]:
     }
 
 
+@cache
 def git_commit() -> str | None:
-    """The commit of the checkout that fedmpi runs from; None for an installed copy, and where there is no git."""
+    """The commit of the checkout that fedmpi runs from; None for an installed copy, and where there is no git.
+
+    Many runs of one process have the code that was loaded, and so one commit.
+    """
     folder = Path(fedmpi.__file__).resolve().parent.parent
     if not (folder / ".git").exists():
         return None

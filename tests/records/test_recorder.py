@@ -633,4 +633,4 @@ def test_whatever_cannot_be_written_is_said_in_a_sentence(tmp_path: Path, call: 
 
 def test_without_git_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert git_commit() is None
+    assert git_commit.__wrapped__() is None
