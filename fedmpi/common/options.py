@@ -7,7 +7,7 @@ import re
 import typing
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,14 +61,20 @@ class Option:
         """
         if reason := mistaken(self.annotation, value):
             raise ValueError(reason)
+        if self._adapter is None:
+            return value
         try:
-            adapter = TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
-        except (PydanticUserError, NameError, TypeError):
-            return value  # an annotation that is no type
-        try:
-            return adapter.validate_python(value)
+            return self._adapter.validate_python(value)
         except ValidationError as error:
             raise ValueError(error.errors(include_url=False)[0]["msg"]) from None
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any] | None:
+        """What converts values; None where the annotation is no type."""
+        try:
+            return TypeAdapter(self.annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        except (PydanticUserError, NameError, TypeError):
+            return None
 
 
 def options_of(found: Any, positional: bool = False) -> tuple[tuple[Option, ...], bool]:

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -293,13 +294,19 @@ def read_manifest(folder: Path) -> Manifest:
         known = f"{SCHEMA!r} and {SCHEMA_OF_TARGETS!r}"
         raise UserError(f"{path} has the schema {shown(found, repr)} but this version reads {known}: {REPREPARE}")
     try:
-        manifest = TypeAdapter(Manifest).validate_json(text, strict=True)
+        manifest = _manifests().validate_json(text, strict=True)
         _check(manifest)
     except ValidationError as error:
         raise UserError(f"{path} is damaged ({_first(error)}): {REPREPARE}") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): {REPREPARE}") from None
     return manifest
+
+
+@cache
+def _manifests() -> TypeAdapter[Manifest]:
+    """What reads manifests: making it takes longer than reading one."""
+    return TypeAdapter(Manifest)
 
 
 def _first(error: ValidationError) -> str:
