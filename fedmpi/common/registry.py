@@ -194,8 +194,12 @@ class Part:
         Raises
         ------
         UserError
-            An option that the part does not have, with the nearest one; a value of another type; a missing one.
+            An option that the part does not have, with the nearest one; a value of another type; a missing one; one of
+            the name of the key that chooses the part.
         """
+        required = [option.name for option in self.options if option.default is REQUIRED]
+        if any(self._key_of(name) == self.key for name in (*options, *required)):
+            raise UserError(f"{self.key} = {self.name!r} has an option of the name of this key: give it another one")
         found = {}
         for name, value in options.items():
             option = self.option(name)
@@ -208,7 +212,7 @@ class Part:
                 raise UserError(
                     f"{self._key_of(name)} = {value!r} does not suit {self.name}: {reason[:1].lower()}{reason[1:]}"
                 ) from None
-        missing = [option.name for option in self.options if option.default is REQUIRED and option.name not in found]
+        missing = [name for name in required if name not in found]
         if missing:
             keys = " and ".join(self._key_of(name) for name in missing)
             advice = "which has no default: set it" if len(missing) == 1 else "which have no defaults: set them"

@@ -103,10 +103,8 @@ def _refuse_unsuited_keys(part: Part, given: Values, table: type[BaseModel], own
     """Refuse options of the user's own part that cannot take what is given to the key of fedmpi's of that name."""
     for key in (key for key in given if key in table.model_fields and key not in own):
         dotted, option = KINDS[part.kind].option_key(key), part.option(key)
-        if dotted == part.key:
-            raise UserError(f"{dotted} = {part.name!r} chooses a part with an option of this name: give it another one")
         try:
-            if option is not None:
+            if option is not None and dotted != part.key:
                 option.converted(given[key])
         except ValueError as error:
             reason = f"{str(error)[:1].lower()}{str(error)[1:]}"

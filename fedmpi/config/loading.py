@@ -12,7 +12,7 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fedmpi.common.errors import UserError, shown
-from fedmpi.common.registry import Part
+from fedmpi.common.registry import KINDS, Part, resolve
 from fedmpi.config.base import Table, Values
 from fedmpi.config.checks import contradiction
 from fedmpi.config.choices import check_options, option_values, without_foreign_options
@@ -180,7 +180,9 @@ def _of_the_same_name(values: Values, error: ValidationError) -> str:
     name, key, *_ = [*map(str, error.errors(include_url=False)[0]["loc"]), "", ""]
     table, chosen = tables_by_name().get(name), list[Part]()
     with suppress(UserError):  # of a choice that is wrong itself
-        chosen = list(chosen_by(values, name, table)) if table is not None and key in table.model_fields else []
+        if table is not None and key in table.model_fields:
+            late = [kind for kind in KINDS.values() if kind.late and kind.table == name and kind.key in values]
+            chosen = [*chosen_by(values, name, table), *(resolve(kind.name, values[kind.key]) for kind in late)]
     own = [part for part in chosen if part.foreign and part.option(key) is not None]
     return f"; {of_this_name(own[0], key, table)}" if own and table is not None else ""
 

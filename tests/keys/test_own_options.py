@@ -148,6 +148,14 @@ def groups(class_counts, most, generator, target, *, kind: str = "alike", first:
     return np.arange(len(class_counts)) // most
 
 
+def network(description, *, lora: bool = False):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def network_of_a_name(description, *, name: str):
+    return network(description)
+
+
 def data(*, verify: bool = True, clients: str = "5", partition: int = 3) -> fedmpi.ClientArrays:
     GIVEN["data"] = dict(verify=verify, clients=clients, partition=partition)
     draws = np.random.default_rng(0)
@@ -437,13 +445,21 @@ def test_an_option_that_a_built_in_part_has_too_is_shared(given: Given) -> None:
         ({"task.loss": own("loss")}, r"^task.kind = 'hinge': input should be .*; .*:loss has an option of this name"),
         (
             {"participation.clients": own("of_its_own_name")},
-            r"^participation.clients = '.*:of_its_own_name' chooses a part with an option of this name: give it anoth",
+            r"^participation.clients = '.*:of_its_own_name' has an option of the name of this key: give it another on",
+        ),
+        (
+            {"model.name": own("network"), "model.lora": True},
+            r"^model.lora = True .*valid dictionary.*; .*:network has an option of this name, .*: give it another one$",
+        ),
+        (
+            {"model.name": own("network_of_a_name"), "rounds": 1},
+            r"^model.name = '.*:network_of_a_name' has an option of the name of this key: give it another one$",
         ),
     ],
 )
 def test_an_option_that_cannot_take_a_common_key_is_to_have_another_name(keys: Given, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        given_config("fedavg", keys)
+        fedmpi.run("fedavg", keys)
 
 
 class Bound:
