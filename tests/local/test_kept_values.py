@@ -157,6 +157,17 @@ def test_the_model_of_a_finished_run_is_as_it_was_evaluated() -> None:
     assert run.summary["final"]["test_loss"] == pytest.approx(float(found.detach()))
 
 
+class Heir(Counting):
+    """Counts in the class that it is made of."""
+
+
+def test_what_counts_in_a_class_that_others_inherit_begins_anew() -> None:
+    model, source, tasks = set_up(lambda: Heir("class"))
+    engine, largest = SequentialEngine(model, source, STREAMS), int(source.sizes.argmax())
+    expected = train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
+    assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
+
+
 def test_parameters_that_lie_elsewhere_lie_in_the_vector_again_when_it_is_bound_anew() -> None:
     model = set_up(BoundedAnew)[0]
     forward_traits(model, FLAT)
@@ -445,6 +456,10 @@ def test_parameters_that_are_only_read_are_found_as_they_were(dtype: torch.dtype
     model.bind_to_look(model.initial)
     model.check_bound_values()
     model.initial += 1  # by a step of the server
+    model.check_bound_values()
+    model.bind_to_look(model.initial)
+    model.bind(model.initial.clone())
+    model.module.weight.data[2, 3] += 1
     model.check_bound_values()
 
 

@@ -154,6 +154,14 @@ def test_a_list_that_holds_itself_is_compared_once() -> None:
     assert first.put_back()[0] == 1
 
 
+def test_another_object_with_the_same_attributes_is_another() -> None:
+    assert FirstValue.of(Meter()).changed(Meter())
+
+
+class Part(nn.Module):
+    """A user's module: looked into as a part of the model, if it is one."""
+
+
 def test_objects_within_objects_are_not_looked_into() -> None:
     value = Meter(beside=[Meter()])
     first = FirstValue.of(value)
@@ -169,7 +177,7 @@ def opaque() -> list[Any]:
     unwritable = np.zeros(2)
     unwritable.flags.writeable = False
     tensors: list[Tensor] = [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(1).expand(2)]
-    return [*tensors, unwritable, np.array([[1], None], object), [0] * (MOST_ENTRIES + 1), nn.Linear(2, 2)]
+    return [*tensors, unwritable, np.array([[1], None], object), [0] * (MOST_ENTRIES + 1), nn.Linear(2, 2), Part()]
 
 
 @pytest.mark.parametrize("value", opaque(), ids=lambda value: type(value).__name__)
