@@ -206,9 +206,8 @@ class FlatModel:
     def released(self) -> nn.Module:
         """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.
 
-        What it keeps from call to call has its first values, as in an evaluation. The flat model is of no more use.
+        The flat model is of no more use.
         """
-        self.restart()
         for tensor in (*self.parameters, *self.buffers):
             tensor.data = tensor.data.clone()
         remove_dropout(self.module)
