@@ -532,6 +532,10 @@ def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor
             "regression": f"outputs of shape {wanted}, the numbers to predict",
         }[description.targets]
         raise UserError(f"the model must return {what}, but {len(x)} samples gave {found}")
+    if logits.is_complex():
+        raise UserError(
+            "the model must return real numbers, not complex ones: their real parts or their absolute values"
+        )
     if logits.device != x.device:
         raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {logits.device}")
     return logits

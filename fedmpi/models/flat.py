@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedmpi.common.calling import is_complex, refuse_result
 from fedmpi.common.errors import UserError
 from fedmpi.common.generators import held_generators
 from fedmpi.common.registry import Part
@@ -289,8 +290,15 @@ class FlatModel:
     def _logits(self, x: Tensor) -> Tensor:
         # Autocast is left after every forward pass, which empties its cache: the weights change behind its back.
         with self._dropping(), self._arithmetic:
-            logits: Tensor = self.module(x)
+            logits = self.module(x)
+        if not isinstance(logits, Tensor) or logits.is_complex():
+            raise self._not_logits(logits)
         return logits.to(self.dtype)
+
+    def _not_logits(self, returned: object) -> Exception:
+        """The failure of a forward pass whose trials returned logits."""
+        what = "complex numbers: return real ones" if is_complex(returned) else f"{type(returned).__name__}, no tensor"
+        return TypeError(f"it returned {what}") if self.part is None else refuse_result(self.part, f"returned {what}")
 
     def _dropping(self) -> AbstractContextManager[object]:
         """Within: dropout that the forward pass calls for is served from `masks`, in training mode.

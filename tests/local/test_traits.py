@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedmpi
-from fedmpi import UserError
+from fedmpi import PartFailure, UserError
+from fedmpi.common.registry import resolve
 from fedmpi.local.merged import MergedEngine
 from fedmpi.local.probes import client_gradients
 from fedmpi.local.sequential import SequentialEngine
@@ -38,6 +39,31 @@ def test_dropout_in_a_function_is_no_draw_from_torchs_generator() -> None:
     traits = forward_traits(model, SMALL_IMAGES)
     assert (traits.draws, traits.couples, traits.calls_dropout, traits.drops_across) == (False, False, True, False)
     assert model.has_dropout and model.calls_dropout
+
+
+class Spectral(nn.Linear):
+    """Returns a spectrum, or what else it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(36, 5)
+        self.returns = torch.fft.fft
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.returns(super().forward(x.flatten(1)))
+
+
+def test_logits_are_real_numbers_from_the_trial_to_the_last_round() -> None:
+    with pytest.raises(UserError, match="must return real numbers, not complex ones"):
+        forward_traits(FlatModel(Spectral()), SMALL_IMAGES)
+    part = resolve("model", Spectral)
+    model, y = FlatModel(Spectral(), part=part), torch.arange(3)
+    for returns, said in (
+        (torch.fft.fft, "complex numbers: return real ones"),
+        (lambda _: None, "NoneType, no tensor"),
+    ):
+        model.module.returns = returns
+        with pytest.raises(PartFailure, match=f"Spectral .*returned {said}"):
+            model.loss_gradient(torch.ones(3, 1, 6, 6), y)
 
 
 def test_what_drops_nothing_is_run_without_ado() -> None:
