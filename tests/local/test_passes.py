@@ -169,14 +169,16 @@ def wide(description: DataDescription) -> nn.Module:
     return Spread(WIDE)
 
 
-class Noted(Spread):
-    """Whose samples of every evaluation are noted for all copies of it."""
+GIVEN: list[int] = []
+"""Samples of every evaluation of `Noted`."""
 
-    given: list[int] = []
+
+class Noted(Spread):
+    """Whose samples of every evaluation are noted for all copies of it, where nothing begins anew."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
-            Noted.given.append(len(x))
+            GIVEN.append(len(x))
         return super().forward(x)
 
 
@@ -190,11 +192,11 @@ def test_an_evaluation_is_made_in_small_passes_unless_a_number_is_asked_for(
     x, y = generator.standard_normal((300, 1, 32, 32), np.float32), generator.integers(0, 4, 300)
     data = fedmpi.ClientArrays(x, y, np.arange(300) // 30, test=(x, y))
     keys = {"rounds": 1, "participation.count": 2, "local.engine": "sequential", "evaluation.clients": "all", **asked}
-    Noted.given.clear()
+    GIVEN.clear()
     done = fedmpi.run("fedavg", keys, data=data, model=Noted(WIDE))
-    assert sum(Noted.given) >= 600  # the test part and the clients' own rows, besides what the model is tried on
-    assert max(Noted.given) == parts[0]
-    pairs = [Noted.given[i : i + len(parts)] for i in range(len(Noted.given))]
+    assert sum(GIVEN) >= 600  # the test part and the clients' own rows, besides what the model is tried on
+    assert max(GIVEN) == parts[0]
+    pairs = [GIVEN[i : i + len(parts)] for i in range(len(GIVEN))]
     assert parts in pairs  # the test part
     with torch.no_grad():
         loss = nn.functional.cross_entropy(done.model.eval()(torch.from_numpy(x)), torch.from_numpy(y))
@@ -258,6 +260,6 @@ def test_a_narrow_model_is_evaluated_on_2000_samples_at_once(asked: dict[str, in
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((2500, 1, 2, 2), np.float32), generator.integers(0, 4, 2500)
     data = fedmpi.ClientArrays(x[:40], y[:40], np.arange(40) // 10, test=(x, y))
-    Noted.given.clear()
+    GIVEN.clear()
     fedmpi.run("fedavg", {"rounds": 1, "local.engine": "sequential", **asked}, data=data, model=Noted(1))
-    assert Noted.given[-2:] == passes
+    assert GIVEN[-2:] == passes
