@@ -34,9 +34,9 @@ def named_client(client: int, rank: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as cause:  # sys.exit() in a model must not end the run as if it were done
-        told = activity.round < 0 or isinstance(cause, Divergence)
+        round = None if activity.round < 0 or isinstance(cause, Divergence) else activity.round
         where = innermost(traceback.extract_tb(cause.__traceback__))
-        raise ClientFailure(client, rank, cause, where, None if told else activity.round) from cause
+        raise ClientFailure(client, rank, cause, where, round) from cause
 
 
 class OnDivergence:

@@ -100,8 +100,8 @@ def outputs(subject: Subject) -> str:
 
 def _other_kinds(subject: Subject) -> str:
     """How a model of another kind of task than one class a sample is tried, where nothing says what it is for."""
-    told = {"task.kind", "data.shards"} & set(subject.settings)
-    return "" if told else ", or say what it is for by the setting task.kind"
+    known = {"task.kind", "data.shards"} & set(subject.settings)
+    return "" if known else ", or say what it is for by the setting task.kind"
 
 
 def alone(subject: Subject) -> str:
