@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,16 +30,18 @@ SETTINGS = {
 }
 
 
-class Noisy(nn.Module):
-    drawn: ClassVar[dict[bool, list[float]]] = {False: [], True: []}  # by mode, of all copies that a run makes
+DRAWN: dict[bool, list[float]] = {False: [], True: []}
+"""What all copies of `Noisy` drew in training, and in evaluation."""
 
+
+class Noisy(nn.Module):
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
         self.layer = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Any:
         noise = torch.randn(len(x), 64)
-        self.drawn[self.training].append(float(noise[0, 0]))
+        DRAWN[self.training].append(float(noise[0, 0]))
         return self.layer(x.flatten(1) + noise / 2)
 
 
@@ -171,11 +173,11 @@ def test_a_client_is_evaluated_with_other_noise_than_it_is_trained_with():
     def begin_anew(record: dict[str, Any]) -> None:
         """Forget what was drawn in trials and in the first round."""
         if record["round"] == 0:
-            for drawn in Noisy.drawn.values():
+            for drawn in DRAWN.values():
                 drawn.clear()
 
     trained(1, model=lambda _: Noisy(), evaluation__clients="all", participation__count=20, on_round=begin_anew)
-    in_training, in_evaluation = (set(Noisy.drawn[mode]) for mode in (True, False))
+    in_training, in_evaluation = (set(DRAWN[mode]) for mode in (True, False))
     assert len(in_training) >= 20 * 2  # of twenty clients and two steps
     assert in_evaluation  # several clients share a pass
     assert not in_training & in_evaluation
