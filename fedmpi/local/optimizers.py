@@ -28,8 +28,8 @@ else:
 class LocalOptimizer(Protocol):
     """Takes one step after the other on the vector it was made for."""
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """Change the vector in place; one gradient a parameter."""
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Change the vector in place; one gradient a parameter, None where the model did not use it."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class SGD:
         self.lr, self.pull = rule.lr, rule.lr * rule.proximal_mu
         self.start, self.correction = start, correction
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
         if self.start is not None:
             self.values.lerp_(self.start, self.pull)
         if self.correction is not None:
@@ -140,9 +140,12 @@ class Adam:
         self.gradient, self.gradient_views, self.scratch = gradient, gradient_views, scratch
         self.correction = correction
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
         rule, state, gradient, scratch = self.rule, self.state, self.gradient, self.scratch
-        torch._foreach_copy_(self.gradient_views, list(gradients))
+        found = [(view, one) for view, one in zip(self.gradient_views, gradients, strict=True) if one is not None]
+        if len(found) < len(gradients):
+            gradient.zero_()
+        torch._foreach_copy_([view for view, _ in found], [one for _, one in found])
         if self.start is not None:
             torch.sub(self.values, self.start, out=scratch)
             gradient.add_(scratch, alpha=rule.proximal_mu)
@@ -190,11 +193,12 @@ class Foreign:
             problem = f"returned {type(self.inner).__name__}, which has no step(): return a torch.optim.Optimizer"
             raise refuse_result(own.part, problem)
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient, more in zip(self.parameters, gradients, self._further(), strict=True):
-            parameter.grad = gradient.to_dense() if gradient.is_sparse else gradient
+            parameter.grad = gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
             if more is not None:
-                parameter.grad = parameter.grad + more.view_as(parameter)
+                own = more.view_as(parameter)
+                parameter.grad = own.clone() if parameter.grad is None else parameter.grad + own
         with calling(self.own.part):
             self.inner.step()
         self.bound_values.take_over(True, f"the optimizer {self.own.part.name}")

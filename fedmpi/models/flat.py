@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -29,8 +28,6 @@ Precision = Literal["float32", "bfloat16"]
 
 SPARSE_ABOVE = 4
 """Embedding rows per token of a batch above which gradients of the tables are kept sparse; below, dense is as fast."""
-
-_is_sparse = attrgetter("is_sparse")
 
 
 class FlatModel:
@@ -247,7 +244,7 @@ class FlatModel:
         parts = torch.split(flat, [value.numel() for value in values])
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
-    def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    def loss_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Mean loss of a batch at the bound values, and its gradient.
 
         Parameters
@@ -259,8 +256,8 @@ class FlatModel:
         -------
         Tensor ()
             The loss, detached.
-        sequence of Tensor
-            One gradient a parameter; zeros where the model did not use it.
+        sequence of Tensor or None
+            One gradient a parameter; None where the model did not use it.
         """
         loss = self.loss.mean(self._logits(x), y)
         gradients = self._gradients(loss)
@@ -268,7 +265,7 @@ class FlatModel:
 
     def own_gradient(
         self, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], x: Tensor, y: Tensor
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """As `loss_gradient`, of another loss: `loss_of(module, x, y)` returns a tensor ()."""
         with self._dropping(), self._arithmetic:
             loss = loss_of(self.module, x, y)
@@ -276,7 +273,7 @@ class FlatModel:
         self.bound_values.take_over(True, "the loss of the local algorithm")
         return loss.detach(), gradients
 
-    def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    def weighted_gradient(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
         """The losses ℓ_i (b,) of a batch, detached, and the gradient of Σ weights_i ℓ_i, one a parameter."""
         losses = self.loss.per_sample(self._logits(x), y)
         gradients = self._gradients(losses, weights)
@@ -317,7 +314,7 @@ class FlatModel:
             )
         return self.dropout_calls
 
-    def _gradients(self, of: Tensor, weights: Tensor | None = None) -> Sequence[Tensor]:
+    def _gradients(self, of: Tensor, weights: Tensor | None = None) -> Sequence[Tensor | None]:
         """Gradients of a loss or of weighted losses; masks are those of the forward pass, and no others are given."""
         source = self.masks.source
         if self.has_dropout and not self.masks.from_torch and not isinstance(source, NoMasks):
@@ -331,11 +328,7 @@ class FlatModel:
             self.masks.source = source
         self.kept.take_replaced()
         self.bound_values.take_over(self.writes)
-        return self._with_zeros(gradients)
-
-    def _with_zeros(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """Zeros for parameters without a gradient (autograd's own way to do so takes 2 % of a small step)."""
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients, strict=True)]
+        return gradients
 
     @contextmanager
     def computing_in(self, precision: Precision) -> Iterator[None]:
@@ -369,19 +362,16 @@ class FlatModel:
                 table.sparse = sparse
 
 
-def add_gradients(views: list[Tensor], gradients: Sequence[Tensor], alpha: float) -> None:
-    """views += alpha · gradients in place; a sparse gradient (from an embedding) touches its rows only."""
-    if not any(map(_is_sparse, gradients)):
-        torch._foreach_add_(views, list(gradients), alpha=alpha)
-        return
-    dense = []
-    for view, gradient in zip(views, gradients, strict=True):
-        if gradient.is_sparse:
-            view.index_add_(0, gradient._indices()[0], gradient._values(), alpha=alpha)
-        else:
-            dense.append((view, gradient))
+def add_gradients(views: list[Tensor], gradients: Sequence[Tensor | None], alpha: float) -> None:
+    """views += alpha · gradients in place, but for those without one; a sparse gradient (from an embedding) touches its
+    rows only."""
+    pairs = [(view, gradient) for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
+    dense = [pair for pair in pairs if not pair[1].is_sparse]
     if dense:
         torch._foreach_add_([view for view, _ in dense], [gradient for _, gradient in dense], alpha=alpha)
+    for view, gradient in pairs if len(dense) < len(pairs) else ():
+        if gradient.is_sparse:
+            view.index_add_(0, gradient._indices()[0], gradient._values(), alpha=alpha)
 
 
 def _check_values(module: nn.Module) -> None:

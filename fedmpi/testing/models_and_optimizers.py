@@ -125,7 +125,7 @@ def gradients(subject: Subject) -> str:
     kind = KINDS[description.targets]
     model = FlatModel(module, loss=task_loss(kind.loss, kind=kind.name))
     _, found = model.loss_gradient(made_up_samples(description), made_up_targets(description, SAMPLES))
-    whole = torch.cat([gradient.to_dense().reshape(-1) for gradient in found])
+    whole = torch.cat([gradient.to_dense().reshape(-1) for gradient in found if gradient is not None])
     demand(bool(whole.isfinite().all()), "a gradient is not finite for finite samples")
     demand(bool(whole.any()), "no parameter has a gradient: the outputs must follow from the parameters")
     return f"length {float(whole.norm()):.3g}"

@@ -59,3 +59,8 @@ def failing(parameters, lr):
             raise ZeroDivisionError("no such number")
 
     return Failing()
+
+
+def decaying(parameters, lr):
+    """Steps that also shrink what they are given a gradient of."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.5, weight_decay=0.5)

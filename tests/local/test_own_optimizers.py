@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedmpi import PartFailure, UserError
 from fedmpi.common.registry import resolve
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule, OwnOptimizer
+from fedmpi.models.flat import FlatModel
 from tests.end_to_end.in_process import run
-from tests.local.stacks import Source, flat_model, ragged_sizes, relative_difference
+from tests.local.stacks import IMAGES, Source, flat_model, ragged_sizes, relative_difference
 from tests.local.test_algorithms import MODELS, simulate
 
 OWN = "tests.local.own_optimizers"
@@ -52,6 +55,31 @@ def test_steps_that_give_parameters_other_tensors_are_steps() -> None:
     common = {"lr": 0.02, "epochs": 2, "batch_size": 4}
     replacing = ends(LocalRule("own", own=own(f"{OWN}:Replacing"), **common))
     assert relative_difference(replacing, ends(LocalRule(optimizer="sgd", **common))) < 1e-12
+
+
+class Idle(nn.Module):
+    """One of its two layers is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(math.prod(IMAGES.feature_shape), IMAGES.classes), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x.flatten(1))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", f"{OWN}:decaying"])
+@pytest.mark.parametrize("mu", [0.0, 0.4])
+def test_what_a_model_does_not_use_has_no_gradient_as_in_a_plain_loop(optimizer: str, mu: float) -> None:
+    torch.manual_seed(3)
+    model, source = FlatModel(Idle().double()), Source(IMAGES, SIZES, torch.float64)
+    kind = {"own": own(optimizer)} if ":" in optimizer else {}
+    rule = LocalRule("own" if kind else optimizer, lr=0.02, epochs=2, batch_size=4, proximal_mu=mu, **kind)
+    ended = list(simulate(SequentialEngine, "plain", model, source, rule))[-1]
+    moved = dict(zip(("used", "bias of used", "idle", "bias of idle"), model.views(ended - model.initial), strict=True))
+    assert moved["used"].any() and moved["bias of used"].any()
+    decays = ":" in optimizer and mu > 0  # a proximal term is a loss of all parameters
+    assert moved["idle"].any() == decays and moved["bias of idle"].any() == decays
 
 
 def test_steps_that_give_parameters_another_shape_are_refused() -> None:
