@@ -222,6 +222,8 @@ class Hooked(nn.Module):
             self.a.weight.register_hook(lambda gradient: 0.3 * gradient)
         if how == "of a layer":
             self.b.register_full_backward_hook(lambda layer, inputs, outputs: tuple(map(clipped, inputs)))
+        if how == "before a layer":
+            self.b.register_full_backward_pre_hook(lambda layer, outputs: tuple(map(clipped, outputs)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.a(x.flatten(1)))
@@ -234,7 +236,7 @@ class Hooked(nn.Module):
         return self.b(functional.dropout(x, 0.5, self.training))
 
 
-@pytest.mark.parametrize("how", ["clipped", "of a layer", "of values", "centred", "normalised"])
+@pytest.mark.parametrize("how", ["clipped", "of a layer", "before a layer", "of values", "centred", "normalised"])
 def test_clients_whose_gradients_do_not_add_up_are_not_merged(how: str) -> None:
     model = FlatModel(Hooked(how))
     refusal = MergedEngine(model, InMemorySource(SMALL_IMAGES, [3, 4]), STREAMS).model_refusal()
