@@ -252,7 +252,7 @@ def test_the_participants_are_those_of_the_round():
         ("everybody", r"evaluation\.clients = 'everybody'.*: give \"all\", \"participants\", or how many clients"),
         (0, "how many clients"),
         (-3, "how many clients"),
-        (True, "how many clients"),
+        (True, "give a number, not true or false"),
         (0.5, "how many clients"),
         (8, r"evaluation\.clients = 8, but 7 of the 8 clients of .* hold training rows: give at most so many"),
         (900, "but 7 of the 8 clients"),
