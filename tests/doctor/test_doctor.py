@@ -103,6 +103,7 @@ def test_the_report_names_nodes_and_advice(alone: Findings) -> None:
     assert json.loads(as_json(bad, advise(bad)))["advice"][0]["level"] == "warning"
 
 
+@pytest.mark.slow
 def test_it_runs_under_mpiexec_and_without() -> None:
     done = run_mpi(2, ["-m", "fedmpi", "doctor", "--json"])
     assert done.returncode == 0, done.stderr

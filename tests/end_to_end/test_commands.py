@@ -54,6 +54,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_every_preset_works_as_it_stands(name: str, examples: tuple[Path, dict[str, object]]):
     folder, codes = examples

@@ -32,9 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("combined")
 
 
-@pytest.fixture(scope="module", params=[4, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
 def together(two_hosts: list[str], request: pytest.FixtureRequest, folder: Path) -> tuple[int, str]:
-    """Ranks of a job of several programs, one after another, and what it printed: two on each host, or two and one."""
+    """Ranks of a job of several programs, one after another, and what it printed: two and one on a host or two each."""
     programs = ["exchanges", *(f"sum_rounds {reduction} 20" for reduction in REDUCTIONS), f"combined_updates {folder}"]
     words = " + ".join(programs).split()
     ranks = ["-n", str(request.param), sys.executable, "-m", "tests.mpi.programs", *words]

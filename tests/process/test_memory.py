@@ -76,6 +76,7 @@ def test_freed_memory_is_used_again_without_page_faults(mebibytes: int):
     assert faults < pages // 100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's settings")
 def test_behind_a_run_much_free_memory_goes_back_and_little_stays():
     command = [sys.executable, "-c", AFTERWARDS]
