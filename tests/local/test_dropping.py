@@ -192,6 +192,7 @@ def test_a_probability_may_be_a_tensor():
     train(SequentialEngine(model, source, STREAMS), tasks, model.initial, EPOCHS)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_still_trains():
     model, source, tasks = set_up(lambda: torch.compile(Net(), backend="eager"))
     assert forward_traits(model, TEXTS).torch_drops

@@ -172,6 +172,7 @@ def halves(ranks: int, folder: Path) -> list[dict[str, Any]]:
     return found[: len(AHEAD)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_products_made_ahead_of_algorithms_with_state_repeat_their_bits_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

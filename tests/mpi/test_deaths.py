@@ -118,6 +118,7 @@ def test_a_worker_and_then_the_servers_neighbour_killed_at_four_ranks(
     assert [(lost["rank"], lost["ranks"]) for lost in summary["lost_ranks"]] == [(2, [0, 1, 3]), (1, [0, 3])]
 
 
+@pytest.mark.slow
 def test_a_job_that_would_not_outlive_a_rank_is_refused():
     code = "import fedmpi; fedmpi.run('fedavg', {'rounds': 1, 'cluster.on_rank_failure': 'shrink'}, data='digits')"
     job = run_mpi(2, ["-c", code])
