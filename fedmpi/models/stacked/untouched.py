@@ -34,11 +34,10 @@ class Untouched(Watching):
         super().__init__()  # type: ignore[no-untyped-call]
         self.noting = False
         self._parameters = [(one, one.data) for one in module.parameters() if one.layout is torch.strided]
-        frozen = [one for one, _ in self._parameters if not one.requires_grad]
         self._travelling = _memory_of([one for one, _ in self._parameters if one.requires_grad])
         self._travelling |= _memory_of(travelling_buffers(module))
-        self._memory = self._travelling | _memory_of(frozen)
         self._of_parameters = _memory_of([one for one, _ in self._parameters])
+        self._memory = self._travelling | self._of_parameters
         self._first: list[tuple[Tensor, Tensor]] = []
 
     def __exit__(self, *error: Any) -> None:
@@ -56,13 +55,13 @@ class Untouched(Watching):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        written = list(written_by(func, args, kwargs))
         if self.noting:
-            for one in written_by(func, args, kwargs):
-                if _memory_of(one) & self._of_parameters:
-                    self._first.append((one, one.detach().clone()))
+            changed = [one for one in written if _memory_of(one) & self._of_parameters]
+            self._first += [(one, one.detach().clone()) for one in changed]
         else:
             name = func._schema.name.split("::")[1]
-            if _memory_of(list(written_by(func, args, kwargs))) & self._memory:
+            if _memory_of(written) & self._memory:
                 raise NotStackable(f"{line()}: {name} changes parameters or buffers")
             if not name.startswith(_OF_KIND) and _memory_of((*args, *kwargs.values())) & self._memory:
                 raise NotStackable(f"{line()}: {name} reads parameters or buffers that are not called by their names")
