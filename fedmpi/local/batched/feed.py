@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedmpi.common.types import Ints
 from fedmpi.local.batched.stack import BoundNet
-from fedmpi.models.dropout import draw_mask
 
 JOIN_BELOW = 1024
 """Bytes of a sample below which the clients' samples are joined and gathered by one call a step; larger samples are
@@ -184,8 +183,7 @@ class MaskFeed:
         counts = self._timetable.counts[step, : net.clients].tolist()
         for dropout in net.dropouts:
             if self._generators is None:
-                dropout.drawn.fill_(1.0)
+                dropout.keep_all()
                 continue
-            drawn = dropout.drawn.numpy()
             for client, count in enumerate(counts):
-                draw_mask(self._generators[client], count, dropout.units, dropout.p, drawn[client, :count])
+                dropout.draw(client, count, self._generators[client])

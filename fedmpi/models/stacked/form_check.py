@@ -195,10 +195,9 @@ def _stacked(
     with torch.no_grad():
         for op in ops:
             for dropout in dropouts_of(op):
-                dropout.drawn.fill_(1)
+                dropout.keep_all()
                 for client, count in enumerate(COUNTS if drops else ()):
-                    mask = draw_mask(streams[client], count, dropout.units, dropout.p)
-                    dropout.drawn[client, :count] = torch.from_numpy(mask)
+                    dropout.draw(client, count, streams[client])
             op.forward()
         outputs = current.clone()
         for op in reversed(ops[net.first_trained :]):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedmpi.models.stacked.base import Op, Place, Slot
+from fedmpi.models.stacked.base import Op, Place, Slot, copy_turned
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class ImageColumns:
 class _ColumnsOp:
     def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
         self.output = place.take("output", place.clients, layer.units, place.rows, guard=place.rows)
-        self._arranged, self._rows = self.output.transpose(1, 2), x
+        self._rows = x
 
     def forward(self) -> None:
-        self._arranged.copy_(self._rows)
+        copy_turned(self.output, self._rows)
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.transpose(1, 2)
