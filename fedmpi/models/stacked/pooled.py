@@ -21,11 +21,8 @@ from torch import Tensor
 
 from fedmpi.models.stacked.base import Layer, Op, Place, Slot
 from fedmpi.models.stacked.dense import ReLU, Squash
-from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, sum_rows
+from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches, sum_rows
 
-BLOCK = 8
-"""Patches have a multiple of so many values: the product of the weights' gradient takes up to half as long again with
-63 as with 64."""
 PAIR = (2, 2)
 MANY_FILTERS = 64
 """Filters from which on each is used as it is, and not written twice."""
@@ -87,16 +84,11 @@ class PooledConvolution:
 
     @cached_property
     def maps(self) -> Maps:
-        return Maps(self.pairs, self.filling)
-
-    @property
-    def filling(self) -> int:
-        """Rows that fill patches up to a multiple of BLOCK; what is made of them is not read."""
-        return -self.pairs.patch % BLOCK
+        return Maps(self.pairs)
 
     @property
     def values(self) -> int:
-        patches, size = 2 * self.pairs.patch + self.filling, math.prod(self.pairs.output)
+        patches, size = 2 * self.pairs.patch, math.prod(self.pairs.output)
         made = 7 * self.filters if self.doubled else 4 * self.filters
         return self.geometry.units + (patches + (made + 1) // 2) * size
 
@@ -117,8 +109,8 @@ class _PooledOp:
         self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
         self.guarded = x.as_strided((1 + clients * pairs.units, rows), (rows, 1), x.storage_offset() - rows)
         self.zero_row = self.guarded[0] if any(pairs.padding) else None
-        filled = place.take("patches", clients, pairs.patch + layer.filling, run)
-        self.patch_rows, self.patches = filled.view(-1, rows), filled[:, : pairs.patch]
+        patches = Patches(pairs, place)
+        self.patch_rows, self.patches = patches.rows, patches.each
         self.input_shape = (clients, pairs.units, rows)
         if not place.first:
             self.patch_gradient = place.scratch(clients, pairs.patch, run)
@@ -126,7 +118,7 @@ class _PooledOp:
 
         self.filters: _ColumnPairFilters | _PlainFilters
         if layer.doubled:
-            self.filters = _ColumnPairFilters(layer, place, filled.transpose(1, 2))
+            self.filters = _ColumnPairFilters(layer, place, patches.filled.transpose(1, 2))
             self.product = place.take("product", clients, 2 * filters, run)
             self.by_filter = self.product.view(clients, 2, filters, run)
             width *= 2
@@ -201,7 +193,7 @@ class _ColumnPairFilters:
         )  # zero where none is written
         self.both = doubled.view(clients, 2 * filters, pairs.patch)
         self.transposed = self.both.transpose(1, 2)
-        self.of_both = place.take("of_doubled", clients, 2 * filters, pairs.patch + layer.filling)
+        self.of_both = place.take("of_doubled", clients, 2 * filters, patches.shape[2])
         spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
         spread = torch.unflatten(spread, 3, doubled.shape[3:])
         self.parts = [doubled[:, side, ..., side * across : side * across + right] for side in (0, 1)]
