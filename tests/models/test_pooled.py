@@ -18,7 +18,7 @@ from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
 from fedmpi.models.stacked.image import Convolution, MaxPool
 from fedmpi.models.stacked.net import stacked_form
-from fedmpi.models.stacked.pooled import BLOCK, EvenColumnsFirst, PooledConvolution, to_the_larger
+from fedmpi.models.stacked.pooled import EvenColumnsFirst, PooledConvolution, to_the_larger
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
 
 IMAGES = DataDescription((2, 13, 12), "float32", CLASSES, "image", 0, (), ())
@@ -94,14 +94,12 @@ def test_a_gradient_goes_to_the_larger_value():
     assert second.tolist() == [10, 0, 0]
 
 
-def test_only_rows_that_are_pooled_are_made_and_patches_fill_whole_blocks():
+def test_only_rows_that_are_pooled_are_made():
     net = stacked_form(network(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 9
     assert net is not None
     layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
     assert layer.pairs.output == (10, 4)
     assert layer.pairs.patch == 2 * 3 * 5
-    assert layer.filling == 2
-    assert (layer.pairs.patch + layer.filling) % BLOCK == 0
 
 
 def test_many_filters_lie_as_they_are_left_columns_before_right_ones():

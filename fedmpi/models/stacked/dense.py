@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmpi.models.dropout import draw_mask
-from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy, copy_turned
+from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy, copy_strided
+from fedmpi.models.stacked.column_order import AS_GIVEN, ColumnOrder
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -152,6 +153,8 @@ class StackedDropout:
         Probability of a zero.
     columns : bool
         Whether the input lies as columns.
+    order : ColumnOrder
+        In which these lie.
     """
 
     trained: ClassVar[bool] = False
@@ -159,6 +162,7 @@ class StackedDropout:
     units: int
     p: float
     columns: bool
+    order: ColumnOrder = AS_GIVEN
 
     @property
     def values(self) -> int:
@@ -181,15 +185,15 @@ class DropoutOp:
 
     def __init__(self, layer: StackedDropout, place: Place, x: Tensor):
         self.units, self.p, self.output = layer.units, layer.p, x
-        shape = (place.clients, place.rows, layer.units)
-        self.mask = place.take("mask", place.clients, *(shape[:0:-1] if layer.columns else shape[1:]))
-        self._arranged = self.mask.transpose(1, 2) if layer.columns else self.mask
+        page = place.rows, layer.units
+        self.mask = place.take("mask", place.clients, *(page[::-1] if layer.columns else page))
+        self._arranged = layer.order.as_they_lie(self.mask) if layer.columns else self.mask
         here = by_numpy(self.mask)
-        self._drawn = self._arranged if here else torch.ones(shape)
-        self._masks: NDArray[Any] = self._drawn.numpy()
+        self._sent = None if here else torch.ones(self._arranged.shape)
+        self._masks: NDArray[Any] = (self._arranged if self._sent is None else self._sent).numpy()
         self._page: NDArray[np.float32] | None = None
         if here and (layer.columns or self.mask.dtype != torch.float32):
-            self._page = place.workspace.take("page", *shape[1:], dtype=torch.float32).numpy()
+            self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
 
     def keep_all(self) -> None:
         """Drop nothing."""
@@ -198,15 +202,15 @@ class DropoutOp:
     def draw(self, client: int, count: int, generator: np.random.Generator) -> None:
         """The next mask of a client's stream, for `count` rows."""
         mask = self._masks[client, :count]
-        if self._page is None:
-            draw_mask(generator, count, self.units, self.p, mask)
-        else:
-            mask[:] = draw_mask(generator, count, self.units, self.p, self._page[:count])
+        page = mask.reshape(count, self.units) if self._page is None else self._page[:count]
+        drawn = draw_mask(generator, count, self.units, self.p, page)
+        if self._page is not None:
+            mask[:] = drawn.reshape(mask.shape)
 
     def arrange(self) -> None:
         """Bring what was drawn into `mask`."""
-        if self._drawn is not self._arranged:
-            self._arranged.copy_(self._drawn)
+        if self._sent is not None:
+            self._arranged.copy_(self._sent)
 
     def forward(self) -> None:
         self.arrange()
@@ -236,10 +240,11 @@ class _FlattenOp:
     def __init__(self, layer: Flatten, place: Place, x: Tensor):
         self.output = x.transpose(1, 2)
         self._columns = place.take("gradient", place.clients, layer.units, place.rows)
+        self._rows = self._columns.transpose(1, 2)
 
     def forward(self) -> None:
         pass
 
     def backward(self, gradient: Tensor) -> Tensor:
-        copy_turned(self._columns, gradient)
+        copy_strided(self._rows, gradient)
         return self._columns

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedmpi.common.arithmetic import full_precision
 from fedmpi.common.rounding import explained_by_rounding
 from fedmpi.data.schema import DataDescription
-from fedmpi.models.dropout import ClientMasks, Dropout, Masks, NoMasks, draw_mask
+from fedmpi.models.dropout import ClientMasks, Dropout, Masks, NoMasks
 from fedmpi.models.dropout_calls import DropoutCalls
 from fedmpi.models.stacked.base import Ahead, Drift, NotStackable, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of

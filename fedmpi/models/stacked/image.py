@@ -1,7 +1,8 @@
 """Convolution and max pooling of many clients side by side, on columns (k, channels · height · width, b).
 
-With the samples innermost, unfolding an image is a copy of whole runs of b values picked by one index, and folding the
+With the samples innermost, unfolding an image is a copy of whole runs of values picked by one index, and folding the
 gradient back is a sum of runs: both are library kernels (index_select, embedding_bag), and nothing has to be permuted.
+Runs are of b values, or of b values of a row's outputs where the columns lie accordingly (`column_order`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from fedmpi.models.stacked.base import Op, Place, Slot, copy_turned
-
+from fedmpi.models.stacked.base import Op, Place, Slot, copy_strided
+from fedmpi.models.stacked.column_order import AS_GIVEN, ColumnOrder
 
 BLOCK = 8
 """The product of the weights' gradient takes up to half as long again with patches of 63 values as with 64."""
@@ -29,6 +30,7 @@ class ImageColumns:
     trained: ClassVar[bool] = False
 
     units: int
+    order: ColumnOrder = AS_GIVEN
 
     @property
     def values(self) -> int:
@@ -41,10 +43,10 @@ class ImageColumns:
 class _ColumnsOp:
     def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
         self.output = place.take("output", place.clients, layer.units, place.rows, guard=place.rows)
-        self._rows = x
+        self._arranged, self._rows = layer.order.as_they_lie(self.output), layer.order.in_order(x)
 
     def forward(self) -> None:
-        copy_turned(self.output, self._rows)
+        copy_strided(self._arranged, self._rows)
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.transpose(1, 2)
@@ -61,6 +63,8 @@ class Geometry:
     kernel, stride, padding : (vertical, horizontal)
     height : int or None
         Of the output, from the top; None = as far as the image goes.
+    reads, writes : int
+        In how many parts the rows of the input and of the output lie (`ColumnOrder`).
     """
 
     image: tuple[int, int, int]
@@ -68,6 +72,8 @@ class Geometry:
     stride: tuple[int, int]
     padding: tuple[int, int]
     height: int | None = None
+    reads: int = 1
+    writes: int = 1
 
     @cached_property
     def output(self) -> tuple[int, int]:
@@ -88,14 +94,24 @@ class Geometry:
         """Values of the input."""
         return self.image[0] * self.image[1] * self.image[2]
 
+    @cached_property
+    def run(self) -> int:
+        """How many outputs side by side copy values that lie side by side, wherever in the patches."""
+        width = self.output[1]
+        together = not any(self.padding) and self.reads == self.stride[1] * self.writes and width % self.writes == 0
+        return width // self.writes if together else 1
+
     def unfold_index(self) -> Tensor:
         """For every value of the patches (patch · output) the input value it copies, −1 for padding; int64."""
         channels, height, width = self.image
         down, right = self.padding
-        index = torch.arange(self.units).view(channels, height, width)
+        index = torch.arange(channels * height).view(channels, height, 1) * width
+        index = index + ColumnOrder(width, self.reads).places()
         index = torch.nn.functional.pad(index, (right, right, down, down), value=-1)
         windows = index.unfold(1, self.kernel[0], self.stride[0]).unfold(2, self.kernel[1], self.stride[1])
-        return windows[:, : self.output[0]].permute(0, 3, 4, 1, 2).reshape(-1)
+        windows = windows[:, : self.output[0]].permute(0, 3, 4, 1, 2)
+        written = ColumnOrder(windows.shape[4], self.writes).places().argsort()
+        return windows[..., written].reshape(-1)
 
 
 class Maps:
@@ -106,8 +122,8 @@ class Maps:
         self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """`gather` (k · patches) for index_select on the input with a zero row before it; `members` and `offsets` (k ·
-        units + 1) for embedding_bag on the patches: which of them are summed into every input value."""
+        """`gather` (k · patches / run) for index_select on `runs_of` the input; `members` and `offsets` (k · units + 1)
+        for embedding_bag on the patches: which of them are summed into every input value."""
         made = self._made.get(device)
         if made is None or made[0] < clients:
             gather, members, starts = self._make(clients)
@@ -123,10 +139,19 @@ class Maps:
         members = inside[torch.argsort(index[inside], stable=True)]
         counts = torch.bincount(index[inside], minlength=units)
         client = torch.arange(clients)[:, None]
-        gather = torch.where(index >= 0, index + 1 + client * units, 0)
+        starts_of_runs = index[:: self.geometry.run]
+        gather = torch.where(starts_of_runs >= 0, starts_of_runs + 1 + client * units, 0)
         all_members = members + client * index.numel()
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.repeat(clients).cumsum(0)])
         return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()
+
+
+def runs_of(x: Tensor, geometry: Geometry) -> Tensor:
+    """All runs of an input (k, units, b) that a gather may pick, (·, run · b), which overlap: first one that begins at
+    the b values before the input, zeros where there is padding, then one from every value of the images on."""
+    clients, units, rows = x.shape
+    count = 2 + clients * units - geometry.run
+    return x.as_strided((count, geometry.run * rows), (rows, 1), x.storage_offset() - rows)
 
 
 class Patches:
@@ -135,7 +160,7 @@ class Patches:
     Attributes
     ----------
     each : Tensor (k, patch, positions)
-    rows : Tensor (k · patch · positions / b, b)
+    runs : Tensor (k · patch · positions / (run · b), run · b)
         The same memory.
     filled : Tensor (k, ≥ patch, positions)
         The patches with as many rows of what lies behind them, the next client's, as make a multiple of `BLOCK`; what
@@ -146,7 +171,7 @@ class Patches:
         clients, size, positions = place.clients, geometry.patch, math.prod(geometry.output) * place.rows
         block = -(-size // BLOCK) * BLOCK
         memory = place.take("patches", clients * size + block - size, positions)
-        self.rows = memory[: clients * size].view(-1, place.rows)
+        self.runs = memory[: clients * size].view(-1, geometry.run * place.rows)
         self.each = memory[: clients * size].view(clients, size, positions)
         self.filled = memory.as_strided((clients, block, positions), (size * positions, positions, 1))
 
@@ -189,10 +214,10 @@ class _ConvolutionOp:
             self.bias_target = parameters.target(layer.bias, layer.filters, 1)
             self.bias_gradient = place.take("bias", clients, layer.filters, 1)
         self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
-        self.guarded = x.as_strided((1 + clients * geometry.units, rows), (rows, 1), x.storage_offset() - rows)
-        self.zero_row = self.guarded[0] if any(geometry.padding) else None
+        self.runs = runs_of(x, geometry)
+        self.zero_row = self.runs[0] if any(geometry.padding) else None
         patches = Patches(geometry, place)
-        self.patch_rows, self.patches, self.filled = patches.rows, patches.each, patches.filled.transpose(1, 2)
+        self.patch_runs, self.patches, self.filled = patches.runs, patches.each, patches.filled.transpose(1, 2)
         self.of_filled = place.take("of_filled", clients, layer.filters, self.filled.shape[2])
         self.of_weight = self.of_filled[..., : geometry.patch]
         self.output = place.take("output", clients, layer.filters * height * width, rows, guard=rows)
@@ -205,7 +230,7 @@ class _ConvolutionOp:
     def forward(self) -> None:
         if self.zero_row is not None:
             self.zero_row.zero_()
-        torch.index_select(self.guarded, 0, self.gather, out=self.patch_rows)
+        torch.index_select(self.runs, 0, self.gather, out=self.patch_runs)
         torch.bmm(self.weight, self.patches, out=self.product)
         if self.bias is not None:
             self.product.add_(self.bias)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmpi.models.stacked.base import Layer, Op, Place, Slot
 from fedmpi.models.stacked.dense import ReLU, Squash
-from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches, sum_rows
+from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches, runs_of, sum_rows
 
 PAIR = (2, 2)
 MANY_FILTERS = 64
@@ -36,6 +36,10 @@ class EvenColumnsFirst(Geometry):
     def output(self) -> tuple[int, int]:
         """Height and width, which is even."""
         return self.height or self._along(0), self._along(1) // 2 * 2
+
+    @cached_property
+    def run(self) -> int:
+        return 1
 
     def unfold_index(self) -> Tensor:
         height, width = self.output
@@ -57,6 +61,8 @@ class PooledConvolution:
         Whether the largest value of four is taken, else their mean.
     cut : bool
         Whether ReLU goes before the mean.
+    reads, writes : int
+        In how many parts the rows of the input and of the pooled output lie (`ColumnOrder`).
     """
 
     trained: ClassVar[bool] = True
@@ -67,6 +73,8 @@ class PooledConvolution:
     bias: Slot | None
     largest: bool
     cut: bool = False
+    reads: int = 1
+    writes: int = 1
 
     @property
     def doubled(self) -> bool:
@@ -80,7 +88,7 @@ class PooledConvolution:
         if not self.doubled:
             return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, one.output[0] // 2 * 2)
         kernel, stride = (one.kernel[0], one.kernel[1] + one.stride[1]), (one.stride[0], 2 * one.stride[1])
-        return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2)
+        return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2, self.reads, self.writes)
 
     @cached_property
     def maps(self) -> Maps:
@@ -107,10 +115,10 @@ class _PooledOp:
             self.bias_target = parameters.target(layer.bias, filters, 1)
 
         self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
-        self.guarded = x.as_strided((1 + clients * pairs.units, rows), (rows, 1), x.storage_offset() - rows)
-        self.zero_row = self.guarded[0] if any(pairs.padding) else None
+        self.runs = runs_of(x, pairs)
+        self.zero_row = self.runs[0] if any(pairs.padding) else None
         patches = Patches(pairs, place)
-        self.patch_rows, self.patches = patches.rows, patches.each
+        self.patch_runs, self.patches = patches.runs, patches.each
         self.input_shape = (clients, pairs.units, rows)
         if not place.first:
             self.patch_gradient = place.scratch(clients, pairs.patch, run)
@@ -137,7 +145,7 @@ class _PooledOp:
     def forward(self) -> None:
         if self.zero_row is not None:
             self.zero_row.zero_()
-        torch.index_select(self.guarded, 0, self.gather, out=self.patch_rows)
+        torch.index_select(self.runs, 0, self.gather, out=self.patch_runs)
         torch.bmm(self.filters.arranged(), self.patches, out=self.product)
         if self.largest:
             torch.maximum(self.left, self.right, out=self.row)

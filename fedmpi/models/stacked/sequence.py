@@ -14,6 +14,7 @@ from fedmpi.models.dropout import Dropout
 from fedmpi.models.stacked.base import ALIGNMENT, Layer, NotStackable, Slot
 from fedmpi.models.stacked.dense import Flatten, Linear, ReLU, Squash, StackedDropout
 from fedmpi.models.stacked.image import Convolution, Geometry, ImageColumns, MaxPool, MeanPool
+from fedmpi.models.stacked.long_runs import with_long_runs
 from fedmpi.models.stacked.pooled import with_pools
 from fedmpi.models.stacked.text import Embedding, StackedMaxOverTime
 from fedmpi.models.text_layers import FrozenEmbedding, MaxOverTime
@@ -152,7 +153,9 @@ class _Translation:
             raise NotStackable("some parameters belong to no layer")
         if not self.layers or not isinstance(self.layers[-1], Linear) or self.shape != self.description.output_shape:
             raise NotStackable("the last layer is not a Linear of one logit a class")
-        return StackedNet(with_pools(self.layers), tuple(self.slots), self.size, self.start, self.description)
+        return StackedNet(
+            with_long_runs(with_pools(self.layers)), tuple(self.slots), self.size, self.start, self.description
+        )
 
     def slot(self, parameter: Tensor | None, axes: tuple[int, ...] | None = None, stack: bool = True) -> Slot:
         """Reserve a place for a parameter; every parameter has one."""
