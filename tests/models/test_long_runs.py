@@ -24,8 +24,8 @@ from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_differenc
 WIDE = DataDescription((2, 9, 28), "float32", CLASSES, "image", 0, (), ())
 NETWORKS = {
     "strides, with what lies between": (
-        [nn.Conv2d(2, 3, (3, 5), stride=2), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(3, 4, (2, 3), stride=(1, 2)), nn.Tanh(),
-         nn.Dropout(0.3), nn.Conv2d(4, 5, 2)],
+        [nn.Conv2d(2, 3, (3, 5), stride=2), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(3, 4, (2, 3), stride=(1, 2)),
+         nn.Tanh(), nn.Dropout(0.3), nn.Conv2d(4, 5, 2)],
         [6, 5, 4],
     ),
     "pooled": (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmpi.common.types import AnyArray
 from fedmpi.models.dropout import draw_mask
 from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy, copy_strided
 from fedmpi.models.stacked.column_order import AS_GIVEN, ColumnOrder
@@ -190,7 +191,7 @@ class DropoutOp:
         self._arranged = layer.order.as_they_lie(self.mask) if layer.columns else self.mask
         here = by_numpy(self.mask)
         self._sent = None if here else torch.ones(self._arranged.shape)
-        self._masks: NDArray[Any] = (self._arranged if self._sent is None else self._sent).numpy()
+        self._masks: AnyArray = (self._arranged if self._sent is None else self._sent).numpy()
         self._page: NDArray[np.float32] | None = None
         if here and (layer.columns or self.mask.dtype != torch.float32):
             self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
