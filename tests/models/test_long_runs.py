@@ -36,9 +36,18 @@ NETWORKS = {
         [nn.Conv2d(2, 3, (2, 5)), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, (2, 4), stride=(1, 2)), nn.ReLU()],
         [6, 5],
     ),
+    "padding of the samples": (
+        [nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(3, 2)), nn.Dropout(0.5), nn.Conv2d(3, 4, 3, stride=(1, 4)),
+         nn.Conv2d(4, 4, 1)],
+        [4, 4, 4],
+    ),
+    "padding of the samples, pooled": (
+        [nn.Conv2d(2, 3, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)],
+        [7, 6],
+    ),
     "padding interrupts them": (
-        [nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.Dropout(0.5), nn.Conv2d(3, 4, 2, stride=(1, 2))],
-        [1, 7],
+        [nn.Conv2d(2, 3, 3, stride=2), nn.Dropout(0.5), nn.Conv2d(3, 4, 2, stride=(1, 2), padding=1)],
+        [13, 1],
     ),
     "outputs that do not lie in parts": (
         [nn.Conv2d(2, 3, (3, 4)), nn.Dropout(0.5), nn.Conv2d(3, 4, 2, stride=(1, 3)), nn.Conv2d(4, 4, 2)],

@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.types import Ints
-from fedmpi.local.batched.stack import BoundNet
-
-JOIN_BELOW = 1024
-"""Bytes of a sample below which the clients' samples are joined and gathered by one call a step; larger samples are
-gathered client by client, which saves the copy that joins them."""
+from fedmpi.local.batched.stack import BoundNet, client_by_client
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,6 @@ class Feed:
         x·v of every sample, for a first layer whose weights are stored as two parts (`KeptApart`).
     samples : bool
         Whether the first layer reads a step's samples; else their `order` is all that it needs.
-    joined : bool, optional
-        One gather a step from the samples of all clients, or one a client; by default where it pays.
     """
 
     def __init__(
@@ -110,12 +104,9 @@ class Feed:
         labels: list[Tensor],
         products: Tensor | None = None,
         samples: bool = True,
-        joined: bool | None = None,
     ):
         self.timetable, self._products = timetable, products
-        if joined is None:
-            sample = features[0][0]
-            joined = sample.device.type != "cpu" or sample.numel() * sample.element_size() < JOIN_BELOW
+        joined = not client_by_client(features[0])
         self._all_labels = torch.cat(labels)
         self._joined = torch.cat(features) if joined and samples else None
         self._features = features
@@ -156,12 +147,8 @@ class Feed:
         if self._joined is not None:
             torch.index_select(self._joined, 0, positions, out=net.flat_x)
         elif self._local is not None:
-            for into, samples, local in zip(net.clients_x, self._features, self._local, strict=False):
-                index = local[step]
-                if len(index) < net.rows:
-                    into[len(index) :] = samples[0] if net.own_padding else 0
-                    into = into[: len(index)]
-                torch.index_select(samples, 0, index, out=into)
+            for client in range(net.clients):
+                net.read(client, self._features[client], self._local[client][step])
 
 
 class MaskFeed:

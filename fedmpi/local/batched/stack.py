@@ -15,12 +15,21 @@ from fedmpi.local.failures import check_update
 from fedmpi.models.stacked.ahead import ProductsAhead
 from fedmpi.models.stacked.base import Ahead, Drift, Op, Place, Slot, Step, Workspace
 from fedmpi.models.stacked.graph import GraphOp, dropouts_of
+from fedmpi.models.stacked.image import ColumnsOp, ImageColumns
 from fedmpi.models.stacked.losses import stacked_loss
 from fedmpi.models.stacked.net import StackedNet
 from fedmpi.models.stacked.text import EmbeddingOp, Tables
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
 MOST_BINDINGS = 64
+JOIN_BELOW = 1024
+"""Bytes of a sample below which the clients' samples are joined and gathered by one call a step; larger samples are
+gathered client by client, which saves the copy that joins them."""
+
+
+def client_by_client(samples: Tensor) -> bool:
+    """Whether a step gathers each client's samples (n, values) by themselves."""
+    return samples.device.type == "cpu" and samples.shape[-1] * samples.element_size() >= JOIN_BELOW
 
 
 class Stack:
@@ -303,12 +312,13 @@ class _Parameters:
 
 
 class BoundNet:
-    """The network on k clients and batches of b samples: fill `x`, `loss.labels` and the masks, then take a step.
+    """The network on k clients and batches of b samples: fill `flat_x` or `read`, fill labels and masks, take a step.
 
     Attributes
     ----------
     x : Tensor (k, b, values)
-        The batches; int64 rows of the stacked table for texts. `flat_x` and `clients_x` are views of it.
+        The batches; int64 rows of the stacked table for texts. Of images that a convolution reads client by client all
+        clients' lie in one place, one after another: each goes on as columns at once.
     dropouts : list of DropoutOp
         In the order in which a client's stream serves them.
     own_padding : bool
@@ -320,7 +330,9 @@ class BoundNet:
         net, take = stack.net, stack.workspace.take
         self.clients, self.rows = clients, rows
         dtype = torch.int64 if net.reads_words else stack.dtype
-        self.x = take("x", clients, rows, math.prod(net.feature_shape), dtype=dtype)
+        read = take("x", 1, rows, math.prod(net.feature_shape), dtype=dtype)
+        turned = isinstance(net.layers[0], ImageColumns) and client_by_client(read[0])
+        self.x = read.expand(clients, -1, -1) if turned else take("x", clients, *read.shape[1:], dtype=dtype)
         parameters = _Parameters(stack, clients)
         self.ops: list[Op] = []
         current = self.x
@@ -334,11 +346,22 @@ class BoundNet:
         place = Place(clients, rows, stack.workspace, parameters, len(self.ops))
         self.loss = stacked_loss(stack.loss, place, current, net.description)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
-        self.clients_x = list(self.x.unbind(0))
-        labels = self.loss.labels
-        self.flat_x, self.flat_labels = self.x.view(clients * rows, -1), labels.flatten(0, 1)
+        self._clients_x = list(self.x.unbind(0))
+        self.flat_x, self.flat_labels = self.x.flatten(0, 1), self.loss.labels.flatten(0, 1)
         self.first_output = None if net.head is None else self.ops[0].output.flatten(0, 1)
+        self._columns = self.ops[0] if turned and isinstance(self.ops[0], ColumnsOp) else None
+        self._forward = self.ops[1:] if turned else self.ops
         self._backward = list(reversed(self.ops[net.first_trained :]))
+
+    def read(self, client: int, samples: Tensor, index: Tensor) -> None:
+        """A client's batch: some of its samples (n, values), filled up where there are fewer than b."""
+        into, count = self._clients_x[client], len(index)
+        if count < self.rows:
+            into[count:] = samples[0] if self.own_padding else 0
+            into = into[:count]
+        torch.index_select(samples, 0, index, out=into)
+        if self._columns is not None:
+            self._columns.turn(client)
 
     def attach(self, tables: Tables | None, fused: bool) -> None:
         """Point the look-up of words at the tables of the clients now at work."""
@@ -352,7 +375,7 @@ class BoundNet:
 
     def step(self, weights: Tensor | float, counted: Tensor | None) -> None:
         """Forward, loss, backward, with the layers' part of the update."""
-        for op in self.ops:
+        for op in self._forward:
             op.forward()
         gradient = self.loss.gradient(weights, counted, self._sums)
         for op in self._backward:

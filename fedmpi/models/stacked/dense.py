@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.common.types import AnyArray
 from fedmpi.models.dropout import draw_mask
-from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy, copy_strided
+from fedmpi.models.stacked.base import Drift, Op, Place, Slot, by_numpy
 from fedmpi.models.stacked.column_order import AS_GIVEN, ColumnOrder
 
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
@@ -247,5 +247,5 @@ class _FlattenOp:
         pass
 
     def backward(self, gradient: Tensor) -> Tensor:
-        copy_strided(self._rows, gradient)
+        self._rows.copy_(gradient)
         return self._columns

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from fedmpi.models.stacked.base import Op, Place, Slot, copy_strided
-from fedmpi.models.stacked.column_order import AS_GIVEN, ColumnOrder
+from fedmpi.models.stacked.column_order import ColumnOrder
 
 BLOCK = 8
 """The product of the weights' gradient takes up to half as long again with patches of 63 values as with 64."""
@@ -25,28 +25,65 @@ BLOCK = 8
 
 @dataclass(frozen=True)
 class ImageColumns:
-    """Rows become columns: the images as they are read, before the first convolution."""
+    """Rows become columns: the images as they are read, before the first convolution.
+
+    Parameters
+    ----------
+    image : (channels, height, width)
+    padding : (vertical, horizontal)
+        Rows and columns of zeros on each side of the columns' images.
+    parts : int
+        In how many parts their rows lie (`ColumnOrder`).
+    """
 
     trained: ClassVar[bool] = False
 
-    units: int
-    order: ColumnOrder = AS_GIVEN
+    image: tuple[int, int, int]
+    padding: tuple[int, int] = (0, 0)
+    parts: int = 1
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        """Channels, height and width with the zeros."""
+        (channels, height, width), (down, right) = self.image, self.padding
+        return channels, height + 2 * down, width + 2 * right
 
     @property
     def values(self) -> int:
-        return self.units
+        return math.prod(self.padded)
 
-    def bind(self, place: Place, x: Tensor) -> Op:
-        return _ColumnsOp(self, place, x)
+    def bind(self, place: Place, x: Tensor) -> ColumnsOp:
+        return ColumnsOp(self, place, x)
 
 
-class _ColumnsOp:
+class ColumnsOp:
+    """`ImageColumns` bound to k clients, of all at once (`forward`) or client by client (`turn`)."""
+
     def __init__(self, layer: ImageColumns, place: Place, x: Tensor):
-        self.output = place.take("output", place.clients, layer.units, place.rows, guard=place.rows)
-        self._arranged, self._rows = layer.order.as_they_lie(self.output), layer.order.in_order(x)
+        (_, height, width), (down, right), order = layer.image, layer.padding, ColumnOrder(layer.padded[2], layer.parts)
+        self.output = place.take("output", place.clients, layer.values, place.rows, guard=place.rows)
+        self._arranged = order.as_they_lie(self.output)
+        self._given = self._inside = None
+        if any(layer.padding):
+            pages = 1 if x.stride(0) == 0 else place.clients
+            padded = place.take(f"padded {pages} by {place.rows}", pages, place.rows, *layer.padded)  # its zeros stay
+            padded = padded.expand(place.clients, *padded.shape[1:])
+            self._given = torch.unflatten(x, 2, layer.image)
+            self._inside = padded[..., down : down + height, right : right + width]
+            x = padded.flatten(2)
+        self._rows = order.in_order(x)
 
     def forward(self) -> None:
-        copy_strided(self._arranged, self._rows)
+        self._turn(slice(None))
+
+    def turn(self, client: int) -> None:
+        """For one client, whose samples lie in its part of the input."""
+        self._turn(client)
+
+    def _turn(self, which: int | slice) -> None:
+        if self._given is not None and self._inside is not None:
+            self._inside[which].copy_(self._given[which])
+        copy_strided(self._arranged[which], self._rows[which])
 
     def backward(self, gradient: Tensor) -> Tensor:
         return gradient.transpose(1, 2)

@@ -16,17 +16,24 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """The layers with columns in the order in which the convolutions behind them copy the longest runs.
 
     What lies between two convolutions takes value by value, whatever their order; any other layer finds the columns in
-    their own order. Where padding interrupts the runs nothing changes.
+    their own order. Zeros around the samples are written once, and lie among them; around what other layers give they
+    interrupt the runs, and nothing changes.
     """
     ordered = list(layers)
     for place in reversed(range(len(ordered))):
-        layer = ordered[place]
-        source = _source(ordered, place)
-        if source is None or not isinstance(layer, Convolution | PooledConvolution):
+        layer, source = ordered[place], _source(ordered, place)
+        if source is None or not _orders(layer):
             continue
+        assert isinstance(layer, Convolution | PooledConvolution)
+        images = ordered[source]
+        if isinstance(images, ImageColumns) and source == place - 1:
+            images = ordered[source] = replace(images, padding=layer.geometry.padding)
+            layer = ordered[place] = replace(
+                layer, geometry=replace(layer.geometry, image=images.padded, padding=(0, 0))
+            )
         patches = layer.geometry if isinstance(layer, Convolution) else layer.pairs
         width, parts = patches.image[2], patches.stride[1] * patches.writes
-        if any(patches.padding) or width % parts or (isinstance(layer, PooledConvolution) and not layer.doubled):
+        if any(patches.padding) or width % parts:
             continue
         ordered[place] = _read(layer, parts)
         for before in range(source, place):
@@ -34,14 +41,18 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     return tuple(ordered)
 
 
+def _orders(layer: Layer) -> bool:
+    """Whether a layer takes and gives columns in any order."""
+    return isinstance(layer, Convolution) or (isinstance(layer, PooledConvolution) and layer.doubled)
+
+
 def _source(layers: Sequence[Layer], place: int) -> int | None:
     """Whose outputs a layer's columns are: the place of a layer that can write them in any order, if it is one."""
     while place > 0:
         place -= 1
-        layer = layers[place]
-        if isinstance(layer, ImageColumns | Convolution) or (isinstance(layer, PooledConvolution) and layer.doubled):
+        if isinstance(layers[place], ImageColumns) or _orders(layers[place]):
             return place
-        if not isinstance(layer, ReLU | Squash | StackedDropout):
+        if not isinstance(layers[place], ReLU | Squash | StackedDropout):
             break
     return None
 
@@ -53,8 +64,10 @@ def _read(layer: Convolution | PooledConvolution, parts: int) -> Layer:
 
 
 def _written(layer: Layer, order: ColumnOrder) -> Layer:
-    if isinstance(layer, ImageColumns | StackedDropout):
+    if isinstance(layer, StackedDropout):
         return replace(layer, order=order)
+    if isinstance(layer, ImageColumns):
+        return replace(layer, parts=order.parts)
     if isinstance(layer, PooledConvolution):
         return replace(layer, writes=order.parts)
     if isinstance(layer, Convolution):

@@ -177,7 +177,7 @@ class _Translation:
 
     def need_columns(self, part: nn.Module) -> None:
         if self.form == ROWS and len(self.shape) == 3:
-            self.layers.append(ImageColumns(self.units))
+            self.layers.append(ImageColumns(self._image()))
             self.form = COLUMNS
         self.need(COLUMNS, 3, part)
 
