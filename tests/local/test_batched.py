@@ -112,11 +112,11 @@ def test_an_engine_may_be_used_for_round_after_round_with_other_clients_and_rule
 
 def test_large_samples_and_small_ones_are_gathered_alike(monkeypatch: pytest.MonkeyPatch):
     sizes = ragged_sizes(9, 30)
-    _, batched = engines("cnn", torch.float64, sizes)
-    start, tasks = batched.model.initial, tasks_for(sizes)
     results = []
     for limit in (0, 10**9):
-        monkeypatch.setattr("fedmpi.local.batched.feed.JOIN_BELOW", limit)
+        monkeypatch.setattr("fedmpi.local.batched.stack.JOIN_BELOW", limit)
+        _, batched = engines("cnn", torch.float64, sizes)
+        start, tasks = batched.model.initial, tasks_for(sizes)
         results.append(train(batched, tasks, start, EPOCHS)[0])
     assert torch.equal(*results)
 
