@@ -78,7 +78,7 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dt
     net = stacked_form(module, WIDE)
     assert net is not None
     found = [
-        layer.geometry.run if isinstance(layer, Convolution) else layer.pairs.run
+        layer.geometry.run if isinstance(layer, Convolution) else layer.patches.run
         for layer in net.layers
         if isinstance(layer, Convolution | PooledConvolution)
     ]

@@ -39,6 +39,11 @@ NETWORKS = {
     "padding": [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)],
     "strides": [nn.Conv2d(2, 3, (3, 2), stride=(2, 3), padding=(0, 1)), nn.MaxPool2d(2), nn.ReLU()],
     "no bias": [nn.Conv2d(2, 4, 3, bias=False), nn.MaxPool2d(2), nn.Tanh()],
+    "eight filters": [nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 9, 3), nn.ReLU(), nn.MaxPool2d(2)],
+    "a mean of eight filters": [
+        nn.Conv2d(2, 8, (3, 2), stride=(1, 2)), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 9, 2, padding=1),
+        nn.AvgPool2d(2)
+    ],
     "two in a row": [
         nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Conv2d(3, 5, 2), nn.ReLU(), nn.MaxPool2d(2)
     ],
@@ -74,9 +79,10 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dt
         assert relative_difference(beside, by_one) < tolerance
 
 
-def test_the_first_of_equal_values_gets_the_gradient():
+@pytest.mark.parametrize("filters", [3, 8, 64])
+def test_the_first_of_equal_values_gets_the_gradient(filters: int):
     """All outputs of filters of zeros are the bias: which patch a filter learns from is a matter of order alone."""
-    module = network(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)).double()
+    module = network(nn.Conv2d(2, filters, 3), nn.ReLU(), nn.MaxPool2d(2)).double()
     with torch.no_grad():
         module[0].weight.zero_()
         module[0].bias.fill_(0.5)
@@ -94,12 +100,23 @@ def test_a_gradient_goes_to_the_larger_value():
     assert second.tolist() == [10, 0, 0]
 
 
-def test_only_rows_that_are_pooled_are_made():
-    net = stacked_form(network(nn.Conv2d(2, 3, (3, 4)), nn.MaxPool2d(2)), IMAGES)  # outputs of 11 × 9
+def pooled(filters: int) -> PooledConvolution:
+    """The layer for filters of 3 × 4, whose outputs are 11 × 9."""
+    net = stacked_form(network(nn.Conv2d(2, filters, (3, 4)), nn.MaxPool2d(2)), IMAGES)
     assert net is not None
-    layer = next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
-    assert layer.pairs.output == (10, 4)
-    assert layer.pairs.patch == 2 * 3 * 5
+    return next(layer for layer in net.layers if isinstance(layer, PooledConvolution))
+
+
+@pytest.mark.parametrize(
+    ("filters", "copies", "output", "patch"),
+    [(7, (2, 2), (5, 4), 2 * 4 * 5), (8, (1, 2), (10, 4), 2 * 3 * 5), (64, (1, 1), (10, 8), 2 * 3 * 4)],
+)
+def test_filters_are_written_for_the_outputs_of_a_window(
+    filters: int, copies: tuple[int, int], output: tuple[int, int], patch: int
+):
+    """And only outputs that a window reads are made."""
+    layer = pooled(filters)
+    assert (layer.copies, layer.patches.output, layer.patches.patch) == (copies, output, patch)
 
 
 def test_many_filters_lie_as_they_are_left_columns_before_right_ones():
@@ -110,7 +127,7 @@ def test_many_filters_lie_as_they_are_left_columns_before_right_ones():
     for filters, patch in ((63, 2 * 3 * 4), (64, 2 * 3 * 3)):
         net = stacked_form(network(nn.Conv2d(2, filters, 3), nn.MaxPool2d(2)), IMAGES)
         assert net is not None
-        assert next(one for one in net.layers if isinstance(one, PooledConvolution)).pairs.patch == patch
+        assert next(one for one in net.layers if isinstance(one, PooledConvolution)).patches.patch == patch
 
 
 class Stack:
@@ -127,7 +144,7 @@ class Stack:
     target = value
 
 
-@pytest.mark.parametrize("filters", [63, 64])
+@pytest.mark.parametrize("filters", [7, 63, 64])
 def test_a_row_takes_the_memory_that_is_said(filters: int):
     net = stacked_form(network(nn.Conv2d(2, 8, 1), nn.Conv2d(8, filters, 3), nn.MaxPool2d(2)), IMAGES)
     assert net is not None

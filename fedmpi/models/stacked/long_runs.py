@@ -31,7 +31,7 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
             layer = ordered[place] = replace(
                 layer, geometry=replace(layer.geometry, image=images.padded, padding=(0, 0))
             )
-        patches = layer.geometry if isinstance(layer, Convolution) else layer.pairs
+        patches = layer.geometry if isinstance(layer, Convolution) else layer.patches
         width, parts = patches.image[2], patches.stride[1] * patches.writes
         if any(patches.padding) or width % parts:
             continue
@@ -43,7 +43,7 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 def _orders(layer: Layer) -> bool:
     """Whether a layer takes and gives columns in any order."""
-    return isinstance(layer, Convolution) or (isinstance(layer, PooledConvolution) and layer.doubled)
+    return isinstance(layer, Convolution) or (isinstance(layer, PooledConvolution) and layer.written)
 
 
 def _source(layers: Sequence[Layer], place: int) -> int | None:

@@ -3,9 +3,11 @@
 The two neighbouring outputs in a row of a pooling window read almost the same values. So each filter is written twice
 into a kernel that is wider by one stride, once at its left and once at its right end, with zeros for the rest: patches
 are half as many, the matrix product has twice as many rows, outputs that no window reads are not computed, and pooling
-is a few operations on contiguous memory. With MANY_FILTERS the products are large enough, and multiplying zeros would
-cost more than fewer patches save: filters are used as they are, all left outputs before all right ones. ReLU and bias
-do not change which value is the largest, and are applied after the maximum, to a quarter of the values.
+is a few operations on contiguous memory. FEW_FILTERS are written four times, for the lower row of a window as well:
+twice as many would still be too few for a fast product. With MANY_FILTERS the products are large enough, and
+multiplying zeros would cost more than fewer patches save: filters are used as they are, all left outputs before all
+right ones. ReLU and bias do not change which value is the largest, and are applied after the maximum, to a quarter of
+the values.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import ClassVar
 
 import torch
@@ -24,6 +27,8 @@ from fedmpi.models.stacked.dense import ReLU, Squash
 from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches, runs_of, sum_rows
 
 PAIR = (2, 2)
+FEW_FILTERS = 8
+"""Filters below which each is written four times."""
 MANY_FILTERS = 64
 """Filters from which on each is used as it is, and not written twice."""
 
@@ -77,28 +82,38 @@ class PooledConvolution:
     writes: int = 1
 
     @property
-    def doubled(self) -> bool:
-        """Whether each filter is written twice, for the left and for the right column of a window."""
-        return self.filters < MANY_FILTERS
+    def copies(self) -> tuple[int, int]:
+        """Rows and columns of a window for which each filter is written: (1, 1) = it is used as it is."""
+        if self.filters >= MANY_FILTERS:
+            return 1, 1
+        return (2, 2) if self.filters < FEW_FILTERS else (1, 2)
+
+    @property
+    def written(self) -> bool:
+        """Whether filters are written into larger kernels."""
+        return self.copies != (1, 1)
 
     @cached_property
-    def pairs(self) -> Geometry:
-        """The patches: what two neighbouring outputs read where filters are doubled, else what each output reads."""
-        one = self.geometry
-        if not self.doubled:
-            return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, one.output[0] // 2 * 2)
-        kernel, stride = (one.kernel[0], one.kernel[1] + one.stride[1]), (one.stride[0], 2 * one.stride[1])
-        return Geometry(one.image, kernel, stride, one.padding, one.output[0] // 2 * 2, self.reads, self.writes)
+    def patches(self) -> Geometry:
+        """What each output reads, or the outputs side by side for which filters are written."""
+        one, (lines, sides) = self.geometry, self.copies
+        height = one.output[0] // 2 * 2 // lines
+        if not self.written:
+            return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, height)
+        (down, right), (below, across) = one.kernel, one.stride
+        kernel = down + (lines - 1) * below, right + (sides - 1) * across
+        stride = lines * below, sides * across
+        return Geometry(one.image, kernel, stride, one.padding, height, self.reads, self.writes)
 
     @cached_property
     def maps(self) -> Maps:
-        return Maps(self.pairs)
+        return Maps(self.patches)
 
     @property
     def values(self) -> int:
-        patches, size = 2 * self.pairs.patch, math.prod(self.pairs.output)
-        made = 7 * self.filters if self.doubled else 4 * self.filters
-        return self.geometry.units + (patches + (made + 1) // 2) * size
+        size, copies = math.prod(self.patches.output), math.prod(self.copies)
+        made = -(-7 * copies * self.filters // 4) if self.written else 2 * self.filters
+        return self.geometry.units + (2 * self.patches.patch + made) * size
 
     def bind(self, place: Place, x: Tensor) -> Op:
         return _PooledOp(self, place, x)
@@ -106,8 +121,8 @@ class PooledConvolution:
 
 class _PooledOp:
     def __init__(self, layer: PooledConvolution, place: Place, x: Tensor):
-        pairs, parameters, clients, rows = layer.pairs, place.parameters, place.clients, place.rows
-        (height, width), filters, run = pairs.output, layer.filters, math.prod(pairs.output) * rows
+        at, parameters, clients, rows = layer.patches, place.parameters, place.clients, place.rows
+        height, filters, run = at.output[0], layer.filters, math.prod(at.output) * rows
         self.step, self.first, self.largest, self.cut = parameters.step, place.first, layer.largest, layer.cut
         self.bias = self.bias_target = None
         if layer.bias is not None:
@@ -115,30 +130,38 @@ class _PooledOp:
             self.bias_target = parameters.target(layer.bias, filters, 1)
 
         self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
-        self.runs = runs_of(x, pairs)
-        self.zero_row = self.runs[0] if any(pairs.padding) else None
-        patches = Patches(pairs, place)
+        self.runs = runs_of(x, at)
+        self.zero_row = self.runs[0] if any(at.padding) else None
+        patches = Patches(at, place)
         self.patch_runs, self.patches = patches.runs, patches.each
-        self.input_shape = (clients, pairs.units, rows)
+        self.input_shape = (clients, at.units, rows)
         if not place.first:
-            self.patch_gradient = place.scratch(clients, pairs.patch, run)
+            self.patch_gradient = place.scratch(clients, at.patch, run)
             self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
 
-        self.filters: _ColumnPairFilters | _PlainFilters
-        if layer.doubled:
-            self.filters = _ColumnPairFilters(layer, place, patches.filled.transpose(1, 2))
-            self.product = place.take("product", clients, 2 * filters, run)
-            self.by_filter = self.product.view(clients, 2, filters, run)
-            width *= 2
+        copies = math.prod(layer.copies)
+        self.product = place.take("product", clients, copies * filters, run)
+        self.filters: _WrittenFilters | _PlainFilters
+        if layer.written:
+            self.filters = _WrittenFilters(layer, place, patches.filled.transpose(1, 2))
+            self.by_filter = self.product.view(clients, copies, filters, run)
         else:
             self.filters = _PlainFilters(layer, place, self.patches.transpose(1, 2))
-            self.product = place.take("product", clients, filters, run)
             self.by_filter = self.product.view(clients, filters, 2, run // 2).transpose(1, 2)
-        sides = torch.unflatten(self.by_filter, 3, (height // 2, 2, width // 2 * rows))
-        self.sides, self.left, self.right = sides, sides[:, 0], sides[:, 1]
-        self.row = place.take("row", *self.left.shape)
-        self.upper, self.lower = self.row[:, :, :, 0], self.row[:, :, :, 1]
-        self.output = place.take("output", clients, filters * (height // 2) * (width // 2), rows, guard=rows)
+        if layer.copies == (2, 2):
+            self.windows = torch.unflatten(self.by_filter, 1, (2, 2))
+            self.left, self.right = self.windows.unbind(2)
+            self.row = place.take("row", *self.left.shape)
+            self.upper, self.lower = self.row.unbind(1)
+            self.one_each: tuple[int, ...] = (clients, 1, 1, filters, run)
+        else:
+            side = self.by_filter.shape[3] // height
+            self.windows = torch.unflatten(self.by_filter, 3, (height // 2, 2, side))
+            self.left, self.right = self.windows.unbind(1)
+            self.row = place.take("row", *self.left.shape)
+            self.upper, self.lower = self.row.unbind(3)
+            self.one_each = (clients, 1, filters, height // 2, 1, side)
+        self.output = place.take("output", clients, self.upper[0].numel() // rows, rows, guard=rows)
         self.pooled, self.pooled_shape = self.output.view(self.upper.shape), self.upper.shape
         self.pooled_filters = self.output.view(clients, filters, -1)
 
@@ -179,45 +202,48 @@ class _PooledOp:
         return gradient.flatten(2).sum(2, keepdim=True)
 
     def _of_mean(self, gradient: Tensor) -> Tensor:
-        of_each = gradient.mul_(0.25).unsqueeze(3).unsqueeze(1)
+        of_each = gradient.mul_(0.25).view(self.one_each)
         if self.cut:
-            torch.ops.aten.threshold_backward.grad_input(of_each, self.sides, 0, grad_input=self.sides)
+            torch.ops.aten.threshold_backward.grad_input(of_each, self.windows, 0, grad_input=self.windows)
         else:
-            self.sides.copy_(of_each.expand_as(self.sides))
+            self.windows.copy_(of_each.expand_as(self.windows))
         return self.by_filter.sum((1, 3)).unsqueeze(2)
 
 
-class _ColumnPairFilters:
-    """Each filter written twice, for the left and the right column of a window, into kernels on patches of both."""
+class _WrittenFilters:
+    """Each filter written several times, for outputs of one window, into kernels on what all of these read."""
 
     def __init__(self, layer: PooledConvolution, place: Place, patches: Tensor):
-        pairs, filters, clients, parameters = layer.pairs, layer.filters, place.clients, place.parameters
-        (channels, *_), (down, right), across = pairs.image, layer.geometry.kernel, layer.geometry.stride[1]
-        shape = filters, channels, down, right
+        one, at, clients, parameters = layer.geometry, layer.patches, place.clients, place.parameters
+        (channels, *_), (down, right), (below, across), copies = one.image, one.kernel, one.stride, layer.copies
+        shape = layer.filters, channels, down, right
         self.step, self.patches = parameters.step, patches
         self.weight, self.target = parameters.value(layer.weight, *shape), parameters.target(layer.weight, *shape)
-        doubled = place.take(
-            "doubled", clients, 2, filters, channels, down, right + across
-        )  # zero where none is written
-        self.both = doubled.view(clients, 2 * filters, pairs.patch)
-        self.transposed = self.both.transpose(1, 2)
-        self.of_both = place.take("of_doubled", clients, 2 * filters, patches.shape[2])
-        spread = self.of_both.view(clients, 2, filters, -1)[..., : pairs.patch]
-        spread = torch.unflatten(spread, 3, doubled.shape[3:])
-        self.parts = [doubled[:, side, ..., side * across : side * across + right] for side in (0, 1)]
-        self.of_parts = [spread[:, side, ..., side * across : side * across + right] for side in (0, 1)]
+        kernels = place.take("kernels", clients, *copies, *shape[:2], *at.kernel)  # zero where none is written
+        self.all = kernels.view(clients, -1, at.patch)
+        self.transposed = self.all.transpose(1, 2)
+        self.of_all = place.take("of_kernels", *self.all.shape[:2], patches.shape[2])
+        gradients = self.of_all.view(clients, *copies, layer.filters, -1)[..., : at.patch]
+        gradients = torch.unflatten(gradients, 4, (channels, *at.kernel))
+        self.parts, self.of_parts = [], []
+        for line, side in product(*map(range, copies)):
+            rows, columns = slice(line * below, line * below + down), slice(side * across, side * across + right)
+            self.parts.append(kernels[:, line, side, ..., rows, columns])
+            self.of_parts.append(gradients[:, line, side, ..., rows, columns])
 
     def arranged(self) -> Tensor:
-        """The kernels with the current weights: (k, 2 F, patch)."""
+        """The kernels with the current weights: (k, copies · F, patch)."""
         for part in self.parts:
             part.copy_(self.weight)
-        return self.both
+        return self.all
 
     def learn(self, gradient: Tensor) -> None:
-        """Update the weights, given the gradient (k, 2 F, ·) of the products with the patches."""
-        torch.bmm(gradient, self.patches, out=self.of_both)
-        torch.add(*self.of_parts, out=self.of_parts[0])
-        self.step.plain(self.target, self.of_parts[0])
+        """Update the weights, given the gradient (k, copies · F, ·) of the products with the patches."""
+        torch.bmm(gradient, self.patches, out=self.of_all)
+        total, *others = self.of_parts
+        for part in others:
+            total.add_(part)
+        self.step.plain(self.target, total)
 
 
 class _PlainFilters:
