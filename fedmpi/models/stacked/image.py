@@ -63,13 +63,13 @@ class ColumnsOp:
         (_, height, width), (down, right), order = layer.image, layer.padding, ColumnOrder(layer.padded[2], layer.parts)
         self.output = place.take("output", place.clients, layer.values, place.rows, guard=place.rows)
         self._arranged = order.as_they_lie(self.output)
-        self._given = self._inside = None
+        self._padded: Tensor | None = None
         if any(layer.padding):
             pages = 1 if x.stride(0) == 0 else place.clients
-            padded = place.take(f"padded {pages} by {place.rows}", pages, place.rows, *layer.padded)  # its zeros stay
-            padded = padded.expand(place.clients, *padded.shape[1:])
-            self._given = torch.unflatten(x, 2, layer.image)
+            self._padded = place.take("padded", pages, place.rows, *layer.padded)
+            padded = self._padded.expand(place.clients, *self._padded.shape[1:])
             self._inside = padded[..., down : down + height, right : right + width]
+            self._given = torch.unflatten(x, 2, layer.image)
             x = padded.flatten(2)
         self._rows = order.in_order(x)
 
@@ -81,7 +81,8 @@ class ColumnsOp:
         self._turn(client)
 
     def _turn(self, which: int | slice) -> None:
-        if self._given is not None and self._inside is not None:
+        if self._padded is not None:
+            self._padded.zero_()  # batches of other sizes lie in the same memory
             self._inside[which].copy_(self._given[which])
         copy_strided(self._arranged[which], self._rows[which])
 
