@@ -161,20 +161,20 @@ def _references(groups: Sequence[SeedGroup], wanted: str | None) -> list[SeedGro
             for other in groups
             for key in keys
             if plain(other.parts.get(key, "")) == plain(wanted)
-            and all(group.parts.get(part) == other.parts[part] for part in _named(other) if part != key)
+            and all(group.values[named] == other.values[named] for named in _named(other) if named != key)
         ]
         found.append(max(alike, key=lambda other: _in_common(group, other), default=None))
     return found
 
 
 def _in_common(group: SeedGroup, other: SeedGroup) -> int:
-    return sum(group.parts.get(part) == value for part, value in other.parts.items())
+    return sum(group.values[key] == value for key, value in other.values.items())
 
 
 def _named(group: SeedGroup) -> list[str]:
-    """The parts of its name that its own sweep gave it; the others it has because another variant lists such a key."""
-    given = [part for part in group.parts if all(part in run.labels for run in group.runs.values())]
-    return given or list(group.parts)
+    """The keys of its name that its own sweep gave it; the others it has because another variant lists such a key."""
+    given = [key for key in group.values if all(key in run.labels for run in group.runs.values())]
+    return given or list(group.values)
 
 
 def _check_reference(wanted: str, compared: Sequence[tuple[Sequence[SeedGroup], Sequence[SeedGroup | None]]]) -> None:

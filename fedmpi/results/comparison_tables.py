@@ -100,7 +100,7 @@ def as_csv(comparison: Comparison) -> str:
 
     What tells the groups apart has a column each, empty where a group has none of it.
     """
-    parts = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.parts))
+    parts = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.group.values))
     costs = list(dict.fromkeys(key for _, rows in comparison.blocks for row in rows for key in row.costs))
     heads = ["block", "group", *parts, "seeds", "n", "metric", "mean", "std", "best_mean", "best_std", "reference"]
     heads += ["common_seeds", "difference", "low", "high", "supported", "target", "reached"]
@@ -111,7 +111,7 @@ def as_csv(comparison: Comparison) -> str:
     for block, rows in comparison.blocks:
         for row in rows:
             found, group = row.interval, row.group
-            line: list[object] = [block.title, group.label, *(group.value(key) for key in parts)]
+            line: list[object] = [block.title, group.label, *(group.values.get(key) for key in parts)]
             line += [" ".join(map(str, group.runs)), row.final.n, comparison.metric]
             line += [row.final.mean, row.final.deviation]
             line += [row.best.mean, row.best.deviation] if row.best else [None, None]

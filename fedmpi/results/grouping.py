@@ -25,7 +25,7 @@ DATA = "data.shards"
 BARE = ("preset", DATA, "model.name")
 """Keys whose values say enough without the key."""
 UNSET = "unset"
-"""The value of a key that a run does not have."""
+"""What tables show for a key that a run does not have."""
 OF_NO_MATTER = tuple(key for key in MAY_CHANGE if key != "rounds")
 """Keys that change nothing about what is learned."""
 
@@ -41,26 +41,31 @@ class SeedGroup:
 
     Attributes
     ----------
-    parts : dict
-        What tells it from the others of its block, by key.
+    values : dict
+        What tells it from the others of its block, by key; None of a key that it does not have.
     runs : dict
         The runs by seed.
     """
 
-    parts: dict[str, str]
+    values: dict[str, str | None]
     runs: dict[int, OneRun]
 
     @property
-    def label(self) -> str:
-        """Its name in tables: its parts, those aside of which it has none."""
-        given = [part for part in self.parts.values() if not part.endswith(f" = {UNSET}")]
-        return ", ".join(given or self.parts.values())
+    def parts(self) -> dict[str, str]:
+        """The same as parts of a name, by key: `lr = 0.1`, or the value alone where that says enough."""
+        ends = [key.rpartition(".")[2] for key in self.values]
+        names = {key: end if ends.count(end) == 1 else key for key, end in zip(self.values, ends, strict=True)}
+        return {
+            key: f"{names[key]} = {_or_unset(value)}" if _has_its_key(key) else _or_unset(value)
+            for key, value in self.values.items()
+        }
 
-    def value(self, key: str) -> str:
-        """What it has of a key that tells groups apart, without the key; "" where it has none."""
-        shown = self.parts.get(key, "")
-        bare = shown.removeprefix(f"{key} = ").removeprefix(f"{key.rpartition('.')[2]} = ")
-        return "" if bare == UNSET else bare
+    @property
+    def label(self) -> str:
+        """Its name in tables: its parts, `lr = unset` and such aside unless there are no others."""
+        parts = self.parts
+        given = [part for key, part in parts.items() if self.values[key] is not None or not _has_its_key(key)]
+        return ", ".join(given or parts.values())
 
     def is_called(self, name: str) -> bool:
         """Whether that is its name, capitals and spaces around commas and signs of equality aside."""
@@ -104,35 +109,35 @@ def blocks_of(runs: Sequence[OneRun], by: Sequence[str] = ()) -> list[GroupsAlik
             known = [*all_keys(), *(key for run in runs for key in run.labels)]
             raise UserError(unknown_key(key, "--by", known))
     data = _data_names(runs)
-    found: dict[tuple[str, ...], list[OneRun]] = {}
+    found: dict[tuple[str | None, ...], list[OneRun]] = {}
     keys = [key for key in _differing(runs, data) if _of_the_measure(key)]
     for run in runs:
         found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
     blocks = []
     for values, together in found.items():
-        title = ", ".join(f"{key} = {value}" for key, value in zip(keys, values, strict=True))
+        title = ", ".join(f"{key} = {_or_unset(value)}" for key, value in zip(keys, values, strict=True))
         blocks.append(GroupsAlike(title, _groups(together, by, data), _notes(together)))
     return blocks
 
 
 def _groups(runs: Sequence[OneRun], by: Sequence[str], data: dict[FolderKey, str]) -> list[SeedGroup]:
     keys = [key for key in _differing(runs, data) if not key.startswith(OF_NO_MATTER)]
-    found: dict[tuple[str, ...], list[OneRun]] = {}
+    found: dict[tuple[str | None, ...], list[OneRun]] = {}
     for run in runs:
         found.setdefault(tuple(_value(run, key, data) for key in keys), []).append(run)
-    parts = _parts(list(found.values()), keys, by, data)
-    named: dict[tuple[str, ...], list[OneRun]] = {}
-    for own, together in zip(parts, found.values(), strict=True):
+    apart = _what_sets_apart(list(found.values()), keys, by, data)
+    named: dict[tuple[str | None, ...], list[OneRun]] = {}
+    for own, together in zip(apart, found.values(), strict=True):
         other = named.setdefault(tuple(own.values()), together)
         if other is not together:
             mixed = [key for key in keys if _value(other[0], key, data) != _value(together[0], key, data)]
             key = next((key for key in ("preset", "local.lr") if key in mixed), mixed[0])
-            one, two = (_value(pair[0], key, data) for pair in (other, together))
+            one, two = (_or_unset(_value(pair[0], key, data)) for pair in (other, together))
             raise UserError(
                 f"--by {','.join(by)} puts runs together that differ in {key} ({one}, {two}): "
                 f"--by {','.join([*by, key])} keeps them apart"
             )
-    return [SeedGroup(own, _by_seed(together)) for own, together in zip(parts, found.values(), strict=True)]
+    return [SeedGroup(own, _by_seed(together)) for own, together in zip(apart, found.values(), strict=True)]
 
 
 def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
@@ -145,30 +150,21 @@ def _by_seed(runs: Sequence[OneRun]) -> dict[int, OneRun]:
     return dict(sorted(seeds.items()))
 
 
-def _parts(
+def _what_sets_apart(
     groups: Sequence[Sequence[OneRun]], keys: Sequence[str], by: Sequence[str], data: dict[FolderKey, str]
-) -> list[dict[str, str]]:
-    """What sets each group apart: the keys wanted, what its sweep names, or as few keys as do."""
+) -> list[dict[str, str | None]]:
+    """The values of each group that set it apart: of the keys wanted, what its sweep names, or as few keys as do."""
 
-    def labels_by(chosen: Sequence[str], value: Callable[[OneRun, str], str]) -> list[dict[str, str]]:
-        ends = [key.rpartition(".")[2] for key in chosen]
-        return [
-            {
-                key: value(group[0], key)
-                if key in BARE or not _is_key(group[0], key)
-                else f"{end if ends.count(end) == 1 else key} = {value(group[0], key)}"
-                for key, end in zip(chosen, ends, strict=True)
-            }
-            for group in groups
-        ]
+    def values_of(chosen: Sequence[str], value: Callable[[OneRun, str], str | None]) -> list[dict[str, str | None]]:
+        return [{key: value(group[0], key) for key in chosen} for group in groups]
 
     if by:
-        return labels_by(by, lambda run, key: _value(run, key, data))
+        return values_of(by, lambda run, key: _value(run, key, data))
     labels = list(dict.fromkeys(key for group in groups for run in group for key in run.labels if key != "seed"))
     named = [{tuple(_labelled(run, key) for key in labels) for run in group} for group in groups]
     if labels and all(len(one) == 1 for one in named) and len(set.union(*named)) == len(groups):
         varied = [key for key in labels if len({_labelled(group[0], key) for group in groups}) > 1]
-        return labels_by(varied or labels, _labelled)
+        return values_of(varied or labels, _labelled)
     ordered = [*(key for key in BARE if key in keys), *(key for key in keys if key not in BARE)]
     chosen: list[str] = []
 
@@ -178,7 +174,7 @@ def _parts(
     for key in ordered:
         if classes([*chosen, key]) > classes(chosen):
             chosen.append(key)
-    return labels_by(chosen or ["preset"], lambda run, key: _value(run, key, data))
+    return values_of(chosen or ["preset"], lambda run, key: _value(run, key, data))
 
 
 def _of_the_measure(key: str) -> bool:
@@ -186,21 +182,26 @@ def _of_the_measure(key: str) -> bool:
     return key == "evaluation.on" or (key.startswith("data.") and not key.startswith(OF_NO_MATTER))
 
 
-def _is_key(run: OneRun, key: str) -> bool:
-    """Whether a label is a key of the configuration, and not the name of a list of variants."""
-    return "." in key or key in run.table
+def _has_its_key(key: str) -> bool:
+    """Whether a value is named together with its key, and not alone, as that of a list of variants is."""
+    return key not in BARE and ("." in key or key in all_keys())
 
 
-def _labelled(run: OneRun, key: str) -> str:
+def _or_unset(value: str | None) -> str:
+    return UNSET if value is None else value
+
+
+def _labelled(run: OneRun, key: str) -> str | None:
     return _shown(run.labels[key]) if key in run.labels else _value(run, key, {})
 
 
-def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str:
+def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str | None:
+    """What a run has of a key, as tables show it; None where it has none of it."""
     if key == DATA and str(run.folder) in data:
         return data[str(run.folder)]
     if key in run.table or key in run.labels:
         return _shown(run.table[key] if key in run.table else run.labels[key])
-    return UNSET if _of_parts(run, key) else _defaults().get(key, UNSET)  # such as keys that there were not yet
+    return None if _of_parts(run, key) else _defaults().get(key)  # such as keys that there were not yet
 
 
 def _of_parts(run: OneRun, key: str) -> bool:
@@ -212,7 +213,7 @@ def _of_parts(run: OneRun, key: str) -> bool:
 
 @cache
 def _defaults() -> dict[str, str]:
-    """The default of every key, as a table shows it."""
+    """The default of every key that has one, as a table shows it."""
     fields = {
         f"{name}.{key}": inner
         for name, field in Config.model_fields.items()
@@ -220,7 +221,7 @@ def _defaults() -> dict[str, str]:
         for key, inner in type(field.default).model_fields.items()
     }
     given = {key: written(field.default) for key, field in fields.items()}
-    return {key: UNSET if value is None else _shown(value) for key, value in given.items()}
+    return {key: _shown(value) for key, value in given.items() if value is not None}
 
 
 def _shown(value: Any) -> str:

@@ -118,6 +118,25 @@ def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmp
     assert [row.group.label for row in rows] == ["strata = unset", "strata = 10", "strata = many"]
 
 
+def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Path) -> None:
+    own = {"participation.clients": "mine:sampler", "local.lr": 0.1}
+    values = [None, "unset", "a = unset", "strata = b"]
+    for number, value in enumerate(values):
+        config = own | ({} if value is None else {"participation.strata": value})
+        write_run(tmp_path / "own" / str(number), [0.1 * number], config)
+    found = compared(tmp_path / "own")
+    [(_, rows)] = found.blocks
+    assert [row.group.label for row in rows] == [f"strata = {value}" for value in ("unset", *values[1:])]
+    lines = list(csv.DictReader(StringIO(as_csv(found))))
+    assert [line["participation.strata"] for line in lines] == ["", *values[1:]]
+    for number, value in enumerate(values[1:]):
+        labels = {"run": "mine", "participation.strata": value}
+        write_run(tmp_path / "swept" / str(number), [0.1], own | {"participation.strata": value}, labels=labels)
+    write_run(tmp_path / "swept" / "none", [0.1], own, labels={"run": "plain"})
+    [(_, rows)] = compared(tmp_path / "swept").blocks
+    assert [row.group.label for row in rows] == [*(f"mine, strata = {value}" for value in values[1:]), "plain"]
+
+
 def test_a_target_of_the_configurations_needs_no_option(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.6], {"evaluation.target_accuracy": 0.5})
     assert compared(tmp_path).target == 0.5
