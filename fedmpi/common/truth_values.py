@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from types import UnionType
 from typing import Any
 
@@ -49,7 +50,7 @@ def _mistaken_within(annotation: Any, values: Any) -> str:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The types between which a type leaves the choice; those of the values of a Literal."""
+    """The types between which a type leaves the choice; those of the values of a Literal or an Enum."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         yield from _alternatives(inner[0])
@@ -58,6 +59,8 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
             yield from _alternatives(choice)
     elif origin is typing.Literal:
         yield from map(type, inner)
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield from (type(member.value) for member in annotation)
     elif isinstance(annotation, typing.NewType):
         yield from _alternatives(annotation.__supertype__)
     else:

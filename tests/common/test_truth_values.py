@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar, Union
 
 import numpy as np
@@ -13,6 +14,8 @@ from fedmpi.common.truth_values import mistaken
 
 NUMBER, TRUTH = "give a number, not true or false", "give true or false, not a number"
 Whole = NewType("Whole", int)
+Level = IntEnum("Level", ["LOW", "HIGH"])
+Answer = Enum("Answer", {"YES": True, "NO": False})
 Unknown = TypeVar("Unknown")
 
 
@@ -38,6 +41,8 @@ class Draws(Protocol):
         Literal[1, 2],
         list[int] | int,
         Whole,
+        Level,
+        Level | None,
     ],
 )
 def test_true_and_false_are_no_numbers(annotation: Any, value: Any) -> None:
@@ -47,7 +52,9 @@ def test_true_and_false_are_no_numbers(annotation: Any, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, 1.0, np.int64(1), np.float32(0)])
-@pytest.mark.parametrize("annotation", [bool, bool | None, str | bool, Literal[True, "auto"], Annotated[bool, "set"]])
+@pytest.mark.parametrize(
+    "annotation", [bool, bool | None, str | bool, Literal[True, "auto"], Annotated[bool, "set"], Answer]
+)
 def test_numbers_are_not_true_or_false(annotation: Any, value: Any) -> None:
     assert mistaken(annotation, value) == TRUTH
 
@@ -64,6 +71,9 @@ def test_numbers_are_not_true_or_false(annotation: Any, value: Any) -> None:
         (Optional[list[float]], [False], NUMBER),  # noqa: UP045
         (list, [True], ""),
         (tuple[int, ...], [], ""),
+        (Level, Level["LOW"], ""),
+        (Answer, Answer["YES"], ""),
+        (Answer, True, ""),
     ],
 )
 def test_what_lists_and_tables_hold_is_looked_at(annotation: Any, value: Any, expected: str) -> None:
