@@ -140,16 +140,23 @@ Choices = Annotated[tuple[Choice, ...], BeforeValidator(_listed), AfterValidator
 def written(value: Any) -> Any:
     """A value of the configuration as a file can hold it: an object is written as its name.
 
-    The name of one that holds values of its own ends with (...), and nothing is found by it.
+    The name of one that holds values of its own ends with (...), and nothing is found by it. So does what stands for
+    None in a list or a table, and for a table whose keys are no texts, of which no file holds any.
     """
-    if value is None or isinstance(value, (str, bool, int, float, dict)):
+    if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, (list, tuple)):
-        return [written(inner) for inner in value]
+        return [_written_within(inner) for inner in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _written_within(inner) for key, inner in value.items()}
     if isinstance(value, np.generic):
         return written(value.item())
     name: str | None = getattr(value, "config_name", None)
     return name or object_name(value) + (OBJECT if holds_values(value) else "")
+
+
+def _written_within(value: Any) -> Any:
+    return object_name(value) + OBJECT if value is None else written(value)
 
 
 class Table(BaseModel):

@@ -118,19 +118,45 @@ def option_values(config: ConfigTables) -> Values:
     """{"table.key": value} of every option without a declared field, converted; defaults where the user set none.
 
     Of a part of one's own also those that have one, where the user did not set it, nor what says the same otherwise. Of
-    the embedded digits only those that are set: their name may hold the others.
+    the embedded digits only those that are set: their name may hold the others. No default where parts have several.
     """
     values: Values = {}
     for name, table in config:
-        for part in chosen_in(config, name) if isinstance(table, BaseModel) else []:
+        selected = chosen_in(config, name) if isinstance(table, BaseModel) else []
+        several = {key for key in _with_several_defaults(selected) if not _is_read(config, name, key)}
+        for part in selected:
             given = part.checked(options_of_part(config, part))
             unset = {} if part.kind == SOURCE and not part.foreign else {o.name: o.default for o in part.options}
-            unset = {key: value for key, value in unset.items() if not _said_otherwise(table, f"{name}.{key}")}
-            found = unset | given
+            stated = [key for key in unset if key not in several and not _said_otherwise(table, f"{name}.{key}")]
+            found = {key: unset[key] for key in stated} | given
             for key, value in found.items():
                 if (part.foreign or key not in type(table).model_fields) and storable(value):
                     values[f"{name}.{key}"] = value
     return values
+
+
+def defaults_of_shared_keys(config: ConfigTables) -> Values:
+    """{"table.key": default} of the user's own parts, where fedmpi reads the key too and nobody has set it."""
+    values: Values = {}
+    for dotted, value in option_values(config).items():
+        name, _, key = dotted.partition(".")
+        table: BaseModel = getattr(config, name)
+        if key not in table.model_fields_set and _is_read(config, name, key):
+            values[dotted] = value
+    return values
+
+
+def _with_several_defaults(selected: list[Part]) -> set[str]:
+    """Options that several parts have, each with a default of its own."""
+    defaults: dict[str, set[str]] = {}
+    for option in (option for part in selected for option in part.options):
+        defaults.setdefault(option.name, set()).add(repr(option.default))
+    return {name for name, found in defaults.items() if len(found) > 1}
+
+
+def _is_read(config: ConfigTables, name: str, key: str) -> bool:
+    """Whether a key of a table is declared, and read by fedmpi with the parts chosen."""
+    return key in type(getattr(config, name)).model_fields and means_something(config, name, key)
 
 
 def _said_otherwise(table: BaseModel, key: str) -> bool:

@@ -15,7 +15,12 @@ from fedmpi.common.errors import UserError, shown
 from fedmpi.common.registry import KINDS, Part, resolve
 from fedmpi.config.base import Table, Values
 from fedmpi.config.checks import contradiction
-from fedmpi.config.choices import check_options, option_values, without_foreign_options
+from fedmpi.config.choices import (
+    check_options,
+    defaults_of_shared_keys,
+    option_values,
+    without_foreign_options,
+)
 from fedmpi.config.keys import tables_by_name, why_meaningless
 from fedmpi.config.layers import (
     assignment,
@@ -44,10 +49,14 @@ class Config(ConfigTables):
     """
 
     def __init__(self, **values: Any):
+        table = flatten(with_preset(values), "Config")
         try:
-            super().__init__(**with_preset(values))
+            super().__init__(**nested(table, "Config"))
+            if defaults := defaults_of_shared_keys(self):
+                table |= defaults
+                super().__init__(**nested(table, "Config"))
         except ValidationError as error:
-            raise UserError(sentence(error)) from error
+            raise UserError(f"{sentence(error)}{_of_the_same_name(table, error)}") from error
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:

@@ -16,8 +16,8 @@ from fedmpi.common.object_names import object_name
 from fedmpi.common.options import options_of
 from fedmpi.common.registry import KINDS, SOURCE, Kind, resolve
 from fedmpi.config.base import Values, written
-from fedmpi.config.choices import chosen_in, options_alone, own_options, storable
-from fedmpi.config.own_options import open_kinds, parts_with
+from fedmpi.config.choices import all_chosen, chosen_in, options_alone, own_options, storable
+from fedmpi.config.own_options import parts_with
 
 if TYPE_CHECKING:
     from fedmpi.config.tables import ConfigTables
@@ -110,10 +110,8 @@ def not_repeatable(config: ConfigTables) -> list[str]:
                     f"give a function or class instead, and its options as keys of [{kind.table}]"
                 )
     for name, table in config:
-        defaults = [option for part in chosen_in(config, name) for option in part.options]
         for key, value in options_alone(table).items():
-            harmless = any(option.name == key and option.default is None for option in defaults)
-            if value is None and open_kinds(name) and not harmless:
+            if value is None and not _is_none_by_default(config, name, key):
                 sentences.append(
                     f"{name}.{key} is None, which config.toml cannot hold: only Python code that gives it again can "
                     "repeat this run; give what says the same in words or numbers"
@@ -124,6 +122,12 @@ def not_repeatable(config: ConfigTables) -> list[str]:
                     "only Python code that gives it again can repeat this run; give it in such a form"
                 )
     return sentences
+
+
+def _is_none_by_default(config: ConfigTables, table: str, key: str) -> bool:
+    late = [kind.name for kind in _kinds() if kind.late and kind.table == table]
+    selected = [*chosen_in(config, table), *(part for kind in late for part in all_chosen(config, kind))]
+    return any(option.name == key and option.default is None for part in selected for option in part.options)
 
 
 def _is_object(choice: Any) -> bool:

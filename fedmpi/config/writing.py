@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from fedmpi.config.base import Values, written
-from fedmpi.config.choices import defaults_of_parts, option_values, own_options
+from fedmpi.config.choices import defaults_of_parts, option_values, options_alone, own_options
 from fedmpi.config.keys import why_meaningless
 from fedmpi.config.layers import dotted
 from fedmpi.config.objects import as_class_names
@@ -26,18 +26,21 @@ def config_table(config: ConfigTables) -> Values:
         name, _, inner = key.partition(".")
         table[name][inner] = value
     return {
-        name: {key: written(inner) for key, inner in value.items()} if isinstance(value, dict) else written(value)
+        name: {key: written(inner) for key, inner in value.items() if inner is not None}
+        if isinstance(value, dict)
+        else written(value)
         for name, value in table.items()
     }
 
 
 def chosen_table(config: ConfigTables) -> Values:
-    """As `config_table`, with objects as they were given."""
+    """As `config_table`, with objects as they were given, and None where it was given for an option of a part."""
     table: Values = {}
     used = option_values(config)
     for name, value in config:
         if isinstance(value, BaseModel):
-            kept = {k: v for k, v in value.model_dump().items() if v is not None}
+            given = options_alone(value)
+            kept = {k: v for k, v in value.model_dump().items() if v is not None or k in given}
             meant = {k: v for k, v in kept.items() if why_meaningless(config, f"{name}.{k}") is None}
             table[name] = meant | {k.partition(".")[2]: v for k, v in used.items() if k.partition(".")[0] == name}
         elif value is not None:

@@ -1,0 +1,135 @@
+"""Defaults of the user's own parts, None, and what no file holds, in a configuration made in any way."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedmpi
+from fedmpi import Cohort, Config, LocalAlgorithm, UserError, client_sampler
+from fedmpi.config import config_toml
+from fedmpi.config.choices import all_chosen, options, options_of_part
+from fedmpi.config.loading import given_config
+from fedmpi.config.objects import not_repeatable
+from fedmpi.config.writing import flat_table
+from tests.keys.test_own_options import as_table
+
+
+class Damped(LocalAlgorithm):
+    def __init__(self, *, beta1: float = 0.5, on_divergence: str = "drop"):
+        self.given = beta1, on_divergence
+
+
+class Named(LocalAlgorithm):
+    def __init__(self, *, beta1: str = "half"):
+        self.given = beta1
+
+
+def sure(outputs: Tensor, targets: Tensor, *, threshold: float = 0.5) -> dict[str, Tensor]:
+    return {"sure": (outputs.softmax(1).max(1).values > threshold).sum()}
+
+
+def unsure(outputs: Tensor, targets: Tensor, *, threshold: float = 0.2, k: int = 2) -> dict[str, Tensor]:
+    return {"unsure": (outputs.softmax(1).max(1).values < threshold).sum()}
+
+
+@client_sampler
+def firsts(view: Any, *, table: Any = 1, strata: Any = 2, **further: Any) -> Cohort:
+    return Cohort(view.available[: view.count])
+
+
+def net(description: Any, *, depth: int | None = 3, width: Any = 4) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+HERE = __name__
+FEW = {"rounds": 1, "participation.count": 2, "logging.tensorboard": False}
+
+
+def every_way(keys: dict[str, Any]) -> list[Config]:
+    return [given_config("fedavg", keys), Config(**as_table(keys, "fedavg"))]
+
+
+def test_a_default_for_a_key_that_fedmpi_reads_too_is_the_keys_value_in_every_way() -> None:
+    keys = FEW | {"local.algorithm": f"{HERE}:Damped", "local.optimizer": "adam"}
+    for config in every_way(keys):
+        assert (config.local.beta1, config.local.on_divergence) == (0.5, "drop")
+        assert options(config, "local algorithm") == {"beta1": 0.5, "on_divergence": "drop"}
+        again = Config.exactly(tomllib.loads(config_toml(config)))
+        assert (again.local.beta1, again.local.beta2) == (0.5, config.local.beta2)
+    for config in every_way(keys | {"local.beta1": 0.25, "local.on_divergence": "stop"}):
+        assert options(config, "local algorithm") == {"beta1": 0.25, "on_divergence": "stop"}
+    alone = {key: value for key, value in keys.items() if key != "local.optimizer"}
+    for config in every_way(alone):
+        assert (config.local.beta1, config.local.on_divergence) == (0.9, "drop"), "without Adam beta1 is its own"
+
+
+def test_a_default_that_such_a_key_cannot_take_is_refused_in_every_way() -> None:
+    keys = FEW | {"local.algorithm": f"{HERE}:Named", "local.optimizer": "adam"}
+    sentence = (
+        r"local.beta1 = 'half': input should be a valid number.*Named has an option of this name, .* another one$"
+    )
+    for way in (lambda: given_config("fedavg", keys), lambda: Config(**as_table(keys, "fedavg"))):
+        with pytest.raises(UserError, match=sentence):
+            way()
+
+
+@pytest.mark.parametrize("chosen", [["sure", "unsure"], ["unsure", "sure"]])
+def test_parts_with_an_option_of_one_name_keep_their_own_defaults(chosen: list[str]) -> None:
+    names = [f"{HERE}:{name}" for name in chosen] + ["top-k"]
+    expected = {f"{HERE}:sure": {"threshold": 0.5}, f"{HERE}:unsure": {"threshold": 0.2, "k": 2}, "top-k": {"k": 5}}
+    for config in every_way(FEW | {"task.metrics": names}):
+        for again in (config, Config.exactly(tomllib.loads(config_toml(config))), given_config(config, {"seed": 3})):
+            for part in all_chosen(again, "metric"):
+                defaults = {option.name: option.default for option in part.options}
+                assert defaults | options_of_part(again, part) == expected[part.name]
+        assert flat_table(config).keys().isdisjoint({"task.threshold", "task.k"})
+    for config in every_way(FEW | {"task.metrics": names, "task.threshold": 0.4}):
+        own = all_chosen(config, "metric")[:2]
+        assert [options_of_part(config, part)["threshold"] for part in own] == [0.4, 0.4]
+        assert flat_table(config)["task.threshold"] == 0.4
+
+
+def test_none_for_an_option_stays_where_other_keys_are_overridden() -> None:
+    keys = FEW | {"participation.clients": firsts, "participation.other": None, "participation.strata": None}
+    for config in every_way(keys | {"model.name": net, "model.depth": None}):
+        again = given_config(config, {"rounds": 2})
+        assert again == given_config(config, {"rounds": 2}) and again.rounds == 2
+        found = options(again, "client sampler")
+        assert (found["other"], found["strata"], again.model.options["depth"]) == (None, None, None)
+        table = flat_table(again)
+        assert table.keys().isdisjoint({"participation.other", "participation.strata", "model.depth"})
+
+
+def test_none_for_an_option_of_a_model_is_reported() -> None:
+    def reported(options: dict[str, Any]) -> list[str]:
+        return [one.partition(",")[0] for one in not_repeatable(Config(preset="fedavg", model=options))]
+
+    assert reported({"name": net, "depth": None}) == ["model.depth is None"]
+    assert reported({"name": net, "depth": 3}) == reported({"name": "mlp"}) == reported({"name": net}) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"a": None}, {"a": "builtins:NoneType(...)"}),
+        ([1, [None]], [1, ["builtins:NoneType(...)"]]),
+        ({"a": {"b": Path("x")}}, {"a": {"b": f"pathlib:{type(Path()).__name__}(...)"}}),
+        ({1: 2}, "builtins:dict(...)"),
+    ],
+)
+def test_what_no_file_holds_within_lists_and_tables_is_reported_and_runs(
+    value: Any, shown: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = FEW | {"participation.clients": firsts, "participation.table": value, "model": {"name": net, "width": value}}
+    run = fedmpi.run("fedavg", keys, out=tmp_path / "run")
+    assert run.folder is not None
+    table = tomllib.loads((run.folder / "config.toml").read_text())
+    assert table["participation"]["table"] == table["model"]["width"] == shown
+    for key in ("participation.table", "model.width"):
+        assert f"{key} is {shown!r} in config.toml, which holds texts, numbers and lists of them" in caplog.text
