@@ -15,7 +15,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Config
 from fedmpi.config.base import written
 from fedmpi.config.keys import all_keys, tables_by_name, unknown_key
-from fedmpi.config.own_options import may_be_own, open_kinds
+from fedmpi.config.own_options import chosen_by, is_fedmpis, may_be_own, open_kinds
 from fedmpi.records.changes import MAY_CHANGE
 from fedmpi.results.gather import OneRun
 
@@ -201,14 +201,27 @@ def _value(run: OneRun, key: str, data: dict[FolderKey, str]) -> str | None:
         return data[str(run.folder)]
     if key in run.table or key in run.labels:
         return _shown(run.table[key] if key in run.table else run.labels[key])
-    return None if _of_parts(run, key) else _defaults().get(key)  # such as keys that there were not yet
+    return None if _has_none(run, key) else _defaults().get(key)  # such as keys that there were not yet
 
 
-def _of_parts(run: OneRun, key: str) -> bool:
-    """Whether a key that a run does not have may be an option of a part of the user's own in it."""
+def _has_none(run: OneRun, key: str) -> bool:
+    """Whether a key that a run does not have means nothing with its parts, or may be an option of one of the user's."""
     table, _, name = key.partition(".")
-    own = any(":" in str(run.table.get(kind.key, "")) for kind in open_kinds(table))
-    return own and may_be_own(table, name, tables_by_name()[table])
+    chosen = [(kind.key, run.table[kind.key]) for kind in open_kinds(table) if kind.key in run.table]
+    return _none_with(table, name, tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in chosen))
+
+
+@cache
+def _none_with(table: str, name: str, chosen: tuple[tuple[str, Any], ...]) -> bool:
+    fields = tables_by_name().get(table)
+    if fields is None or not may_be_own(table, name, fields):
+        return False
+    if any(":" in str(choice) for _, choice in chosen):
+        return True
+    try:
+        return not is_fedmpis(table, name, fields, list(chosen_by(dict(chosen), table, fields)))
+    except UserError:  # parts that there are no more
+        return False
 
 
 @cache

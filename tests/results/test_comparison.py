@@ -118,6 +118,23 @@ def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmp
     assert [row.group.label for row in rows] == ["strata = unset", "strata = 10", "strata = many"]
 
 
+def test_an_option_of_built_in_parts_that_a_run_has_none_of_has_no_default_there(tmp_path: Path) -> None:
+    stratified = {"participation.clients": "stratified"}
+    for name, config, labels in (
+        ("two", stratified | {"participation.strata": 2}, {"participation.strata": 2}),
+        ("older", stratified, {"participation.strata": 10}),
+        ("uniform", {"participation.clients": "uniform"}, {}),
+        ("adam", {"participation.clients": "uniform", "local.optimizer": "adam"}, {}),
+        ("gone", {"participation.clients": "no longer there"}, {}),
+    ):
+        write_run(tmp_path / name, [0.1], config, labels={"run": name, **labels})
+    [(_, rows)] = compared(tmp_path).blocks
+    expected = ["two, strata = 2", "older, strata = 10", "uniform", "adam", "gone, strata = 10"]
+    assert {row.group.label for row in rows} == set(expected)
+    [(_, rows)] = compared(tmp_path, by=("run", "local.beta1")).blocks
+    assert [row.group.label for row in rows if "beta1" in row.group.label] == ["adam, beta1 = 0.9"]
+
+
 def test_a_text_that_looks_like_an_absent_value_is_one_all_the_same(tmp_path: Path) -> None:
     own = {"participation.clients": "mine:sampler", "local.lr": 0.1}
     values = [None, "unset", "a = unset", "strata = b"]
