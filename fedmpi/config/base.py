@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,7 +144,7 @@ def written(value: Any) -> Any:
     The name of one that holds values of its own ends with (...), and nothing is found by it. So does what stands for
     None in a list or a table, and for a table whose keys are no texts, of which no file holds any.
     """
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, (str, bool, int, float)) or _is_moment(value):
         return value
     if isinstance(value, (list, tuple)):
         return [_written_within(inner) for inner in value]
@@ -153,6 +154,11 @@ def written(value: Any) -> Any:
         return written(value.item())
     name: str | None = getattr(value, "config_name", None)
     return name or object_name(value) + (OBJECT if holds_values(value) else "")
+
+
+def _is_moment(value: Any) -> bool:
+    """Whether it is one of TOML's dates and times, of which those of no day have no time zone."""
+    return type(value) in (date, datetime) or (type(value) is time and value.tzinfo is None)
 
 
 def _written_within(value: Any) -> Any:

@@ -107,7 +107,7 @@ def note(run: PlannedRun, failure: str | None) -> None:
     """What differs in a run, and why it failed last, for `fedmpi compare`."""
     labels = {key: written(value) for key, value in run.labels.items()}
     content = {"labels": labels, **({} if failure is None else {"failure": failure})}
-    _put(run.folder / NOTE, json.dumps(content, indent=1) + "\n")
+    _put(run.folder / NOTE, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def _put(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from fedmpi.config.choices import all_chosen, options, options_of_part
 from fedmpi.config.loading import given_config
 from fedmpi.config.objects import not_repeatable
 from fedmpi.config.writing import flat_table
+from fedmpi.results.gather import find_runs, read_runs
+from fedmpi.results.grouping import blocks_of
+from fedmpi.sweeps.planned_runs import plan_sweep
+from fedmpi.sweeps.standing import write_notes
 from tests.keys.test_own_options import as_table
 
 
@@ -121,6 +126,7 @@ def test_none_for_an_option_of_a_model_is_reported() -> None:
         ([1, [None]], [1, ["builtins:NoneType(...)"]]),
         ({"a": {"b": Path("x")}}, {"a": {"b": f"pathlib:{type(Path()).__name__}(...)"}}),
         ({1: 2}, "builtins:dict(...)"),
+        ([time(1, tzinfo=UTC)], ["datetime:time(...)"]),
     ],
 )
 def test_what_no_file_holds_within_lists_and_tables_is_reported_and_runs(
@@ -133,3 +139,25 @@ def test_what_no_file_holds_within_lists_and_tables_is_reported_and_runs(
     assert table["participation"]["table"] == table["model"]["width"] == shown
     for key in ("participation.table", "model.width"):
         assert f"{key} is {shown!r} in config.toml, which holds texts, numbers and lists of them" in caplog.text
+
+
+def test_dates_are_values_like_others(tmp_path: Path) -> None:
+    made = {"participation.clients": f"{HERE}:firsts", "participation.table": date(2021, 2, 3)}
+    keys = FEW | made | {"participation.strata": [datetime(2021, 2, 3, 4, 5, 6), time(7, 8)]}
+    run = fedmpi.run("fedavg", keys, out=tmp_path / "run")
+    assert run.folder is not None
+    written = run.folder / "config.toml"
+    table = tomllib.loads(written.read_text())["participation"]
+    assert (table["table"], table["strata"]) == (made["participation.table"], keys["participation.strata"])
+    assert not_repeatable(given_config(written, {})) == []
+    assert fedmpi.run(written, {"rounds": 2}, out=run.folder, resume=True).records[-1]["round"] == 1
+    with pytest.raises(UserError, match=r"participation.table.*2021, 2, 3.* there, .*2022"):
+        fedmpi.run(written, {"rounds": 3, "participation.table": date(2022, 1, 1)}, out=run.folder, resume=True)
+    file = tmp_path / "dates.toml"
+    dates = "sweep.participation.table = [2021-01-01, 2022-01-01]"
+    file.write_text(f'participation = {{count = 2, clients = "{HERE}:firsts"}}\n{dates}')
+    sweep = plan_sweep(file, tmp_path / "sweep")
+    write_notes(sweep, sweep.runs)
+    assert [run.folder.name for run in sweep.runs] == ["table=2021-01-01", "table=2022-01-01"]
+    found = read_runs(find_runs([tmp_path / "sweep"], planned=True))
+    assert [group.label for group in blocks_of(found)[0].groups] == ["table = 2021-01-01", "table = 2022-01-01"]
