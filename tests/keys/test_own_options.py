@@ -17,7 +17,7 @@ import pytest
 import fedmpi
 from fedmpi import Cohort, Config, UserError
 from fedmpi.config import build_config, config_toml, load_config
-from fedmpi.config.choices import options
+from fedmpi.config.choices import chosen, options
 from fedmpi.config.layers import remarks
 from fedmpi.config.loading import given_config
 from fedmpi.config.objects import not_repeatable
@@ -74,6 +74,11 @@ def by_strata(view, *, strata: int = 3, every_stratum: str = "no", **options) ->
 @client_sampler
 def of_its_own_name(view, *, clients: str = "all") -> Cohort:
     return Cohort(view.available[:2])
+
+
+@client_sampler
+def counted_by_its_own_name(view, *, clients: int = 2) -> Cohort:
+    return Cohort(view.available[:clients])
 
 
 @row_rule
@@ -444,6 +449,10 @@ def test_an_option_that_a_built_in_part_has_too_is_shared(given: Given) -> None:
         ),
         ({"task.loss": own("loss")}, r"^task.kind = 'hinge': input should be .*; .*:loss has an option of this name"),
         (
+            {"participation.clients": own("counted_by_its_own_name")},
+            r"^participation.clients = '.*:counted_by_its_own_name' has an option of the name of this key: give it ano",
+        ),
+        (
             {"participation.clients": own("of_its_own_name")},
             r"^participation.clients = '.*:of_its_own_name' has an option of the name of this key: give it another on",
         ),
@@ -481,6 +490,16 @@ def test_objects_hold_them_too(sampler: Any) -> None:
         assert (table["clients"], table["strata"]) == (f"{__name__}:Bound", "many")
         beside_it = given_config(preset, {"participation.clients": sampler, "participation.strata": "key", **beside})
         assert options(beside_it, "client sampler")["strata"] == "key"
+
+
+def test_a_key_beside_a_bound_option_of_its_name_is_what_is_written() -> None:
+    bound = partial(getattr(sys.modules[MODULE], "local_step"), beta1=-5.0)  # noqa: B009
+    for beside, expected in (({}, -5.0), ({"local.beta1": -7}, -7.0)):
+        config = given_config("fedavg", {"local.optimizer": bound, **beside})
+        table = tomllib.loads(config_toml(config))
+        assert (table["local"]["optimizer"], table["local"]["beta1"]) == (own("local_step"), expected)
+        for again in (config, Config.exactly(table)):
+            assert chosen(again, "local optimizer").checked(options(again, "local optimizer"))["beta1"] == expected
 
 
 def test_none_in_the_place_of_another_default_is_reported() -> None:
