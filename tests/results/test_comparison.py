@@ -116,6 +116,21 @@ def test_an_option_that_a_part_of_ones_own_was_not_given_has_no_default_of_fedmp
     write_run(tmp_path / "c", [0.3], own | {"participation.strata": "many"})
     [(_, rows)] = compared(tmp_path).blocks
     assert [row.group.label for row in rows] == ["strata = unset", "strata = 10", "strata = many"]
+    law = {"system.availability": "mine:law"}
+    write_run(tmp_path / "laws" / "a", [0.1], law)
+    write_run(tmp_path / "laws" / "b", [0.2], law | {"system.drop_out": 0.5})
+    [(_, rows)] = compared(tmp_path / "laws").blocks
+    assert [row.group.label for row in rows] == ["drop_out = 0.0", "drop_out = 0.5"], "fedmpi's with any law"
+
+
+def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path) -> None:
+    for name, rounds, labels in (("a", 1, {"run": "short"}), ("b", 2, {"run": "long"}), ("c", 2, {})):
+        write_run(tmp_path / name, [0.1] * rounds, {"local.lr": 0.5 if labels else 0.1}, labels=labels)
+    [(_, rows)] = compared(tmp_path, by=("run", "rounds", "local.lr")).blocks
+    expected = ["short, rounds = 1, lr = 0.5", "long, rounds = 2, lr = 0.5", "unset, rounds = 2, lr = 0.1"]
+    assert [row.group.label for row in rows] == expected
+    lines = list(csv.DictReader(StringIO(as_csv(compared(tmp_path, by=("run", "rounds"))))))
+    assert [(line["run"], line["rounds"]) for line in lines] == [("short", "1"), ("long", "2"), ("", "2")]
 
 
 def test_an_option_of_built_in_parts_that_a_run_has_none_of_has_no_default_there(tmp_path: Path) -> None:
