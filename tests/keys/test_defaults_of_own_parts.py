@@ -48,7 +48,7 @@ def firsts(view: Any, *, table: Any = 1, strata: Any = 2, **further: Any) -> Coh
     return Cohort(view.available[: view.count])
 
 
-def net(description: Any, *, depth: int | None = 3, width: Any = 4) -> torch.nn.Module:
+def net(description: Any, *, depth: int | None = 3, width: Any = 4, act: str | None = None) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
 
@@ -116,6 +116,7 @@ def test_none_for_an_option_of_a_model_is_reported() -> None:
         return [one.partition(",")[0] for one in not_repeatable(Config(preset="fedavg", model=options))]
 
     assert reported({"name": net, "depth": None}) == ["model.depth is None"]
+    assert reported({"name": net, "act": None}) == [], "its default"
     assert reported({"name": net, "depth": 3}) == reported({"name": "mlp"}) == reported({"name": net}) == []
 
 

@@ -161,6 +161,10 @@ def network_of_a_name(description, *, name: str):
     return network(description)
 
 
+def dealt(labels, clients, generator, **options):
+    return generator.integers(0, clients, len(labels))
+
+
 def data(*, verify: bool = True, clients: str = "5", partition: int = 3) -> fedmpi.ClientArrays:
     GIVEN["data"] = dict(verify=verify, clients=clients, partition=partition)
     draws = np.random.default_rng(0)
@@ -536,6 +540,7 @@ def test_a_check_of_a_part_gives_it_no_key_of_fedmpis() -> None:
     settings = {"participation.count": 3, "participation.strata": "many", "participation.share": 1}
     assert Subject(part_of(own("Any_")), settings).options == {"strata": "many", "share": 1}
     assert Subject(part_of(own("by_strata")), settings).options == {"strata": "many", "share": 1}
+    assert Subject(part_of(own("dealt"), "partition"), {"strata": 3, "share": 1}).options == {"strata": 3, "share": 1}
 
 
 @pytest.mark.slow

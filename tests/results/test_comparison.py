@@ -131,6 +131,11 @@ def test_a_name_says_the_keys_of_its_values_but_those_of_variants(tmp_path: Path
     assert [row.group.label for row in rows] == expected
     lines = list(csv.DictReader(StringIO(as_csv(compared(tmp_path, by=("run", "rounds"))))))
     assert [(line["run"], line["rounds"]) for line in lines] == [("short", "1"), ("long", "2"), ("", "2")]
+    rates = {"local.lr": 0.2, "aggregation.lr": 0.3}
+    write_run(tmp_path / "rates" / "a", [0.1], rates)
+    write_run(tmp_path / "rates" / "b", [0.1], rates | {"aggregation.lr": 0.4})
+    [(_, [first, _])] = compared(tmp_path / "rates", by=("local.lr", "aggregation.lr")).blocks
+    assert first.group.label == "local.lr = 0.2, aggregation.lr = 0.3"
 
 
 def test_an_option_of_built_in_parts_that_a_run_has_none_of_has_no_default_there(tmp_path: Path) -> None:
@@ -146,6 +151,11 @@ def test_an_option_of_built_in_parts_that_a_run_has_none_of_has_no_default_there
     [(_, rows)] = compared(tmp_path).blocks
     expected = ["two, strata = 2", "older, strata = 10", "uniform", "adam", "gone, strata = 10"]
     assert {row.group.label for row in rows} == set(expected)
+    for name, config in (("one", ["top-5"]), ("k", ["top-5", "top-k"])):
+        given = {"task.metrics": config} | ({"task.k": 3} if name == "k" else {})
+        write_run(tmp_path / "metrics" / name, [0.1], given, labels={"run": name})
+    [(_, rows)] = compared(tmp_path / "metrics", by=("run", "task.k")).blocks
+    assert {row.group.label for row in rows} == {"one", "k, k = 3"}
     [(_, rows)] = compared(tmp_path, by=("run", "local.beta1")).blocks
     assert [row.group.label for row in rows if "beta1" in row.group.label] == ["adam, beta1 = 0.9"]
 
