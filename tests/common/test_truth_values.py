@@ -63,6 +63,7 @@ def test_numbers_are_not_true_or_false(annotation: Any, value: Any) -> None:
     ("annotation", "value", "expected"),
     [
         (tuple[int, ...], [1, True], NUMBER),
+        (list[int], (1, True), NUMBER),
         (tuple[int, bool], [1, True], ""),
         (tuple[int, bool], [1, 1], TRUTH),
         (list[tuple[float, str]], [[1.0, "a"], [True, "b"]], NUMBER),
