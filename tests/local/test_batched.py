@@ -12,6 +12,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size
+from fedmpi.local.batched.stack import Stack
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
@@ -119,6 +120,16 @@ def test_large_samples_and_small_ones_are_gathered_alike(monkeypatch: pytest.Mon
         start, tasks = batched.model.initial, tasks_for(sizes)
         results.append(train(batched, tasks, start, EPOCHS)[0])
     assert torch.equal(*results)
+
+
+def test_images_that_become_columns_client_by_client_take_the_room_of_one_client():
+    _, batched = engines("cnn", torch.float64, np.array([9]))
+    stack = Stack(batched.net, 4, 10, True, torch.float64, torch.device("cpu"))
+    net = stack.bound(4, 10)
+    assert net.x.untyped_storage().nbytes() == 8 * 10 * 14 * 14
+    lent = {held.untyped_storage().data_ptr() for held in (stack.losses, *stack.workspace._storage.values())}
+    own = {name: one for name, one in vars(net).items() if isinstance(one, torch.Tensor)}
+    assert {name for name, one in own.items() if one.untyped_storage().data_ptr() not in lent} == set()
 
 
 def test_a_client_visited_again_in_the_round_gets_other_batches_and_masks():

@@ -145,7 +145,7 @@ class Feed:
         if self._products is not None and net.first_output is not None:
             torch.index_select(self._products, 0, positions, out=net.first_output)
         if self._joined is not None:
-            torch.index_select(self._joined, 0, positions, out=net.flat_x)
+            net.read_all(self._joined, positions)
         elif self._local is not None:
             for client in range(net.clients):
                 net.read(client, self._features[client], self._local[client][step])

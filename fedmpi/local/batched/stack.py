@@ -312,7 +312,7 @@ class _Parameters:
 
 
 class BoundNet:
-    """The network on k clients and batches of b samples: fill `flat_x` or `read`, fill labels and masks, take a step.
+    """The network on k clients and batches of b samples: `read` or `read_all`, fill labels and masks, take a step.
 
     Attributes
     ----------
@@ -347,11 +347,15 @@ class BoundNet:
         self.loss = stacked_loss(stack.loss, place, current, net.description)
         self._sums = stack.losses[: clients * rows].view(clients, rows, 1)
         self._clients_x = list(self.x.unbind(0))
-        self.flat_x, self.flat_labels = self.x.flatten(0, 1), self.loss.labels.flatten(0, 1)
+        self.flat_labels = self.loss.labels.flatten(0, 1)
         self.first_output = None if net.head is None else self.ops[0].output.flatten(0, 1)
         self._columns = self.ops[0] if turned and isinstance(self.ops[0], ColumnsOp) else None
         self._forward = self.ops[1:] if turned else self.ops
         self._backward = list(reversed(self.ops[net.first_trained :]))
+
+    def read_all(self, samples: Tensor, index: Tensor) -> None:
+        """The batches of all clients: k · b of their samples (n, values), which lie in one tensor."""
+        torch.index_select(samples, 0, index, out=self.x.view(self.clients * self.rows, -1))
 
     def read(self, client: int, samples: Tensor, index: Tensor) -> None:
         """A client's batch: some of its samples (n, values), filled up where there are fewer than b."""

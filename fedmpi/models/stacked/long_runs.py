@@ -16,8 +16,8 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """The layers with columns in the order in which the convolutions behind them copy the longest runs.
 
     What lies between two convolutions takes value by value, whatever their order; any other layer finds the columns in
-    their own order. Zeros around the samples are written once, and lie among them; around what other layers give they
-    interrupt the runs, and nothing changes.
+    their own order. Zeros around the samples become columns with them; around what other layers give they interrupt
+    the runs, and nothing changes.
     """
     ordered = list(layers)
     for place in reversed(range(len(ordered))):
