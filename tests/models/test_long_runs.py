@@ -12,6 +12,7 @@ from torch import nn
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.batched.stack import Stack
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
@@ -91,6 +92,29 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dt
         beside, _ = train(BatchedEngine(model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
         assert relative_difference(beside - start, by_one - start) < 10 * tolerance
         assert relative_difference(beside, by_one) < tolerance
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_batches_of_other_sizes_leave_nothing_in_the_zeros_around_images(limit: int, monkeypatch: pytest.MonkeyPatch):
+    """Whether images become columns client by client or all at once."""
+    monkeypatch.setattr("fedmpi.local.batched.stack.JOIN_BELOW", limit)
+    module = network([nn.Conv2d(2, 3, 3, padding=2), nn.ReLU(), nn.Conv2d(3, 2, 2, stride=3)]).double()
+    model, sizes = FlatModel(module), np.array([20, 4, 7, 1, 18])
+    source, rule = Source(WIDE, sizes, torch.float64), LocalRule(lr=0.1, epochs=2, batch_size=None)
+    by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), model.initial, rule)
+    for chunk in (1, 2):
+        engine = BatchedEngine(model, source, Streams(5), chunk=chunk)
+        for _ in range(2):
+            beside, _ = train(engine, tasks_for(sizes), model.initial, rule)
+            assert relative_difference(beside, by_one) < 1e-12
+
+
+def test_the_images_of_one_client_at_a_time_lie_among_zeros():
+    net = stacked_form(network([nn.Conv2d(2, 3, 3, padding=(1, 2))]), WIDE)
+    assert net is not None
+    stack = Stack(net, 4, 10, True, torch.float32, torch.device("cpu"))
+    stack.bound(4, 10)
+    assert stack.workspace.take((0, "padded"), 0).untyped_storage().nbytes() == 4 * 10 * 2 * (9 + 2) * (28 + 4)
 
 
 def test_columns_of_one_remainder_lie_side_by_side():

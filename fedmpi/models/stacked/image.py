@@ -63,11 +63,11 @@ class ColumnsOp:
         (_, height, width), (down, right), order = layer.image, layer.padding, ColumnOrder(layer.padded[2], layer.parts)
         self.output = place.take("output", place.clients, layer.values, place.rows, guard=place.rows)
         self._arranged = order.as_they_lie(self.output)
-        self._padded: Tensor | None = None
+        self._inside: Tensor | None = None
         if any(layer.padding):
             pages = 1 if x.stride(0) == 0 else place.clients
-            self._padded = place.take("padded", pages, place.rows, *layer.padded)
-            padded = self._padded.expand(place.clients, *self._padded.shape[1:])
+            padded = place.take("padded", pages, place.rows, *layer.padded)  # zeros stay: images lie one after another
+            padded = padded.expand(place.clients, *padded.shape[1:])
             self._inside = padded[..., down : down + height, right : right + width]
             self._given = torch.unflatten(x, 2, layer.image)
             x = padded.flatten(2)
@@ -81,8 +81,7 @@ class ColumnsOp:
         self._turn(client)
 
     def _turn(self, which: int | slice) -> None:
-        if self._padded is not None:
-            self._padded.zero_()  # batches of other sizes lie in the same memory
+        if self._inside is not None:
             self._inside[which].copy_(self._given[which])
         copy_strided(self._arranged[which], self._rows[which])
 
