@@ -16,7 +16,7 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
-from fedmpi.models.stacked.image import Convolution, MaxPool
+from fedmpi.models.stacked.image import Convolution, Geometry, MaxPool, Patches
 from fedmpi.models.stacked.net import stacked_form
 from fedmpi.models.stacked.pooled import EvenColumnsFirst, PooledConvolution, to_the_larger
 from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
@@ -142,6 +142,16 @@ class Stack:
         return slot.of_stack(self.values, shape)
 
     target = value
+
+
+def test_patches_are_filled_up_to_whole_blocks_by_those_of_the_next_client():
+    workspace = Workspace(torch.float32, torch.device("cpu"))
+    patches = Patches(Geometry((1, 4, 3), (3, 3), (1, 1), (0, 0)), Place(2, 5, workspace, Stack(0)))
+    patches.each.copy_(torch.arange(1.0, 2 * 9 * 10 + 1).view(2, 9, 10))
+    assert patches.filled.shape == (2, 16, 10)
+    assert torch.equal(patches.filled[:, :9], patches.each)
+    assert torch.equal(patches.filled[0, 9:], patches.each[1, :7])
+    assert not patches.filled[1, 9:].any()
 
 
 @pytest.mark.parametrize("filters", [7, 63, 64])

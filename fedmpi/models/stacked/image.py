@@ -101,7 +101,7 @@ class Geometry:
     height : int or None
         Of the output, from the top; None = as far as the image goes.
     reads, writes : int
-        In how many parts the rows of the input and of the output lie (`ColumnOrder`).
+        In how many parts of equal width the rows of the input and of the output lie (`ColumnOrder`).
     """
 
     image: tuple[int, int, int]
@@ -135,7 +135,7 @@ class Geometry:
     def run(self) -> int:
         """How many outputs side by side copy values that lie side by side, wherever in the patches."""
         width = self.output[1]
-        together = not any(self.padding) and self.reads == self.stride[1] * self.writes and width % self.writes == 0
+        together = not any(self.padding) and self.reads == self.stride[1] * self.writes
         return width // self.writes if together else 1
 
     def unfold_index(self) -> Tensor:
