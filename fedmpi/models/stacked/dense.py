@@ -176,7 +176,8 @@ class StackedDropout:
 class DropoutOp:
     """Dropout bound to k clients; before every forward pass their masks are to be drawn, or all values kept.
 
-    On a processor a client's mask is drawn into a page of its own and goes to its place while the page is in the cache.
+    On a processor a mask is drawn where it lies or, where it lies as columns or in double precision, into a page that
+    all clients use, and goes to its place while the page is in the cache.
 
     Attributes
     ----------

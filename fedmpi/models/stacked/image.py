@@ -20,7 +20,8 @@ from fedmpi.models.stacked.base import Op, Place, Slot, copy_strided
 from fedmpi.models.stacked.column_order import ColumnOrder
 
 BLOCK = 8
-"""The product of the weights' gradient takes up to half as long again with patches of 63 values as with 64."""
+"""Values that patches have a multiple of in the product of the weights' gradient, which takes up to half as long again
+with patches of 63 values as with 64."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 The two neighbouring outputs in a row of a pooling window read almost the same values. So each filter is written twice
 into a kernel that is wider by one stride, once at its left and once at its right end, with zeros for the rest: patches
 are half as many, the matrix product has twice as many rows, outputs that no window reads are not computed, and pooling
-is a few operations on contiguous memory. FEW_FILTERS are written four times, for the lower row of a window as well:
-twice as many would still be too few for a fast product. With MANY_FILTERS the products are large enough, and
-multiplying zeros would cost more than fewer patches save: filters are used as they are, all left outputs before all
+is a few operations on contiguous memory. Fewer than FEW_FILTERS are written four times, for the lower row of a window
+as well: twice as many would still be too few for a fast product. From MANY_FILTERS on the products are large enough,
+and multiplying zeros would cost more than fewer patches save: filters are used as they are, all left outputs before all
 right ones. ReLU and bias do not change which value is the largest, and are applied after the maximum, to a quarter of
 the values.
 """
@@ -30,7 +30,7 @@ PAIR = (2, 2)
 FEW_FILTERS = 8
 """Filters below which each is written four times."""
 MANY_FILTERS = 64
-"""Filters from which on each is used as it is, and not written twice."""
+"""Filters from which on each is used as it is."""
 
 
 @dataclass(frozen=True)
