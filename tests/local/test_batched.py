@@ -12,7 +12,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size
-from fedmpi.local.batched.stack import Stack
+from fedmpi.local.batched.stack import Stack, client_by_client
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
 from fedmpi.models.flat import FlatModel
@@ -122,6 +122,11 @@ def test_large_samples_and_small_ones_are_gathered_alike(monkeypatch: pytest.Mon
     assert torch.equal(*results)
 
 
+def test_samples_of_a_kilobyte_are_gathered_client_by_client():
+    assert client_by_client(torch.zeros(2, 256)) and client_by_client(torch.zeros(2, 128, dtype=torch.float64))
+    assert not client_by_client(torch.zeros(2, 255))
+
+
 def test_images_that_become_columns_client_by_client_take_the_room_of_one_client():
     _, batched = engines("cnn", torch.float64, np.array([9]))
     stack = Stack(batched.net, 4, 10, True, torch.float64, torch.device("cpu"))
@@ -130,6 +135,16 @@ def test_images_that_become_columns_client_by_client_take_the_room_of_one_client
     lent = {held.untyped_storage().data_ptr() for held in (stack.losses, *stack.workspace._storage.values())}
     own = {name: one for name, one in vars(net).items() if isinstance(one, torch.Tensor)}
     assert {name for name, one in own.items() if one.untyped_storage().data_ptr() not in lent} == set()
+
+
+def test_a_batch_is_not_filled_up_with_what_another_client_left():
+    _, batched = engines("cnn", torch.float64, np.array([9]))
+    stack = Stack(batched.net, 2, 6, True, torch.float64, torch.device("cpu"))
+    net = stack.bound(2, 6)
+    net.read(0, torch.full((6, 14 * 14), torch.nan, dtype=torch.float64), torch.arange(6))
+    net.read(1, torch.ones(4, 14 * 14, dtype=torch.float64), torch.arange(2))
+    columns = net.ops[0].output[1]
+    assert bool((columns[:, :2] == 1).all()) and not columns[:, 2:].any()
 
 
 def test_a_client_visited_again_in_the_round_gets_other_batches_and_masks():
