@@ -12,6 +12,7 @@ from fedmpi.aggregation.exact import FixedPointSum
 from fedmpi.common.streams import Streams
 from fedmpi.data.schema import DataDescription
 from fedmpi.local.batched.engine import CACHE_BYTES, BatchedEngine, chunk_size
+from fedmpi.local.batched.feed import Feed, Timetable
 from fedmpi.local.batched.stack import Stack, client_by_client
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule
@@ -145,6 +146,18 @@ def test_a_batch_is_not_filled_up_with_what_another_client_left():
     net.read(1, torch.ones(4, 14 * 14, dtype=torch.float64), torch.arange(2))
     columns = net.ops[0].output[1]
     assert bool((columns[:, :2] == 1).all()) and not columns[:, 2:].any()
+
+
+def test_joined_batches_are_filled_up_with_a_sample_of_the_client():
+    """Else what is no number in the first of all samples would be no number in other clients' losses."""
+    timetable = Timetable([[np.array([0, 1, 2]), np.array([1])], [np.array([1])]], np.array([[3, 1], [1, 0]]))
+    _, batched = engines("mlp", torch.float32, np.array([9]))
+    net = Stack(batched.net, 2, 3, True, torch.float32, torch.device("cpu")).bound(2, 3)
+    samples = [torch.full((3, net.x.shape[2]), torch.nan), torch.ones(2, net.x.shape[2])]
+    feed = Feed(timetable, samples, [torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)])
+    feed.fill(net, 0)
+    assert net.x[0].isnan().all()
+    assert not net.x[1].isnan().any()
 
 
 def test_a_client_visited_again_in_the_round_gets_other_batches_and_masks():

@@ -147,10 +147,10 @@ class Stack:
 def test_patches_are_filled_up_to_whole_blocks_by_those_of_the_next_client():
     workspace = Workspace(torch.float32, torch.device("cpu"))
     patches = Patches(Geometry((1, 4, 3), (3, 3), (1, 1), (0, 0)), Place(2, 5, workspace, Stack(0)))
-    patches.each.copy_(torch.arange(1.0, 2 * 9 * 10 + 1).view(2, 9, 10))
+    patches.of_clients.copy_(torch.arange(1.0, 2 * 9 * 10 + 1).view(2, 9, 10))
     assert patches.filled.shape == (2, 16, 10)
-    assert torch.equal(patches.filled[:, :9], patches.each)
-    assert torch.equal(patches.filled[0, 9:], patches.each[1, :7])
+    assert torch.equal(patches.filled[:, :9], patches.of_clients)
+    assert torch.equal(patches.filled[0, 9:], patches.of_clients[1, :7])
     assert not patches.filled[1, 9:].any()
 
 

@@ -116,9 +116,10 @@ class Feed:
         self._local = [[torch.from_numpy(rows) for rows in client] for client in self._rows] if each else None
 
     def _join(self, local: list[list[Ints]], firsts: Ints) -> Tensor:
-        """Positions (T, K, B) in the joined samples; padding reads the very first one."""
+        """Positions (T, K, B) in the joined samples; padding reads the client's first one."""
         counts = self.timetable.counts
         index = np.zeros((*counts.shape, int(counts.max())), np.int64)
+        index += firsts[:, None]
         for client, first in enumerate(firsts.tolist()):
             for step, rows in enumerate(local[client]):
                 np.add(rows, first, out=index[step, client, : len(rows)])

@@ -148,7 +148,7 @@ def by_numpy(x: Tensor) -> bool:
 
 
 def copy_strided(target: Tensor, source: Tensor) -> None:
-    """target = source of the same shape, where neighbours in the one are none in the other.
+    """target = source of the same shape, for copies that turn axes.
 
     On a processor by NumPy, which takes two thirds of the time that torch does.
     """

@@ -191,8 +191,8 @@ class DropoutOp:
         self.mask = place.take("mask", place.clients, *(page[::-1] if layer.columns else page))
         self._arranged = layer.order.as_they_lie(self.mask) if layer.columns else self.mask
         here = by_numpy(self.mask)
-        self._sent = None if here else torch.ones(self._arranged.shape)
-        self._masks: AnyArray = (self._arranged if self._sent is None else self._sent).numpy()
+        self._on_host = None if here else torch.ones(self._arranged.shape)
+        self._masks: AnyArray = (self._arranged if self._on_host is None else self._on_host).numpy()
         self._page: NDArray[np.float32] | None = None
         if here and (layer.columns or self.mask.dtype != torch.float32):
             self._page = place.workspace.take("page", *page, dtype=torch.float32).numpy()
@@ -211,8 +211,8 @@ class DropoutOp:
 
     def arrange(self) -> None:
         """Bring what was drawn into `mask`."""
-        if self._sent is not None:
-            self._arranged.copy_(self._sent)
+        if self._on_host is not None:
+            self._arranged.copy_(self._on_host)
 
     def forward(self) -> None:
         self.arrange()

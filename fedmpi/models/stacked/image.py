@@ -70,7 +70,7 @@ class ColumnsOp:
             padded = place.take("padded", pages, place.rows, *layer.padded)  # zeros stay: images lie one after another
             padded = padded.expand(place.clients, *padded.shape[1:])
             self._inside = padded[..., down : down + height, right : right + width]
-            self._given = torch.unflatten(x, 2, layer.image)
+            self._images = torch.unflatten(x, 2, layer.image)
             x = padded.flatten(2)
         self._rows = order.in_order(x)
 
@@ -83,7 +83,7 @@ class ColumnsOp:
 
     def _turn(self, which: int | slice) -> None:
         if self._inside is not None:
-            self._inside[which].copy_(self._given[which])
+            self._inside[which].copy_(self._images[which])
         copy_strided(self._arranged[which], self._rows[which])
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class Patches:
 
     Attributes
     ----------
-    each : Tensor (k, patch, positions)
+    of_clients : Tensor (k, patch, positions)
     runs : Tensor (k · patch · positions / (run · b), run · b)
         The same memory.
     filled : Tensor (k, ≥ patch, positions)
@@ -210,7 +210,7 @@ class Patches:
         block = -(-size // BLOCK) * BLOCK
         memory = place.take("patches", clients * size + block - size, positions)
         self.runs = memory[: clients * size].view(-1, geometry.run * place.rows)
-        self.each = memory[: clients * size].view(clients, size, positions)
+        self.of_clients = memory[: clients * size].view(clients, size, positions)
         self.filled = memory.as_strided((clients, block, positions), (size * positions, positions, 1))
 
 
@@ -255,7 +255,7 @@ class _ConvolutionOp:
         self.runs = runs_of(x, geometry)
         self.zero_row = self.runs[0] if any(geometry.padding) else None
         patches = Patches(geometry, place)
-        self.patch_runs, self.patches, self.filled = patches.runs, patches.each, patches.filled.transpose(1, 2)
+        self.patch_runs, self.patches, self.filled = patches.runs, patches.of_clients, patches.filled.transpose(1, 2)
         self.of_filled = place.take("of_filled", clients, layer.filters, self.filled.shape[2])
         self.of_weight = self.of_filled[..., : geometry.patch]
         self.output = place.take("output", clients, layer.filters * height * width, rows, guard=rows)

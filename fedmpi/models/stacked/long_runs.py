@@ -26,7 +26,7 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
             continue
         assert isinstance(layer, Convolution | PooledConvolution)
         images = ordered[source]
-        if isinstance(images, ImageColumns) and source == place - 1:
+        if isinstance(images, ImageColumns):
             images = ordered[source] = replace(images, padding=layer.geometry.padding)
             layer = ordered[place] = replace(
                 layer, geometry=replace(layer.geometry, image=images.padded, padding=(0, 0))
@@ -43,7 +43,7 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 def _orders(layer: Layer) -> bool:
     """Whether a layer takes and gives columns in any order."""
-    return isinstance(layer, Convolution) or (isinstance(layer, PooledConvolution) and layer.written)
+    return isinstance(layer, Convolution) or (isinstance(layer, PooledConvolution) and layer.writes_filters)
 
 
 def _source(layers: Sequence[Layer], place: int) -> int | None:

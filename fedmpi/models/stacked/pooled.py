@@ -89,7 +89,7 @@ class PooledConvolution:
         return (2, 2) if self.filters < FEW_FILTERS else (1, 2)
 
     @property
-    def written(self) -> bool:
+    def writes_filters(self) -> bool:
         """Whether filters are written into larger kernels."""
         return self.copies != (1, 1)
 
@@ -98,7 +98,7 @@ class PooledConvolution:
         """What each output reads, or the outputs side by side for which filters are written."""
         one, (lines, sides) = self.geometry, self.copies
         height = one.output[0] // 2 * 2 // lines
-        if not self.written:
+        if not self.writes_filters:
             return EvenColumnsFirst(one.image, one.kernel, one.stride, one.padding, height)
         (down, right), (below, across) = one.kernel, one.stride
         kernel = down + (lines - 1) * below, right + (sides - 1) * across
@@ -112,7 +112,7 @@ class PooledConvolution:
     @property
     def values(self) -> int:
         size, copies = math.prod(self.patches.output), math.prod(self.copies)
-        made = -(-7 * copies * self.filters // 4) if self.written else 2 * self.filters
+        made = -(-7 * copies * self.filters // 4) if self.writes_filters else 2 * self.filters
         return self.geometry.units + (2 * self.patches.patch + made) * size
 
     def bind(self, place: Place, x: Tensor) -> Op:
@@ -133,7 +133,7 @@ class _PooledOp:
         self.runs = runs_of(x, at)
         self.zero_row = self.runs[0] if any(at.padding) else None
         patches = Patches(at, place)
-        self.patch_runs, self.patches = patches.runs, patches.each
+        self.patch_runs, self.patches = patches.runs, patches.of_clients
         self.input_shape = (clients, at.units, rows)
         if not place.first:
             self.patch_gradient = place.scratch(clients, at.patch, run)
@@ -142,7 +142,7 @@ class _PooledOp:
         copies = math.prod(layer.copies)
         self.product = place.take("product", clients, copies * filters, run)
         self.filters: _WrittenFilters | _PlainFilters
-        if layer.written:
+        if layer.writes_filters:
             self.filters = _WrittenFilters(layer, place, patches.filled.transpose(1, 2))
             self.by_filter = self.product.view(clients, copies, filters, run)
         else:
@@ -153,14 +153,14 @@ class _PooledOp:
             self.left, self.right = self.windows.unbind(2)
             self.row = place.take("row", *self.left.shape)
             self.upper, self.lower = self.row.unbind(1)
-            self.one_each: tuple[int, ...] = (clients, 1, 1, filters, run)
+            self.shape_of_each: tuple[int, ...] = (clients, 1, 1, filters, run)
         else:
             side = self.by_filter.shape[3] // height
             self.windows = torch.unflatten(self.by_filter, 3, (height // 2, 2, side))
             self.left, self.right = self.windows.unbind(1)
             self.row = place.take("row", *self.left.shape)
             self.upper, self.lower = self.row.unbind(3)
-            self.one_each = (clients, 1, filters, height // 2, 1, side)
+            self.shape_of_each = (clients, 1, filters, height // 2, 1, side)
         self.output = place.take("output", clients, self.upper[0].numel() // rows, rows, guard=rows)
         self.pooled, self.pooled_shape = self.output.view(self.upper.shape), self.upper.shape
         self.pooled_filters = self.output.view(clients, filters, -1)
@@ -202,7 +202,7 @@ class _PooledOp:
         return gradient.flatten(2).sum(2, keepdim=True)
 
     def _of_mean(self, gradient: Tensor) -> Tensor:
-        of_each = gradient.mul_(0.25).view(self.one_each)
+        of_each = gradient.mul_(0.25).view(self.shape_of_each)
         if self.cut:
             torch.ops.aten.threshold_backward.grad_input(of_each, self.windows, 0, grad_input=self.windows)
         else:
