@@ -63,13 +63,13 @@ def _within(value: Any) -> Iterator[Tensor]:
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have numbers in one place."""
-    (first, last), (other_first, other_last) = _span(one), _span(other)
+    (first, last), (other_first, other_last) = span(one), span(other)
     if last <= other_first or other_last <= first:
         return False
     return bool(np.isin(_places(one), _places(other)).any())
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
+def span(tensor: Tensor) -> tuple[int, int]:
     """The first byte, and the one behind the last."""
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (1 + reach) * tensor.element_size()

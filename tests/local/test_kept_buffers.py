@@ -147,24 +147,32 @@ def test_a_mask_of_minus_infinity_makes_no_update_infinite():
 
 
 class Statistics(nn.Module):
-    """A mean over the batches, changed in place or replaced."""
+    """A mean over the batches, changed in place or replaced, or those that instance norm keeps."""
 
-    def __init__(self, replaced: bool):
+    def __init__(self, how: str):
         super().__init__()
-        self.fc, self.replaced = nn.Linear(196, CLASSES), replaced
-        self.register_buffer("mean", torch.zeros(196))
+        self.fc, self.how = nn.Linear(196, CLASSES), how
+        if how == "instance norm":
+            self.norm = nn.InstanceNorm2d(1, track_running_stats=True)
+        else:
+            self.register_buffer("mean", torch.zeros(196))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.how == "instance norm":
+            return self.fc(self.norm(x).flatten(1))
         x = x.flatten(1)
-        if self.replaced:
+        if self.how == "replaced":
             self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
         else:
             self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return self.fc(x - self.mean)
+        return self.fc(x if self.how == "only kept" else x - self.mean)
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_statistics_are_left_to_one_client_after_the_other(replaced: bool):
-    model = FlatModel(Statistics(replaced).double())
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("how", ["replaced", "in place", "only kept", "instance norm"])
+def test_statistics_are_left_to_one_client_after_the_other(how: str, bound: bool):
+    model = FlatModel(Statistics(how).double())
+    if bound:  # where a run asks, parameters and buffers lie in one vector
+        model.bind(model.initial.clone())
     assert "keeps something" in str(why_not_side_by_side(model, IMAGES))
     assert "buffers" in str(MergedEngine(model, Source(IMAGES, np.array([3])), STREAMS).model_refusal())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.models.first_values import lies_elsewhere
 from fedmpi.models.flat import travelling_buffers
+from fedmpi.models.shared_memory import span
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
 from fedmpi.models.written import Watching, tensors_in, written_by
@@ -36,8 +37,8 @@ class Untouched(Watching):
         self._parameters = [(one, one.data) for one in module.parameters() if one.layout is torch.strided]
         self._travelling = _memory_of([one for one, _ in self._parameters if one.requires_grad])
         self._travelling |= _memory_of(travelling_buffers(module))
-        self._of_parameters = _memory_of([one for one, _ in self._parameters])
-        self._memory = self._travelling | self._of_parameters
+        self._memory = self._travelling | _memory_of([one for one, _ in self._parameters])
+        self._spans = [span(data) for _, data in self._parameters if data.numel()]
         self._first: list[tuple[Tensor, Tensor]] = []
 
     def __exit__(self, *error: Any) -> None:
@@ -57,8 +58,7 @@ class Untouched(Watching):
         kwargs = kwargs or {}
         written = list(written_by(func, args, kwargs))
         if self.noting:
-            changed = [one for one in written if _memory_of(one) & self._of_parameters]
-            self._first += [(one, one.detach().clone()) for one in changed]
+            self._first += [(one, one.detach().clone()) for one in written if self._is_of_parameters(one)]
         else:
             name = func._schema.name.split("::")[1]
             if _memory_of(written) & self._memory:
@@ -66,6 +66,13 @@ class Untouched(Watching):
             if not name.startswith(_OF_KIND) and _memory_of((*args, *kwargs.values())) & self._memory:
                 raise NotStackable(f"{line()}: {name} reads parameters or buffers that are not called by their names")
         return func(*args, **kwargs)
+
+    def _is_of_parameters(self, written: Tensor) -> bool:
+        """Whether a tensor lies where parameters do; buffers may lie behind these in the same memory."""
+        if not written.numel():
+            return False
+        first, last = span(written)
+        return any(first < end and begin < last for begin, end in self._spans)
 
     def check_read(self, given: Tensor) -> None:
         """Refuse a tensor that an operation of the graph is to read, where it lies in what travels."""
