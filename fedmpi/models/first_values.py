@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 NUMBERS_AND_WORDS = int, float, complex, str, np.generic
 SEQUENCES = list, tuple, deque
@@ -26,9 +27,9 @@ class FirstValue:
     """A value that may be changed or replaced.
 
     Lists, tuples, deques and dictionaries are compared with all that lies in them, sets by their elements, tensors and
-    arrays by their numbers, objects of a user's class by their attributes, but for those within other objects. All of
-    these are put back in place, since others may hold the same objects. Of anything else it counts whether it is the
-    same object.
+    arrays by their numbers, objects of a user's class by their attributes, but for those within other objects, modules
+    that are no parts of a model (`self.teacher = [teacher]`) by their parameters and buffers. All of these are put back
+    in place, since others may hold the same objects. Of anything else it counts whether it is the same object.
 
     Attributes
     ----------
@@ -69,6 +70,8 @@ class FirstValue:
             return cls(value)
         if isinstance(value, set):
             return cls(value, set(value))
+        if isinstance(value, nn.Module):
+            return cls(value, [cls.of(one, fixed) for one in (*value.parameters(), *value.buffers())])
         within = *within, id(value)
         if isinstance(value, SEQUENCES):
             return cls(value, [cls.of(one, fixed, within, objects) for one in value])
@@ -92,6 +95,8 @@ class FirstValue:
             return True
         if isinstance(content, FirstValue):
             return now is not value or content.changed(vars(now))
+        if isinstance(value, nn.Module):
+            return now is not value or any(first.changed(first.value) for first in content)
         if isinstance(value, np.ndarray):
             return now is not value or not _alike(value, content)
         if isinstance(value, set):
@@ -108,7 +113,7 @@ class FirstValue:
             return self.memory is not None and self.memory.untyped_storage().data_ptr() in memory
         if isinstance(self.content, FirstValue):
             return self.content.lies_in(memory)
-        if self.content is None or not isinstance(self.value, (*SEQUENCES, dict)):
+        if self.content is None or not isinstance(self.value, (*SEQUENCES, dict, nn.Module)):
             return False
         within = self.content.values() if isinstance(self.value, dict) else self.content
         return any(one.lies_in(memory) for one in within)
@@ -135,7 +140,7 @@ class FirstValue:
             value.update(first)
         else:
             items = [one.put_back() for one in content]
-            if not isinstance(value, tuple):
+            if not isinstance(value, tuple | nn.Module):
                 value.clear()
                 value.extend(items)
         return value
@@ -196,7 +201,7 @@ def lies_elsewhere(tensor: Tensor, memory: Tensor) -> bool:
 
 def _writable(tensor: Tensor) -> bool:
     """Whether the numbers of a tensor can be compared and put back: not those of what repeats them, by `expand`."""
-    if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
+    if is_lazy(tensor) or tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
         return False
     return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 

@@ -99,17 +99,20 @@ class Mean(Net):
         elif held == "buffer":
             self.register_buffer("mean", first, persistent=False)
         else:
-            self.mean = {"dictionary": {"b": [first]}, "attribute": first}[held]
+            layer = nn.Linear(16, 16, bias=False)
+            layer.weight.data = first
+            self.mean = {"dictionary": {"b": [first]}, "attribute": first, "no part": {"b": [layer]}}[held]
 
     def within(self, x: Tensor) -> Tensor:
-        mean = self.mean["b"][0] if self.held == "dictionary" else self.mean
+        mean = self.mean["b"][0] if self.held in ("dictionary", "no part") else self.mean
+        mean = mean.weight if self.held == "no part" else mean
         if self.training:
             with torch.no_grad():
                 mean.lerp_(self.b.weight.to(mean.dtype), 0.5)
         return self.b(x) + x @ mean.to(x.dtype).t()
 
 
-@pytest.mark.parametrize("held", ["frozen", "buffer", "attribute", "dictionary"])
+@pytest.mark.parametrize("held", ["frozen", "buffer", "attribute", "dictionary", "no part"])
 def test_a_mean_of_weights_that_begins_with_them_begins_anew_with_every_client(held: str) -> None:
     assert_trained_as_alone(lambda: Mean(held))
 

@@ -55,6 +55,23 @@ def noted(meter: Meter) -> None:
     meter.first = True  # type: ignore[attr-defined]
 
 
+class Part(nn.Module):
+    """A module that is no part of the model that holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.tolist()} {self.calls}"
+
+
+def followed(part: Part) -> None:
+    part.weight.data.mul_(0.9)
+    part.calls += 1
+
+
 IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a tensor of several values": (lambda: torch.arange(3.0), lambda one: one.add_(1)),
     "a tensor of one number, spread out": (lambda: torch.zeros(()).expand(1), lambda one: one.add_(1)),
@@ -72,6 +89,8 @@ IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a tensor in a tuple": (lambda: (torch.zeros(2), "a"), lambda one: one[0].add_(1)),
     "a list in a dictionary": (lambda: {"a": [1]}, lambda one: one["a"].append(2)),
     "an object": (Meter, counted),
+    "a module": (Part, followed),
+    "a buffer of a module in an object": (lambda: Meter(seen=[Part()]), lambda one: one.seen[0].calls.add_(1)),
     "a namespace": (lambda: SimpleNamespace(count=0), counted),
     "a tensor in an object in a list": (lambda: [Meter(seen=[torch.zeros(2)])], lambda one: noted(one[0])),
     "a tensor in a list in a dictionary": (lambda: {"a": [torch.zeros(2)]}, lambda one: one["a"][0].add_(1)),
@@ -158,10 +177,6 @@ def test_another_object_with_the_same_attributes_is_another() -> None:
     assert FirstValue.of(Meter()).changed(Meter())
 
 
-class Part(nn.Module):
-    """A user's module: looked into as a part of the model, if it is one."""
-
-
 def test_objects_within_objects_are_not_looked_into() -> None:
     value = Meter(beside=[Meter()])
     first = FirstValue.of(value)
@@ -177,7 +192,7 @@ def opaque() -> list[Any]:
     unwritable = np.zeros(2)
     unwritable.flags.writeable = False
     tensors: list[Tensor] = [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(1).expand(2)]
-    return [*tensors, unwritable, np.array([[1], None], object), [0] * (MOST_ENTRIES + 1), nn.Linear(2, 2), Part()]
+    return [*tensors, unwritable, np.array([[1], None], object), [0] * (MOST_ENTRIES + 1), nn.LazyLinear(2).weight]
 
 
 @pytest.mark.parametrize("value", opaque(), ids=lambda value: type(value).__name__)
