@@ -160,14 +160,15 @@ class Adam:
 
 
 class Foreign:
-    """A user's own optimizer on the model's parameters, which are views of the working vector, also where steps give
-    them other memory (`p.data = p.data - lr * p.grad`).
+    """A user's own optimizer on the model's parameters, which lie in memory of their own meanwhile, as in a plain loop:
+    it may keep or exchange that (`p.data, mean = mean, p.data`), or lay all into one vector. Every step is copied to
+    the working vector.
 
     Parameters
     ----------
     own : OwnOptimizer
     parameters : list of Tensor
-        Bound to the working vector.
+        Bound to the working vector; loose until the model is bound again.
     bound_values : BoundValues
         Of the model.
     values, rule, start, correction
@@ -187,6 +188,7 @@ class Foreign:
         self.own, self.parameters, self.values, self.rule = own, parameters, values, rule
         self.bound_values = bound_values
         self.start, self.correction = start, correction
+        bound_values.loosen()
         with calling(own.part):
             self.inner = own.make(list(parameters), lr=rule.lr)
         if not callable(getattr(self.inner, "step", None)):

@@ -1,4 +1,5 @@
-"""Where a module's values lie: views of one vector, also after a forward pass or a step has given them other memory."""
+"""Where a module's values lie: views of one vector, also after a forward pass has given them other memory, or in memory
+of their own."""
 
 from __future__ import annotations
 
@@ -24,12 +25,27 @@ class BoundValues:
         self.module = module
         self._tensors, self._parameters = [*parameters, *buffers], len(parameters)
         self._views: list[tuple[Tensor, Tensor]] = []
+        self._loose = False
 
     def give(self, views: Sequence[Tensor]) -> None:
         """Make the values these views, parameters first."""
-        self._views = list(zip(self._tensors, views, strict=True))
+        self._views, self._loose = list(zip(self._tensors, views, strict=True)), False
         for tensor, view in self._views:
             tensor.data = view
+
+    def give_again(self, parameters: bool) -> None:
+        """Have all be the views that they were given; `parameters` as for `displaced`."""
+        if self._loose:
+            self.give([view for _, view in self._views])
+        else:
+            self.put_back(parameters)
+
+    def loosen(self) -> None:
+        """Have parameters lie in memory of their own until they are given views: whoever keeps that of one parameter
+        (`old = p.data`) or lays some together keeps nothing of the vector, to which `take_over` copies them."""
+        for tensor, view in self._views[: self._parameters]:
+            tensor.data = view.clone()
+        self._loose = True
 
     def displaced(self, parameters: bool = True) -> list[tuple[Tensor, Tensor]]:
         """Values that have other memory now (`self.fc.weight.data = …`), with the views that they were.
@@ -37,9 +53,9 @@ class BoundValues:
         Parameters
         ----------
         parameters : bool
-            Whether parameters are looked at, beside buffers.
+            Whether parameters are looked at, beside buffers; loose ones have other memory by right.
         """
-        views = self._views if parameters else self._views[self._parameters :]
+        views = self._views if parameters and not self._loose else self._views[self._parameters :]
         return [(tensor, view) for tensor, view in views if lies_elsewhere(tensor, view)]
 
     def put_back(self, parameters: bool) -> None:
@@ -48,7 +64,7 @@ class BoundValues:
             tensor.data = view
 
     def take_over(self, parameters: bool, by: str = "the model's forward pass") -> None:
-        """Have them be the views again, with the values that they have now.
+        """Have them be the views again, with the values that they have now, or the views hold those of loose ones.
 
         Parameters
         ----------
@@ -62,13 +78,13 @@ class BoundValues:
         UserError
             One has another shape, or a parameter the memory of another value.
         """
+        if parameters and self._loose:
+            for tensor, view in self._views[: self._parameters]:
+                self._check_shape(tensor, view, by)
+                view.copy_(tensor.detach())
         displaced, now = self.displaced(parameters), []
         for tensor, view in displaced:
-            if tensor.shape != view.shape:
-                raise UserError(
-                    f"{by} gives {self._name_of(tensor)}, which travels, another shape, "
-                    f"{tuple(tensor.shape)}: its shape must stay {tuple(view.shape)}"
-                )
+            self._check_shape(tensor, view, by)
             within = tensor.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
             if within and tensor.requires_grad and tensor.data_ptr() != view.data_ptr():
                 raise UserError(
@@ -79,6 +95,13 @@ class BoundValues:
         for (tensor, view), value in zip(displaced, now, strict=True):
             view.copy_(value)
             tensor.data = view
+
+    def _check_shape(self, tensor: Tensor, view: Tensor, by: str) -> None:
+        if tensor.shape != view.shape:
+            raise UserError(
+                f"{by} gives {self._name_of(tensor)}, which travels, another shape, "
+                f"{tuple(tensor.shape)}: its shape must stay {tuple(view.shape)}"
+            )
 
     def _name_of(self, tensor: Tensor) -> str:
         named = (*self.module.named_parameters(), *self.module.named_buffers())

@@ -162,7 +162,7 @@ class FlatModel:
             raise ValueError(f"a contiguous vector of {self.size} values is needed, not {tuple(flat.shape)}")
         self._looked_at = self._expected = None
         if flat is self._bound:
-            self.bound_values.put_back(self.writes)
+            self.bound_values.give_again(self.writes)
             return
         self.bound_values.give(self._cut(flat.detach()))
         self._bound = flat

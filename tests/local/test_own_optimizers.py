@@ -53,8 +53,16 @@ def test_an_own_optimizer_steps_on_corrected_gradients(algorithm: str, mu: float
 
 def test_steps_that_give_parameters_other_tensors_are_steps() -> None:
     common = {"lr": 0.02, "epochs": 2, "batch_size": 4}
-    replacing = ends(LocalRule("own", own=own(f"{OWN}:Replacing"), **common))
-    assert relative_difference(replacing, ends(LocalRule(optimizer="sgd", **common))) < 1e-12
+    plain = ends(LocalRule(optimizer="sgd", **common))
+    for name in ("Replacing", "Joining", "JoiningLater"):
+        assert relative_difference(ends(LocalRule("own", own=own(f"{OWN}:{name}"), **common)), plain) < 1e-12
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.4])
+def test_an_optimizer_may_exchange_the_memory_of_parameters_with_its_own(mu: float) -> None:
+    common = {"lr": 0.02, "epochs": 2, "batch_size": 4, "proximal_mu": mu}
+    found = ends(LocalRule("own", own=own(f"{OWN}:Exchanging"), **common))
+    assert relative_difference(found, ends(LocalRule("own", own=own(f"{OWN}:Copying"), **common))) < 1e-12
 
 
 class Idle(nn.Module):
