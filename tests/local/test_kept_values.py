@@ -444,6 +444,36 @@ def test_parameters_of_the_global_model_that_no_trial_saw_changed_are_missed() -
         evaluated(model)(0)
 
 
+class ShrinkingInEvaluation(nn.Module):
+    """Changes weights in place in evaluation mode, in passes of so many samples that the trial makes none of."""
+
+    def __init__(self, sizes: range) -> None:
+        super().__init__()
+        self.out, self.sizes = nn.Linear(64, 10), sizes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and len(x) in self.sizes:
+            self.out.weight.data.mul_(0.9)
+        return self.out(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "keys"),
+    [
+        (range(350, 370), {}),  # of the test samples
+        (range(1000, 1500), {"evaluation.clients": "all"}),  # of all clients together
+        (range(11, 60), {"logging.diagnostics": True}),  # of one client
+    ],
+)
+def test_evaluations_of_the_global_model_miss_what_was_changed(sizes: range, keys: dict[str, Any]) -> None:
+    given = {"rounds": 1, "participation.count": 4, "data": {"clients": 50}, **keys}
+    with pytest.raises(UserError, match=r"changes parameters .* for some batches only"):
+        fedmpi.run("fedavg", given, data="digits", model=lambda _: ShrinkingInEvaluation(sizes))
+    if keys:
+        del given[next(iter(keys))]
+        fedmpi.run("fedavg", given, data="digits", model=lambda _: ShrinkingInEvaluation(sizes))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_parameters_that_are_only_read_are_found_as_they_were(dtype: torch.dtype) -> None:
     model = FlatModel(nn.Linear(8, 5).to(dtype))
