@@ -190,7 +190,7 @@ def _goes_on(model: FlatModel, x: Tensor) -> bool:
     """Whether passes in training mode give other values behind another pass, by what that has left, or beside fewer
     samples, of which a first pass may keep something."""
     model.module.train()
-    with torch.no_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
+    with torch.enable_grad(), kept_generators(), full_precision(), model.masks.given_by(NoMasks()), model.dropout_calls:
         model.restart()
         one, other = model.module(x), model.module(x)
         model.restart()
@@ -232,6 +232,7 @@ class _DropsOneRow:
         return mask
 
 
+@torch.enable_grad()
 def _drops_across(model: FlatModel, description: DataDescription) -> bool:
     """Whether dropout of a row of masks changes other samples than that of this row, or sees another number of rows.
 
@@ -324,7 +325,8 @@ def _check_input_kept(model: FlatModel, x: Tensor) -> None:
         model.module.train(training)
         given = x.clone()
         try:
-            model.module(given)
+            with torch.set_grad_enabled(training):
+                model.module(given)
         except KeyboardInterrupt:
             raise
         except BaseException:  # reported by _logits, which runs the same pass
@@ -351,7 +353,8 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
         for training in (False, True):
             model.module.train(training)
             try:
-                model.module(x.clone())
+                with torch.set_grad_enabled(training):
+                    model.module(x.clone())
             except KeyboardInterrupt:
                 raise
             except BaseException:  # reported by _logits, which runs the same pass
@@ -380,7 +383,7 @@ def _draws(model: FlatModel, x: Tensor) -> bool:
         model.module.eval()
         model.module(x)
         model.module.train()
-        with model.dropout_calls:
+        with model.dropout_calls, torch.enable_grad():
             model.module(x)
     except KeyboardInterrupt:
         raise
@@ -422,7 +425,8 @@ def _bytes_saved(model: FlatModel, x: Tensor) -> list[int]:
 
 
 def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor:
-    logits = model.module(x)
+    with torch.enable_grad():  # as in training: hooks may be put on values
+        logits = model.module(x)
     if not isinstance(logits, Tensor) or not description.takes_outputs(tuple(logits.shape), len(x)):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         wanted = f"({', '.join(map(str, ('samples', *description.output_shape)))})"
@@ -439,7 +443,7 @@ def _logits(model: FlatModel, x: Tensor, description: DataDescription) -> Tensor
         )
     if logits.device != x.device:
         raise UserError(f"the model must return logits where its input lies, on {x.device}, not on {logits.device}")
-    return logits
+    return logits.detach()
 
 
 def _made_up_samples(model: FlatModel, description: DataDescription, rows: int = TRIAL_ROWS) -> Tensor:

@@ -298,6 +298,23 @@ SLOWLY: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
 """What a module holds, and how it counts its calls in it."""
 
 
+def clipped(self: Any, h: Tensor) -> Tensor:
+    """Gradients that are beyond anything that the trial of a form meets."""
+    if h.requires_grad:
+        h.register_hook(lambda gradient: gradient.clamp(-1000, 1000))
+    return self.fc2(h)
+
+
+def clipped_before_a_layer() -> nn.Module:
+    module = Images(lambda self, h: self.fc2(h))
+    module.fc2.register_full_backward_pre_hook(lambda _, gradients: (gradients[0].clamp(-1000, 1000),))
+    return module
+
+
+def asked_of_a_parameter(self: Any, h: Tensor) -> Tensor:
+    return self.fc2(h * 2 if self.token.requires_grad and not self.limit.requires_grad else h) + self.token.sum()
+
+
 def images(forward: Callable[[Any, Tensor], Tensor], **held: Callable[[], Any]) -> Callable[[], nn.Module]:
     return lambda: Images(forward, **{name: make() for name, make in held.items()})
 
@@ -307,6 +324,9 @@ def none() -> None:
 
 
 CASES: dict[str, tuple[object, Callable[[], nn.Module], str]] = {
+    "a hook on a value": (IMAGES, images(clipped), "what happens depends"),
+    "a hook before a layer's gradient": (IMAGES, clipped_before_a_layer, "has hooks"),
+    "whether a parameter has a gradient": (IMAGES, images(asked_of_a_parameter), ""),
     "notes for later": (IMAGES, images(noted, features=none, maps=dict), ""),
     "a table made once": (IMAGES, images(cached, table=none, length=int), ""),
     "a buffer made once": (IMAGES, images(buffer_made), ""),

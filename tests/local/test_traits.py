@@ -41,6 +41,26 @@ def test_dropout_in_a_function_is_no_draw_from_torchs_generator() -> None:
     assert model.has_dropout and model.calls_dropout
 
 
+class Clipping(nn.Linear):
+    """Clips the gradients of its inputs where there are gradients: in training mode."""
+
+    def __init__(self, dropped: bool):
+        super().__init__(36, 5)
+        self.first, self.dropped = nn.Linear(36, 36), dropped
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1))
+        if self.training:
+            x.register_hook(lambda gradient: gradient.clamp(-10, 10))
+        return super().forward(functional.dropout(x, 0.5, self.training) if self.dropped else x)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_values_may_have_hooks_in_training_mode(dropped: bool) -> None:
+    traits = forward_traits(FlatModel(Clipping(dropped)), SMALL_IMAGES)
+    assert traits.bends and not traits.couples and traits.drops == dropped
+
+
 class Spectral(nn.Linear):
     """Returns a spectrum, or what else it is told to."""
 

@@ -183,7 +183,7 @@ def trace(module: nn.Module, description: DataDescription, leaves: Collection[ty
 def _hooked(part: nn.Module) -> bool:
     """Whether hooks do something before or after a part's passes; `nn.utils.weight_norm`, which is one, is followed."""
     before = [hook for hook in part._forward_pre_hooks.values() if not isinstance(hook, WeightNorm)]
-    return bool(part._forward_hooks or before or part._backward_hooks)
+    return bool(part._forward_hooks or before or part._backward_hooks or part._backward_pre_hooks)
 
 
 def made_up(module: nn.Module, description: DataDescription, rows: int) -> Tensor:
@@ -308,6 +308,7 @@ class _Tracer(fx.Tracer):
         if masks := self._asked.taken():
             self.masks[proxy.node] = masks
         shape = target is getattr and args[1] in SHAPE_ATTRIBUTES
+        shape |= target is getattr and args[1] == "requires_grad" and args[0].node.op == "get_attr"
         shape |= target in (SHAPE_METHODS if kind == "call_method" else SHAPE_FUNCTIONS)
         if kind.startswith("call_") and target != "detach" and isinstance(one, Tensor) and not torch.is_grad_enabled():
             return proxy.detach()  # within torch.no_grad()

@@ -18,7 +18,7 @@ from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
 
 SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "element_size", "get_device"}
-SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "requires_grad", "is_nested"}
+SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "is_cuda", "layout", "is_sparse", "is_nested"}
 SHAPE_FUNCTIONS = {torch.is_floating_point, torch.is_complex, torch.numel}
 FACTORIES = ("zeros", "ones", "full", "empty", "arange", "linspace", "eye", "rand", "randn", "randint")
 PICKING = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave", "bincount"}
