@@ -168,12 +168,14 @@ class FlatModel:
         self._bound = flat
 
     def bind_to_read(self, flat: Tensor) -> None:
-        """As `bind`, for passes that write to no parameter: `check_bound_values` tells whether they kept to that."""
+        """As `bind`, for passes that write to no parameter or buffer: `check_bound_values` tells whether they kept to
+        that."""
         self.bind(flat)
-        self._expected = self._sum_of_parameters()
+        self._expected = self._sum_of_values()
 
     def check_bound_values(self) -> None:
-        """Refuse what the passes since `bind` have done to parameters, where the trial met no such pass.
+        """Refuse what passes since `bind` have done to parameters, since `bind_to_read` to buffers as well, where the
+        trial met no such pass.
 
         Raises
         ------
@@ -188,18 +190,19 @@ class FlatModel:
                 "only, which its trial before the first round has not met: write self.fc.weight.data.copy_(…)"
             )
         expected, self._expected = self._expected, None
-        if expected is not None and self._sum_of_parameters() != expected:
+        if expected is not None and self._sum_of_values() != expected:
             raise UserError(
-                "the model's forward pass changes parameters (self.fc.weight.data.clamp_(…)) for some batches only, "
-                "which its trial before the first round has not met, and did so to the global model: have every pass "
-                'do it, or none in evaluation mode, where training is not merged (local.engine = "sequential")'
+                "the model's forward pass changes parameters or buffers (self.fc.weight.data.clamp_(…)) for some "
+                "batches only, which its trial before the first round has not met, and did so to the global model: "
+                "have every pass do it, or none in evaluation mode, where training is not merged "
+                '(local.engine = "sequential")'
             )
 
-    def _sum_of_parameters(self) -> int:
-        """Of the bits of the bound values that are trained."""
+    def _sum_of_values(self) -> int:
+        """Of the bits of the bound values."""
         assert self._bound is not None
         bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.dtype.itemsize]
-        return int(self._bound[: self.trainable].view(bits).sum(dtype=torch.int64))
+        return int(self._bound.view(bits).sum(dtype=torch.int64))
 
     def released(self) -> nn.Module:
         """The module, a torch module like any other again: tensors of its own in host memory, in evaluation mode.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,16 +45,18 @@ def by_a_plain_loop(net: Callable[[], nn.Module], source: Source, client: int, s
     return torch.cat([one.detach().reshape(-1) for one in ends])
 
 
-def assert_trained_as_alone(net: Callable[[], nn.Module]) -> None:
-    """Clients one after another, with evaluations between them, end where plain loops do."""
+def assert_trained_as_alone(net: Callable[[], nn.Module], away: float = 0.0) -> None:
+    """Clients one after another, with evaluations between them, end where plain loops do; `away` from the first values
+    they start."""
     model, source, tasks = set_up(net)
+    start = model.initial + away
     engine, score = SequentialEngine(model, source, STREAMS), evaluated(model)
     torch.manual_seed(2)
     first = score(0)
     for client in np.argsort(-source.sizes)[:3]:
-        found = train(engine, [tasks[client]], model.initial, WHOLE)[0] - model.initial
+        found = train(engine, [tasks[client]], start, WHOLE)[0] - start
         coefficient = tasks[client].coefficient
-        alone = coefficient * (by_a_plain_loop(net, source, int(client), model.initial) - model.initial)
+        alone = coefficient * (by_a_plain_loop(net, source, int(client), start) - start)
         assert relative_difference(found, alone) < 1e-9
         assert score(0) == first
 
@@ -87,6 +91,23 @@ def test_a_frozen_target_begins_anew_and_leaves_what_travels_alone(update: Any) 
     assert_trained_as_alone(lambda: Target(update))
 
 
+class Late(Net):
+    """A copy of a layer that lies in the memory of this from the first pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = copy.deepcopy(self.b).requires_grad_(False)
+
+    def within(self, x: Tensor) -> Tensor:
+        y = self.b(x) + self.target(x)
+        self.target.weight.data = self.b.weight.data
+        return y
+
+
+def test_a_copy_that_is_as_its_layer_at_first_begins_in_memory_of_its_own() -> None:
+    assert_trained_as_alone(Late, away=0.02)
+
+
 class Mean(Net):
     """A running mean of a layer's weights, which begins with these: nothing that a first pass could change."""
 
@@ -101,18 +122,23 @@ class Mean(Net):
         else:
             layer = nn.Linear(16, 16, bias=False)
             layer.weight.data = first
-            self.mean = {"dictionary": {"b": [first]}, "attribute": first, "no part": {"b": [layer]}}[held]
+            self.mean = {
+                "dictionary": {"b": [first]},
+                "attribute": first,
+                "no part": {"b": [layer]},
+                "object": SimpleNamespace(b=first),
+            }[held]
 
     def within(self, x: Tensor) -> Tensor:
         mean = self.mean["b"][0] if self.held in ("dictionary", "no part") else self.mean
-        mean = mean.weight if self.held == "no part" else mean
+        mean = mean.weight if self.held == "no part" else mean.b if self.held == "object" else mean
         if self.training:
             with torch.no_grad():
                 mean.lerp_(self.b.weight.to(mean.dtype), 0.5)
         return self.b(x) + x @ mean.to(x.dtype).t()
 
 
-@pytest.mark.parametrize("held", ["frozen", "buffer", "attribute", "dictionary", "no part"])
+@pytest.mark.parametrize("held", ["frozen", "buffer", "attribute", "dictionary", "no part", "object"])
 def test_a_mean_of_weights_that_begins_with_them_begins_anew_with_every_client(held: str) -> None:
     assert_trained_as_alone(lambda: Mean(held))
 
@@ -232,5 +258,7 @@ def test_names_parts_and_neighbours_of_a_parameter_share_nothing() -> None:
     net.b.weight.data, net.d.weight.data = both[:, :16], both[:, 16:]
     net.again, net.all, net.d.bias = net.b.weight, list(net.b.parameters()), net.b.bias
     net.copied, net.sparse, net.empty = net.b.weight.detach().clone(), torch.eye(3).to_sparse(), torch.zeros(0)
+    net.frozen, net.part = nn.Parameter(both.clone(), False), nn.Parameter(both, False)
+    net.part.data = net.frozen.data[:2]
     net.normed, net.layers = nn.utils.spectral_norm(nn.Linear(3, 3)), nn.LSTM(3, 3)
     FlatModel(net)
