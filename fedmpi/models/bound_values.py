@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
@@ -76,7 +77,7 @@ class BoundValues:
         Raises
         ------
         UserError
-            One has another shape, or a parameter the memory of another value.
+            One has another shape, or a parameter the memory of another value, or another value that of a parameter.
         """
         if parameters and self._loose:
             for tensor, view in self._views[: self._parameters]:
@@ -92,9 +93,24 @@ class BoundValues:
                     "and steps would change both: let both be one parameter (self.a = self.b), or write b.data.clone()"
                 )
             now.append(tensor.detach().clone() if within else tensor.detach())
+        self._check_left(displaced, by)
         for (tensor, view), value in zip(displaced, now, strict=True):
             view.copy_(value)
             tensor.data = view
+
+    def _check_left(self, displaced: Sequence[tuple[Tensor, Tensor]], by: str) -> None:
+        """Refuse that what does not travel lies in memory that values have left: it is written over."""
+        if not displaced:
+            return
+        left = {view.data_ptr(): tensor for tensor, view in displaced if view.numel()}
+        own = {id(tensor) for tensor in self._tensors}
+        for name, one in (*self.module.named_parameters(), *self.module.named_buffers()):
+            former = left.get(one.data_ptr()) if id(one) not in own and one.layout is torch.strided else None
+            if former is not None:
+                raise UserError(
+                    f"{by} gives {name} the memory of {self._name_of(former)} (a.data, b.data = b.data, a.data), which "
+                    "stays where it is in the vector that travels: exchange copies (….data.clone())"
+                )
 
     def _check_shape(self, tensor: Tensor, view: Tensor, by: str) -> None:
         if tensor.shape != view.shape:

@@ -557,6 +557,7 @@ def test_operations_that_write_to_a_vector_are_seen_through_views_lists_and_name
     assert seen(lambda: vector[2:].neg_())
     assert seen(lambda: torch.sin(torch.ones(2), out=vector[4:6]))
     assert seen(lambda: (torch.eye(2).to_sparse().neg_(), vector[3:].neg_()))
+    assert seen(lambda: (vector[3:].neg_(), other.neg_()))
     assert not seen(lambda: vector[6:].mul_(2))
     assert not seen(lambda: vector[:2].mul_(2))
     assert not seen(lambda: other.add_(vector))

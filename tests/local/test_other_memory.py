@@ -91,6 +91,27 @@ def test_a_frozen_target_begins_anew_and_leaves_what_travels_alone(update: Any) 
     assert_trained_as_alone(lambda: Target(update))
 
 
+class Exchanging(Net):
+    """Two layers, one of them frozen, that exchange their weights in every pass."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.target, self.copied = nn.Linear(16, 16).requires_grad_(False), copied
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.training:
+            own, other = self.b.weight.data, self.target.weight.data
+            self.b.weight.data, self.target.weight.data = other, own.clone() if self.copied else own
+        return self.b(x) + self.target(x)
+
+
+def test_memory_that_a_parameter_leaves_to_a_frozen_one_is_refused_and_copies_are_not() -> None:
+    model, source, tasks = set_up(lambda: Exchanging(copied=False))
+    with pytest.raises(UserError, match=r"gives target\.weight the memory of b\.weight"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
+    assert_trained_as_alone(lambda: Exchanging(copied=True))
+
+
 class Late(Net):
     """A copy of a layer that lies in the memory of this from the first pass on."""
 
