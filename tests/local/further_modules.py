@@ -25,6 +25,21 @@ class Recurrent(nn.Module):
         return self.fc(states.square().mean(1) + torch.cat([last[-2], last[-1] - last[0]], dim=1))
 
 
+class Changed(nn.Module):
+    """States that are changed in place, and are not those that the layers go back through."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.Embedding(60, 8), nn.Linear(7, CLASSES)
+        self.gru, self.lstm = nn.GRU(8, 6, batch_first=True), nn.LSTM(6, 7, batch_first=True)
+        self.rnn = nn.RNN(7, 7, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states = self.gru(self.words(tokens))[0].mul_(2)
+        states = self.rnn(self.lstm(states)[0])[0].add_(1)
+        return self.fc(states.sum(1))
+
+
 class Begun(nn.Module):
     """Time first, without biases, first states learned or computed, called twice; a second layer is partly frozen."""
 
@@ -156,6 +171,7 @@ class Bilinear(nn.Module):
 FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "rnn": (TEXTS, lambda: Recurrent("tanh")),
     "rnn-relu": (TEXTS, lambda: Recurrent("relu")),
+    "changed-states": (TEXTS, Changed),
     "begun-rnn": (TEXTS, lambda: Begun("tanh")),
     "begun-rnn-relu": (TEXTS, lambda: Begun("relu")),
     "projected": (TEXTS, Projected),
