@@ -25,6 +25,25 @@ class Recurrent(nn.Module):
         return self.fc(states.square().mean(1) + torch.cat([last[-2], last[-1] - last[0]], dim=1))
 
 
+class BegunBothWays(nn.Module):
+    """Layers in both directions, each begun with states of its own; one bias stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.Embedding(60, 8), nn.Linear(12, CLASSES)
+        self.gru = nn.GRU(8, 6, num_layers=2, bidirectional=True, batch_first=True)
+        self.lstm = nn.LSTM(12, 6, bidirectional=True, batch_first=True)
+        self.gru.bias_ih_l0.requires_grad_(False)
+        self.gru.bias_hh_l1.requires_grad_(False)
+        self.states = nn.Parameter(torch.randn(8, 1, 6))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = self.states.expand(-1, tokens.shape[0], -1).contiguous()
+        states, last = self.gru(self.words(tokens), first[:4])
+        states, (h, c) = self.lstm(states, (first[4:6], first[6:]))
+        return self.fc(states.sum(1) + torch.cat([h[0] * c[1], last[1] + last[2]], 1))
+
+
 class Changed(nn.Module):
     """States that are changed in place, and are not those that the layers go back through."""
 
@@ -171,6 +190,7 @@ class Bilinear(nn.Module):
 FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "rnn": (TEXTS, lambda: Recurrent("tanh")),
     "rnn-relu": (TEXTS, lambda: Recurrent("relu")),
+    "begun-both-ways": (TEXTS, BegunBothWays),
     "changed-states": (TEXTS, Changed),
     "begun-rnn": (TEXTS, lambda: Begun("tanh")),
     "begun-rnn-relu": (TEXTS, lambda: Begun("relu")),

@@ -112,6 +112,26 @@ def test_memory_that_a_parameter_leaves_to_a_frozen_one_is_refused_and_copies_ar
     assert_trained_as_alone(lambda: Exchanging(copied=True))
 
 
+class Shadowed(Net):
+    """Is evaluated with a mean of its weights, and trained with themselves again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shadow, self.kept = self.b.weight.detach().double() + 1, None
+
+    def within(self, x: Tensor) -> Tensor:
+        if self.training and self.kept is not None:
+            self.b.weight.data, self.kept = self.kept, None
+        if not self.training and self.kept is None:
+            self.kept, self.b.weight.data = self.b.weight.data, self.shadow
+        return self.b(x)
+
+
+def test_memory_that_the_next_pass_gives_back_is_seen_to_have_been_left() -> None:
+    model = set_up(Shadowed)[0]
+    assert forward_traits(model, FLAT).writes
+
+
 class Late(Net):
     """A copy of a layer that lies in the memory of this from the first pass on."""
 
