@@ -176,12 +176,34 @@ class Loss:
     @property
     def attributes(self) -> list[dict[str, Any]]:
         """Where a loss of the user's own may keep something from call to call."""
+        holder = self._holder
+        holders = holder.modules() if isinstance(holder, torch.nn.Module) else [holder]
+        return [vars(one) for one in holders if hasattr(one, "__dict__")]
+
+    @property
+    def _holder(self) -> Any:
+        """A loss of the user's own without what binds its arguments: a function, or the object whose method it is."""
         function = self._function if self.part.foreign else None
         while isinstance(function, functools.partial):
             function = function.func
-        function = getattr(function, "__self__", function)
-        holders = function.modules() if isinstance(function, torch.nn.Module) else [function]
-        return [vars(one) for one in holders if hasattr(one, "__dict__")]
+        return getattr(function, "__self__", function)
+
+    def check_untrained(self) -> None:
+        """Refuse a loss with parameters of its own: an engine trains those of the model.
+
+        Raises
+        ------
+        UserError
+            Naming the parameters.
+        """
+        holder = self._holder
+        named = holder.named_parameters() if isinstance(holder, torch.nn.Module) else ()
+        if trained := [name for name, one in named if one.requires_grad]:
+            raise UserError(
+                f"task.loss = {self.name} has parameters of its own ({', '.join(trained)}), which nothing trains: only "
+                "the model's are; let the model hold them and return what the loss needs of them, or freeze them by "
+                "requires_grad_(False)"
+            )
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, (b,), of the outputs' type; outputs of a regression get the targets' shape.
@@ -301,11 +323,14 @@ def loss_traits(loss: Loss, outputs: Tensor, description: DataDescription) -> Lo
 
     Raises
     ------
+    UserError
+        It has parameters of its own.
     PartFailure
         It fails, returns no value a sample, or values without a gradient.
     """
     if isinstance(loss, CrossEntropyLoss):
         return LossTraits()
+    loss.check_untrained()
     targets = made_up_targets(description, len(outputs)).to(outputs.device)
     before = generator_states()
     with torch.enable_grad():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpi import PartFailure, UserError
 from fedmpi.data.schema import DataDescription
@@ -282,3 +282,22 @@ def test_a_loss_is_tried_on_outputs_that_stay_as_they_are():
     before = outputs.clone()
     loss_traits(task_loss(overwrites), outputs, description)
     assert torch.equal(outputs, before)
+
+
+class Centers(nn.Module):
+    """A loss that would learn a centre for each class (Wen et al. 2016)."""
+
+    def __init__(self, trained: bool = True):
+        super().__init__()
+        self.centers = nn.Parameter(torch.zeros(3, 3), requires_grad=trained)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - self.centers[targets]).square().sum(1)
+
+
+def test_parameters_of_a_loss_are_refused_where_they_would_want_training():
+    description = DataDescription((4,), "float32", 3, "image", 0, (), ())
+    outputs = torch.randn(5, 3)
+    assert loss_traits(task_loss(Centers(trained=False)), outputs, description) == LossTraits()
+    with pytest.raises(UserError, match=r"parameters of its own \(centers\), which nothing trains"):
+        loss_traits(task_loss(Centers()), outputs, description)
