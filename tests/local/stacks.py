@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpi.aggregation.exact import FloatSum
+from fedmpi.common.streams import Streams
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
+from fedmpi.local.batched.engine import BatchedEngine
+from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import ClientTask, LocalRule, WorkReport
 from fedmpi.models import build
 from fedmpi.models.flat import FlatModel
@@ -85,3 +89,28 @@ def train(engine, tasks: list[ClientTask], start: Tensor, rule: LocalRule, round
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
+
+
+def image_network(layers: Sequence[nn.Module], description: DataDescription) -> nn.Sequential:
+    """Copies of the layers, with values that do not depend on what was imported, and a classifier behind them."""
+    torch.manual_seed(2)
+    layers = deepcopy(list(layers))
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            layer.reset_parameters()
+    units = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *description.feature_shape)).shape[1]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(units, description.classes))
+
+
+def assert_trains_as_one_by_one(
+    module: nn.Module, description: DataDescription, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Ragged clients side by side, one and four at once, reach the weights that the sequential engine reaches."""
+    model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 50)
+    source, rule = Source(description, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=20)
+    start = model.initial
+    by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), start, rule)
+    for chunk in (1, 4):
+        beside, _ = train(BatchedEngine(model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
+        assert relative_difference(beside - start, by_one - start) < 10 * tolerance
+        assert relative_difference(beside, by_one) < tolerance

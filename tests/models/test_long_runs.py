@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,15 @@ from fedmpi.models.stacked.column_order import ColumnOrder
 from fedmpi.models.stacked.image import Convolution
 from fedmpi.models.stacked.net import stacked_form
 from fedmpi.models.stacked.pooled import PooledConvolution
-from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
+from tests.local.stacks import (
+    CLASSES,
+    Source,
+    assert_trains_as_one_by_one,
+    image_network,
+    relative_difference,
+    tasks_for,
+    train,
+)
 
 WIDE = DataDescription((2, 9, 28), "float32", CLASSES, "image", 0, (), ())
 NETWORKS = {
@@ -61,44 +67,23 @@ NETWORKS = {
 }  # fmt: skip
 
 
-def network(layers: list[nn.Module]) -> nn.Sequential:
-    torch.manual_seed(2)
-    layers = deepcopy(layers)
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            layer.reset_parameters()  # else the values would depend on what was imported before this file
-    units = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *WIDE.feature_shape)).shape[1]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(units, CLASSES))
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dtype: torch.dtype, tolerance: float):
     layers, runs = NETWORKS[name]
-    module = network(layers)
+    module = image_network(layers, WIDE)
     net = stacked_form(module, WIDE)
     assert net is not None
-    found = [
-        layer.geometry.run if isinstance(layer, Convolution) else layer.patches.run
-        for layer in net.layers
-        if isinstance(layer, Convolution | PooledConvolution)
-    ]
+    found = [layer.patches.run for layer in net.layers if isinstance(layer, Convolution | PooledConvolution)]
     assert found == runs
-    model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 50)
-    source, rule = Source(WIDE, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=20)
-    start = model.initial
-    by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), start, rule)
-    for chunk in (1, 4):
-        beside, _ = train(BatchedEngine(model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
-        assert relative_difference(beside - start, by_one - start) < 10 * tolerance
-        assert relative_difference(beside, by_one) < tolerance
+    assert_trains_as_one_by_one(module, WIDE, dtype, tolerance)
 
 
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_batches_of_other_sizes_leave_nothing_in_the_zeros_around_images(limit: int, monkeypatch: pytest.MonkeyPatch):
     """Whether images become columns client by client or all at once."""
     monkeypatch.setattr("fedmpi.local.batched.stack.JOIN_BELOW", limit)
-    module = network([nn.Conv2d(2, 3, 3, padding=2), nn.ReLU(), nn.Conv2d(3, 2, 2, stride=3)]).double()
+    module = image_network([nn.Conv2d(2, 3, 3, padding=2), nn.ReLU(), nn.Conv2d(3, 2, 2, stride=3)], WIDE).double()
     model, sizes = FlatModel(module), np.array([20, 4, 7, 1, 18])
     source, rule = Source(WIDE, sizes, torch.float64), LocalRule(lr=0.1, epochs=2, batch_size=None)
     by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), model.initial, rule)
@@ -110,7 +95,7 @@ def test_batches_of_other_sizes_leave_nothing_in_the_zeros_around_images(limit: 
 
 
 def test_the_images_of_one_client_at_a_time_lie_among_zeros():
-    net = stacked_form(network([nn.Conv2d(2, 3, 3, padding=(1, 2))]), WIDE)
+    net = stacked_form(image_network([nn.Conv2d(2, 3, 3, padding=(1, 2))], WIDE), WIDE)
     assert net is not None
     stack = Stack(net, 4, 10, True, torch.float32, torch.device("cpu"))
     stack.bound(4, 10)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import numpy as np
 import pytest
 import torch
@@ -16,22 +14,24 @@ from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.work import LocalRule
 from fedmpi.models.flat import FlatModel
 from fedmpi.models.stacked.base import Place, Slot, Step, Workspace
-from fedmpi.models.stacked.image import Convolution, Geometry, MaxPool, Patches
+from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, Patches
 from fedmpi.models.stacked.net import stacked_form
 from fedmpi.models.stacked.pooled import EvenColumnsFirst, PooledConvolution, to_the_larger
-from tests.local.stacks import CLASSES, Source, ragged_sizes, relative_difference, tasks_for, train
+from tests.local.stacks import (
+    CLASSES,
+    Source,
+    assert_trains_as_one_by_one,
+    image_network,
+    relative_difference,
+    tasks_for,
+    train,
+)
 
 IMAGES = DataDescription((2, 13, 12), "float32", CLASSES, "image", 0, (), ())
 
 
 def network(*layers: nn.Module) -> nn.Sequential:
-    torch.manual_seed(2)
-    layers = tuple(deepcopy(layer) for layer in layers)
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            layer.reset_parameters()  # else the values would depend on what was imported before this file
-    units = nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *IMAGES.feature_shape)).shape[1]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(units, CLASSES))
+    return image_network(layers, IMAGES)
 
 
 NETWORKS = {
@@ -69,14 +69,7 @@ def test_ragged_clients_reach_the_weights_of_the_sequential_engine(name: str, dt
     assert sum(isinstance(layer, PooledConvolution) for layer in net.layers) == sum(
         isinstance(layer, nn.Conv2d) for layer in module
     )
-    model, sizes = FlatModel(module.to(dtype)), ragged_sizes(9, 50)
-    source, rule = Source(IMAGES, sizes, dtype), LocalRule(lr=0.1, epochs=2, batch_size=20)
-    start = model.initial
-    by_one, _ = train(SequentialEngine(model, source, Streams(5)), tasks_for(sizes), start, rule)
-    for chunk in (1, 4):
-        beside, _ = train(BatchedEngine(model, source, Streams(5), chunk=chunk), tasks_for(sizes), start, rule)
-        assert relative_difference(beside - start, by_one - start) < 10 * tolerance
-        assert relative_difference(beside, by_one) < tolerance
+    assert_trains_as_one_by_one(module, IMAGES, dtype, tolerance)
 
 
 @pytest.mark.parametrize("filters", [3, 8, 64])
@@ -146,7 +139,11 @@ class Stack:
 
 def test_patches_are_filled_up_to_whole_blocks_by_those_of_the_next_client():
     workspace = Workspace(torch.float32, torch.device("cpu"))
-    patches = Patches(Geometry((1, 4, 3), (3, 3), (1, 1), (0, 0)), Place(2, 5, workspace, Stack(0)))
+    patches = Patches(
+        Maps(Geometry((1, 4, 3), (3, 3), (1, 1), (0, 0))),
+        Place(2, 5, workspace, Stack(0)),
+        workspace.take("x", 2, 12, 5, guard=5),
+    )
     patches.of_clients.copy_(torch.arange(1.0, 2 * 9 * 10 + 1).view(2, 9, 10))
     assert patches.filled.shape == (2, 16, 10)
     assert torch.equal(patches.filled[:, :9], patches.of_clients)

@@ -118,8 +118,7 @@ class Feed:
     def _join(self, local: list[list[Ints]], firsts: Ints) -> Tensor:
         """Positions (T, K, B) in the joined samples; padding reads the client's first one."""
         counts = self.timetable.counts
-        index = np.zeros((*counts.shape, int(counts.max())), np.int64)
-        index += firsts[:, None]
+        index = np.broadcast_to(firsts[:, None], (*counts.shape, int(counts.max()))).astype(np.int64)
         for client, first in enumerate(firsts.tolist()):
             for step, rows in enumerate(local[client]):
                 np.add(rows, first, out=index[step, client, : len(rows)])

@@ -330,9 +330,9 @@ class BoundNet:
         net, take = stack.net, stack.workspace.take
         self.clients, self.rows = clients, rows
         dtype = torch.int64 if net.reads_words else stack.dtype
-        read = take("x", 1, rows, math.prod(net.feature_shape), dtype=dtype)
-        turned = isinstance(net.layers[0], ImageColumns) and client_by_client(read[0])
-        self.x = read.expand(clients, -1, -1) if turned else take("x", clients, *read.shape[1:], dtype=dtype)
+        values = math.prod(net.feature_shape)
+        turned = isinstance(net.layers[0], ImageColumns) and client_by_client(stack.values.new_empty(0, values))
+        self.x = take("x", 1 if turned else clients, rows, values, dtype=dtype).expand(clients, -1, -1)
         parameters = _Parameters(stack, clients)
         self.ops: list[Op] = []
         current = self.x

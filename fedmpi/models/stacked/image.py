@@ -160,8 +160,8 @@ class Maps:
         self._made: dict[torch.device, tuple[int, Tensor, Tensor, Tensor]] = {}
 
     def of(self, clients: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """`gather` (k · patches / run) for index_select on `runs_of` the input; `members` and `offsets` (k · units + 1)
-        for embedding_bag on the patches: which of them are summed into every input value."""
+        """Three vectors. `gather` (k · patches / run): the runs that index_select copies; `members` and `offsets` (k ·
+        units + 1): the values of the patches that embedding_bag sums into every input value."""
         made = self._made.get(device)
         if made is None or made[0] < clients:
             gather, members, starts = self._make(clients)
@@ -184,34 +184,46 @@ class Maps:
         return gather.reshape(-1).int(), all_members.reshape(-1).int(), starts.int()
 
 
-def runs_of(x: Tensor, geometry: Geometry) -> Tensor:
-    """All runs of an input (k, units, b) that a gather may pick, (·, run · b), which overlap: first one that begins at
-    the b values before the input, zeros where there is padding, then one from every value of the images on."""
-    clients, units, rows = x.shape
-    count = 2 + clients * units - geometry.run
-    return x.as_strided((count, geometry.run * rows), (rows, 1), x.storage_offset() - rows)
-
-
 class Patches:
-    """Unfolded images of k clients, as the products with filters and those of the weights' gradients take them.
+    """The images of k clients unfolded, as the products with filters and those of the weights' gradients take them.
 
     Attributes
     ----------
     of_clients : Tensor (k, patch, positions)
-    runs : Tensor (k · patch · positions / (run · b), run · b)
-        The same memory.
     filled : Tensor (k, ≥ patch, positions)
         The patches with as many rows of what lies behind them, the next client's, as make a multiple of `BLOCK`; what
         is made of those is not read.
+    gradient : Tensor (k, patch, positions)
+        To be filled before `fold`; only where an earlier layer is trained.
     """
 
-    def __init__(self, geometry: Geometry, place: Place):
-        clients, size, positions = place.clients, geometry.patch, math.prod(geometry.output) * place.rows
+    def __init__(self, maps: Maps, place: Place, x: Tensor):
+        at, clients, rows = maps.geometry, place.clients, place.rows
+        size, positions, long = at.patch, math.prod(at.output) * rows, at.run * rows
         block = -(-size // BLOCK) * BLOCK
         memory = place.take("patches", clients * size + block - size, positions)
-        self.runs = memory[: clients * size].view(-1, geometry.run * place.rows)
         self.of_clients = memory[: clients * size].view(clients, size, positions)
         self.filled = memory.as_strided((clients, block, positions), (size * positions, positions, 1))
+        self._gather, self._members, self._offsets = maps.of(clients, place.workspace.device)
+        # all runs of the input, which overlap: first the one that begins at the b values before it
+        begins = 2 + clients * at.units - at.run
+        self._runs = x.as_strided((begins, long), (rows, 1), x.storage_offset() - rows)
+        self._copied = self.of_clients.view(-1, long)
+        self._zeros = self._runs[0] if any(at.padding) else None
+        self._folded_shape = clients, at.units, rows
+        if not place.first:
+            self.gradient = place.scratch(*self.of_clients.shape)
+            self._gradient_rows = self.gradient.view(-1, rows)
+
+    def unfold(self) -> None:
+        """Fill the patches from the images."""
+        if self._zeros is not None:
+            self._zeros.zero_()
+        torch.index_select(self._runs, 0, self._gather, out=self._copied)
+
+    def fold(self) -> Tensor:
+        """The gradient of the images, (k, units, b), from that of the patches."""
+        return sum_rows(self._gradient_rows, self._members, self._offsets).view(self._folded_shape)
 
 
 @dataclass(frozen=True)
@@ -224,6 +236,11 @@ class Convolution:
     filters: int
     weight: Slot
     bias: Slot | None
+
+    @property
+    def patches(self) -> Geometry:
+        """What is unfolded."""
+        return self.geometry
 
     @cached_property
     def maps(self) -> Maps:
@@ -251,25 +268,16 @@ class _ConvolutionOp:
             self.bias = parameters.value(layer.bias, layer.filters, 1)
             self.bias_target = parameters.target(layer.bias, layer.filters, 1)
             self.bias_gradient = place.take("bias", clients, layer.filters, 1)
-        self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
-        self.runs = runs_of(x, geometry)
-        self.zero_row = self.runs[0] if any(geometry.padding) else None
-        patches = Patches(geometry, place)
-        self.patch_runs, self.patches, self.filled = patches.runs, patches.of_clients, patches.filled.transpose(1, 2)
+        self.patches = Patches(layer.maps, place, x)
+        self.filled = self.patches.filled.transpose(1, 2)
         self.of_filled = place.take("of_filled", clients, layer.filters, self.filled.shape[2])
         self.of_weight = self.of_filled[..., : geometry.patch]
         self.output = place.take("output", clients, layer.filters * height * width, rows, guard=rows)
         self.product = self.output.view(clients, layer.filters, positions)
-        if not place.first:
-            self.patch_gradient = place.scratch(clients, geometry.patch, positions)
-            self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
-        self.input_shape = (clients, geometry.units, rows)
 
     def forward(self) -> None:
-        if self.zero_row is not None:
-            self.zero_row.zero_()
-        torch.index_select(self.runs, 0, self.gather, out=self.patch_runs)
-        torch.bmm(self.weight, self.patches, out=self.product)
+        self.patches.unfold()
+        torch.bmm(self.weight, self.patches.of_clients, out=self.product)
         if self.bias is not None:
             self.product.add_(self.bias)
 
@@ -277,8 +285,8 @@ class _ConvolutionOp:
         gradient = gradient.view(self.product.shape)
         folded = gradient
         if not self.first:
-            torch.bmm(self.transposed, gradient, out=self.patch_gradient)
-            folded = sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
+            torch.bmm(self.transposed, gradient, out=self.patches.gradient)
+            folded = self.patches.fold()
         torch.bmm(gradient, self.filled, out=self.of_filled)
         self.step.plain(self.target, self.of_weight)
         if self.bias_target is not None:

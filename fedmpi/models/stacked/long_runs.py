@@ -31,11 +31,11 @@ def with_long_runs(layers: Iterable[Layer]) -> tuple[Layer, ...]:
             layer = ordered[place] = replace(
                 layer, geometry=replace(layer.geometry, image=images.padded, padding=(0, 0))
             )
-        patches = layer.geometry if isinstance(layer, Convolution) else layer.patches
+        patches = layer.patches
         width, parts = patches.image[2], patches.stride[1] * patches.writes
         if any(patches.padding) or width % parts:
             continue
-        ordered[place] = _read(layer, parts)
+        ordered[place] = replace(layer, geometry=replace(layer.geometry, reads=parts))
         for before in range(source, place):
             ordered[before] = _written(ordered[before], ColumnOrder(width, parts))
     return tuple(ordered)
@@ -57,19 +57,11 @@ def _source(layers: Sequence[Layer], place: int) -> int | None:
     return None
 
 
-def _read(layer: Convolution | PooledConvolution, parts: int) -> Layer:
-    if isinstance(layer, PooledConvolution):
-        return replace(layer, reads=parts)
-    return replace(layer, geometry=replace(layer.geometry, reads=parts))
-
-
 def _written(layer: Layer, order: ColumnOrder) -> Layer:
     if isinstance(layer, StackedDropout):
         return replace(layer, order=order)
     if isinstance(layer, ImageColumns):
         return replace(layer, parts=order.parts)
-    if isinstance(layer, PooledConvolution):
-        return replace(layer, writes=order.parts)
-    if isinstance(layer, Convolution):
+    if isinstance(layer, Convolution | PooledConvolution):
         return replace(layer, geometry=replace(layer.geometry, writes=order.parts))
     return layer

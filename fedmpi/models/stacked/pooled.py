@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmpi.models.stacked.base import Layer, Op, Place, Slot
 from fedmpi.models.stacked.dense import ReLU, Squash
-from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches, runs_of, sum_rows
+from fedmpi.models.stacked.image import Convolution, Geometry, Maps, MaxPool, MeanPool, Patches
 
 PAIR = (2, 2)
 FEW_FILTERS = 8
@@ -59,15 +59,13 @@ class PooledConvolution:
     Parameters
     ----------
     geometry : Geometry
-        Of the convolution alone.
+        Of the convolution alone, but that `writes` counts the parts of the pooled rows.
     filters : int
     weight, bias : Slot
     largest : bool
         Whether the largest value of four is taken, else their mean.
     cut : bool
         Whether ReLU goes before the mean.
-    reads, writes : int
-        In how many parts the rows of the input and of the pooled output lie (`ColumnOrder`).
     """
 
     trained: ClassVar[bool] = True
@@ -78,8 +76,6 @@ class PooledConvolution:
     bias: Slot | None
     largest: bool
     cut: bool = False
-    reads: int = 1
-    writes: int = 1
 
     @property
     def copies(self) -> tuple[int, int]:
@@ -103,7 +99,7 @@ class PooledConvolution:
         (down, right), (below, across) = one.kernel, one.stride
         kernel = down + (lines - 1) * below, right + (sides - 1) * across
         stride = lines * below, sides * across
-        return Geometry(one.image, kernel, stride, one.padding, height, self.reads, self.writes)
+        return Geometry(one.image, kernel, stride, one.padding, height, one.reads, one.writes)
 
     @cached_property
     def maps(self) -> Maps:
@@ -129,24 +125,15 @@ class _PooledOp:
             self.bias = parameters.value(layer.bias, filters, 1)
             self.bias_target = parameters.target(layer.bias, filters, 1)
 
-        self.gather, self.members, self.offsets = layer.maps.of(clients, place.workspace.device)
-        self.runs = runs_of(x, at)
-        self.zero_row = self.runs[0] if any(at.padding) else None
-        patches = Patches(at, place)
-        self.patch_runs, self.patches = patches.runs, patches.of_clients
-        self.input_shape = (clients, at.units, rows)
-        if not place.first:
-            self.patch_gradient = place.scratch(clients, at.patch, run)
-            self.patch_gradient_rows = self.patch_gradient.view(-1, rows)
-
+        self.patches = Patches(layer.maps, place, x)
         copies = math.prod(layer.copies)
         self.product = place.take("product", clients, copies * filters, run)
         self.filters: _WrittenFilters | _PlainFilters
         if layer.writes_filters:
-            self.filters = _WrittenFilters(layer, place, patches.filled.transpose(1, 2))
+            self.filters = _WrittenFilters(layer, place, self.patches.filled.transpose(1, 2))
             self.by_filter = self.product.view(clients, copies, filters, run)
         else:
-            self.filters = _PlainFilters(layer, place, self.patches.transpose(1, 2))
+            self.filters = _PlainFilters(layer, place, self.patches.of_clients.transpose(1, 2))
             self.by_filter = self.product.view(clients, filters, 2, run // 2).transpose(1, 2)
         if layer.copies == (2, 2):
             self.windows = torch.unflatten(self.by_filter, 1, (2, 2))
@@ -166,10 +153,8 @@ class _PooledOp:
         self.pooled_filters = self.output.view(clients, filters, -1)
 
     def forward(self) -> None:
-        if self.zero_row is not None:
-            self.zero_row.zero_()
-        torch.index_select(self.runs, 0, self.gather, out=self.patch_runs)
-        torch.bmm(self.filters.arranged(), self.patches, out=self.product)
+        self.patches.unfold()
+        torch.bmm(self.filters.arranged(), self.patches.of_clients, out=self.product)
         if self.largest:
             torch.maximum(self.left, self.right, out=self.row)
             torch.maximum(self.upper, self.lower, out=self.pooled)
@@ -188,8 +173,8 @@ class _PooledOp:
         of_bias = self._of_largest(of_pooled) if self.largest else self._of_mean(of_pooled)
         folded = gradient
         if not self.first:
-            torch.bmm(self.filters.transposed, self.product, out=self.patch_gradient)
-            folded = sum_rows(self.patch_gradient_rows, self.members, self.offsets).view(self.input_shape)
+            torch.bmm(self.filters.transposed, self.product, out=self.patches.gradient)
+            folded = self.patches.fold()
         self.filters.learn(self.product)
         if self.bias_target is not None:
             self.step.plain(self.bias_target, of_bias)
