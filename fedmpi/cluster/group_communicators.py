@@ -19,7 +19,7 @@ import numpy as np
 from fedmpi.cluster.communicators import meet_members
 from fedmpi.cluster.counters import BytesMoved
 from fedmpi.cluster.living import opened
-from fedmpi.cluster.pending_sends import PendingSends, calls_from_threads
+from fedmpi.cluster.pending_sends import PendingSends, progress_beside_work
 from fedmpi.cluster.rank_group import RankGroup
 from fedmpi.cluster.waiting import meet
 
@@ -91,7 +91,7 @@ class Groups:
     def __init__(self, world: MPI.Intracomm | None, moved: BytesMoved):
         self._world = world
         self._moved = moved
-        self._pending = PendingSends(beside_work=world is not None and calls_from_threads())
+        self._pending = PendingSends(progress_beside_work(world))
         self._recent = Recent(MOST_COMMUNICATORS)
         self._own: dict[Ranks, RankGroup] = {}
         self._guests: dict[Ranks, RankGroup] = {}

@@ -90,23 +90,45 @@ class Send:
         return self.done.is_set()
 
 
-def test_pending_sends_get_on_beside_the_senders_work_until_everything_has_left() -> None:
-    pending, kept = PendingSends(beside_work=True), np.empty(0, np.uint8)
+def pushing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fedmpi-sends"]
+
+
+def test_pending_sends_get_on_beside_the_senders_work() -> None:
+    pending, kept = PendingSends(lambda: None), np.empty(0, np.uint8)
     for _ in range(3):  # a thread that has ended is followed by another one
         first, second = Send(5), Send(20)
         pending.take([(first, kept)])  # type: ignore[list-item]
         pending.take([(second, kept)])  # type: ignore[list-item]
         assert first.done.wait(60) and second.done.wait(60)
-        for thread in threading.enumerate():
-            if thread.name == "fedmpi-sends":
-                thread.join(60)
-        assert pending.push()
+        (thread,) = pushing_threads()
+        pending.flush()
+        thread.join(60)
+        assert not thread.is_alive() and pending.push()
+
+
+@pytest.mark.parametrize("tests", [1, 40])
+def test_what_mpi_calls_sent_is_pushed_on_until_the_round_ends(tests: int) -> None:
+    """The last bytes of a message that needs no further test may still wait for room in the connection."""
+    pushed, send = threading.Semaphore(0), Send(tests)
+    pending = PendingSends(pushed.release)
+    pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
+    for _ in range(10):
+        assert pushed.acquire(timeout=60) and send.done.is_set()
+    (thread,) = pushing_threads()
+    pending.flush()
+    thread.join(60)
+    assert not thread.is_alive()
+    while pushed.acquire(blocking=False):
+        pass
+    pending.flush()
+    assert not pushing_threads() and not pushed.acquire(blocking=False), "nothing calls MPI between rounds"
 
 
 def test_without_threads_pending_sends_get_on_when_asked_to() -> None:
-    pending, send = PendingSends(beside_work=False), Send(3)
+    pending, send = PendingSends(None), Send(3)
     pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
-    assert not any(thread.name == "fedmpi-sends" for thread in threading.enumerate())
+    assert not pushing_threads()
     assert not pending.push()
     pending.flush()
     assert send.done.is_set() and pending.push()
