@@ -145,13 +145,17 @@ def stored(run: fedmpi.Run, key: str) -> Any:
     ("key", "given", "name", "option"),
     [
         ("participation.clients", FirstOnes(most=5), "FirstOnes", {"most": 5}),
-        ("participation.clients", partial(FirstOnes, most=5), "FirstOnes", {"most": 5}),
-        ("local.algorithm", Damped(share=0.5), "Damped", {"share": 0.5}),
+        pytest.param(
+            "participation.clients", partial(FirstOnes, most=5), "FirstOnes", {"most": 5}, marks=pytest.mark.slow
+        ),
+        pytest.param("local.algorithm", Damped(share=0.5), "Damped", {"share": 0.5}, marks=pytest.mark.slow),
         ("local.algorithm", partial(Damped, share=0.5), "Damped", {"share": 0.5}),
         ("task.loss", Scaled(factor=3), "Scaled", {"factor": 3}),
-        ("aggregation.weights", partial(powers, exponent=2.0), "powers", {"exponent": 2.0}),
+        pytest.param(
+            "aggregation.weights", partial(powers, exponent=2.0), "powers", {"exponent": 2.0}, marks=pytest.mark.slow
+        ),
         ("model.name", partial(net, width=5), "net", {"width": 5}),
-        ("local.optimizer", partial(slow, momentum=0.5), "slow", {"momentum": 0.5}),
+        pytest.param("local.optimizer", partial(slow, momentum=0.5), "slow", {"momentum": 0.5}, marks=pytest.mark.slow),
     ],
     ids=["sampler", "bound sampler", "algorithm", "bound algorithm", "loss", "weights", "model", "optimizer"],
 )
@@ -248,10 +252,10 @@ def changed() -> Scaled:
     [
         ("task.loss", changed(), "Scaled(...)"),
         ("task.loss", ScaledByPlace(2.0), "ScaledByPlace(...)"),
-        ("task.loss", partial(Scaled(factor=2.0)), "Scaled(...)"),
-        ("task.loss", ScaledTwice(factor=2.0), "ScaledTwice(...)"),
-        ("local.optimizer", partial(slow, lr=0.5), "slow(...)"),
-        ("task.loss", Scaled(factor=2.0).__call__, "Scaled.__call__(...)"),
+        pytest.param("task.loss", partial(Scaled(factor=2.0)), "Scaled(...)", marks=pytest.mark.slow),
+        pytest.param("task.loss", ScaledTwice(factor=2.0), "ScaledTwice(...)", marks=pytest.mark.slow),
+        pytest.param("local.optimizer", partial(slow, lr=0.5), "slow(...)", marks=pytest.mark.slow),
+        pytest.param("task.loss", Scaled(factor=2.0).__call__, "Scaled.__call__(...)", marks=pytest.mark.slow),
         ("task.loss", scaled_within(2.0), "scaled_within.<locals>.scaled(...)"),
         ("aggregation.weights", partial(powers, exponent=np.array(2.0)), "powers(...)"),
     ],

@@ -318,7 +318,21 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Given]] = {
 }
 
 
-@pytest.mark.parametrize("name", THEIRS)
+NEARLY_ANOTHER = (
+    "sampler",
+    "sampler, a preset's replaced",
+    "any, a preset's replaced",
+    "rows",
+    "any rows",
+    "any server optimizer, a preset's replaced",
+    "any algorithm, a preset's replaced",
+    "local optimizer",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in NEARLY_ANOTHER else ()) for name in THEIRS]
+)
 def test_a_part_is_given_its_options_however_they_are_set(name: str, given: Given, tmp_path: Path) -> None:
     preset, keys, expected = THEIRS[name]
     keys = (ON_ASTRAEA if preset == "astraea" else ONE) | keys
