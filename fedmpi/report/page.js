@@ -102,6 +102,8 @@ const named = (i) => ({ text: " " + labels[i], sort: labels[i], node: () => swat
 const pair = (values) => ({ text: spread(values), sort: values ? values[0] : null, values: { "": values ? values[0] : null, ...(severalSeeds ? { " (deviation)": values ? values[1] : null } : {}) } });
 
 /* ---- figures ---- */
+/** About how many pixels axis and legend take below a plot; of lines unless a figure says otherwise. */
+const BELOW = { lines: 56, legend: 86, cells: 107, bars: 104 };
 function look(mode) {
   const ink = mode === "dark" ? "#e8ecf1" : "#17202a", soft = mode === "dark" ? "#9aa7b5" : "#5a6672", line = mode === "dark" ? "#313a45" : "#e4e8ed";
   const font = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif";
@@ -114,7 +116,7 @@ function look(mode) {
   };
 }
 class Figure {
-  /** what: {name, title, note, controls(), rows(state), spec(state, rows, mode, alone), height(state, rows), wide} */
+  /** what: {name, title, note, controls(), rows(state), spec(state, rows, mode, alone), height(state, rows), below, wide} */
   constructor(what) {
     Object.assign(this, what);
     this.state = {};
@@ -138,16 +140,20 @@ class Figure {
       controls.length ? make("div", { class: "controls" }, ...controls) : null, this.place);
     figures.push(this);
   }
+  plotHeight(rows) { return this.height ? this.height(this.state, rows) : 290; }
+  /** Takes the room of the figure that is not drawn yet: what lies below it stays where it is. */
+  reserve() { this.place.style.minHeight = this.plotHeight(this.height ? this.rows(this.state) : []) + (this.below ?? BELOW.lines) + "px"; }
   specification(rows, mode, alone) {
     return { $schema: "https://vega.github.io/schema/vega-lite/v6.json", config: look(mode), data: { values: rows }, autosize: { type: "fit-x", contains: "padding" },
-      height: this.height ? this.height(this.state, rows) : 290, ...this.spec(this.state, rows, mode, alone) };
+      height: this.plotHeight(rows), ...this.spec(this.state, rows, mode, alone) };
   }
   async draw() {
     this.drawn = true;
     const rows = this.rows(this.state), mode = theme();
-    if (!rows.length) { this.view?.finalize(); this.view = null; this.place.replaceChildren(make("p", { class: "note" }, "Nothing to draw here.")); return; }
+    if (!rows.length) { this.place.style.minHeight = ""; this.view?.finalize(); this.view = null; this.place.replaceChildren(make("p", { class: "note" }, "Nothing to draw here.")); return; }
     const result = await vegaEmbed(this.place, { width: "container", ...this.specification(rows, mode, false) },
       { actions: false, renderer: "canvas", tooltip: { theme: mode }, mode: "vega-lite", ast: false });
+    this.place.style.minHeight = "";
     this.view?.finalize();
     this.view = result.view;
     this.node.dataset.drawn = "yes";
@@ -440,7 +446,7 @@ function build() {
       spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: data.metrics[data.targets.key], y: data.axes[state.axis], zero: true, log: state.scale === "log", tooltip: [{ field: "reached", title: "runs that reached it" }] }) }));
   }
   section("clients", "Who took part", anyRun("participation") ? [
-    new Figure({ name: "participation", title: "Clients and rounds", note: several, wide: true, controls: () => runOptions("participation"), rows: participationRows, height: () => 300,
+    new Figure({ name: "participation", title: "Clients and rounds", note: several, wide: true, controls: () => runOptions("participation"), rows: participationRows, height: () => 300, below: BELOW.cells,
       spec: (state, rows) => cellLayer(rows, "round", "client", "share of the clients of a cell that took part", ".2~f", [{ field: "low", title: "clients from" }, { field: "high", title: "below" }, { field: "from", title: "rounds from" }, { field: "to", title: "below" }, { field: "count", title: "times" }, { field: "value", title: "share", format: ".3~f" }], [0, 1]) }),
     new Figure({ name: "uses", title: "Clients that took part at most so often", note: severalSeeds ? "The first seed of each configuration." : null, rows: useRows,
       spec: (state, rows, mode, alone) => lines(rows, mode, alone, { x: "times", counted: true, y: "share of the clients", zero: true, step: true }) }),
@@ -458,20 +464,20 @@ function build() {
     lineFigure("view-rounds", "Over the rounds", told(VIEW_SCORES.flatMap(([name]) => ["worst10", "mean", "best10", "std", "jain", "weighted"].map((part) => "client_" + name + "_" + part))), null, { wide: true })] : []);
   section("strata", "Strata", anyRun("strata") ? [new Figure({ name: "strata", title: "Strata over the rounds", note: "Numbers of strata mean nothing from one clustering to the next.", wide: true,
     controls: () => ({ ...runOptions("strata"), what: { label: "show", options: [["clients", "clients of the stratum"], ["drawn", "clients drawn"], ["share", "share drawn"]] } }), rows: strataRows,
-    height: (_, rows) => Math.min(360, 60 + 22 * new Set(rows.map((row) => row.stratum)).size),
+    height: (_, rows) => Math.min(360, 60 + 22 * new Set(rows.map((row) => row.stratum)).size), below: BELOW.cells,
     spec: (state, rows) => cellLayer(rows, "round", "stratum", { clients: "clients", drawn: "clients drawn", share: "share drawn" }[state.what], state.what === "share" ? ".2~f" : "d", [{ field: "round" }, { field: "stratum" }, { field: "clients" }, { field: "drawn" }]) }),
     varies("strata") ? lineFigure("strata-count", "Number of strata", ["strata"]) : null] : []);
   section("sizes", "Size estimates", told(["size_ratio"]).length ? [lineFigure("size-ratio", "Estimated size / true size", ["size_ratio"], "1 is the truth.", { rule: 1 }), lineFigure("sizes", "Estimate, truth and what follows", told(["size_estimate", "size_true", "sampling_probability", "clipped_fraction", "size_asked"]))] : []);
-  section("mediators", "Mediators", anyRun("mediators") ? [new Figure({ name: "mediators", title: "How far label mixes are from the target", note: "Kullback–Leibler divergence over mediators and over participants: median, middle half, and all of them.", wide: true, controls: () => runOptions("mediators"), rows: mediatorRows,
+  section("mediators", "Mediators", anyRun("mediators") ? [new Figure({ name: "mediators", title: "How far label mixes are from the target", note: "Kullback–Leibler divergence over mediators and over participants: median, middle half, and all of them.", wide: true, controls: () => runOptions("mediators"), rows: mediatorRows, below: BELOW.legend,
     spec: (state, rows, mode) => {
       const of = { field: "of", type: "nominal", title: null, scale: { domain: ["mediators", "participants"], range: [colour(0, mode), colour(1, mode)] } }, x = { field: "round", type: "quantitative", title: "round", scale: { nice: false, zero: false }, axis: { grid: false, ...whole(rows.map((row) => row.round)) } };
       const band = (low, high, opacity) => ({ mark: { type: "area", opacity }, encoding: { x, y: { field: low, type: "quantitative", title: "KL divergence" }, y2: { field: high }, color: of } });
       return { layer: [band("least", "most", 0.12), band("lower", "upper", 0.25), { mark: { type: "line", point: rows.length < 30 }, encoding: { x, y: { field: "median", type: "quantitative" }, color: of, tooltip: ["of", "round", "least", "lower", "median", "upper", "most"].map((field) => ({ field })) } }] };
     } })] : []);
   section("cost", "Traffic and time", [
-    new Figure({ name: "traffic", title: "Traffic per link", note: "Of the simulated system, whole runs.", rows: traffic, height: barHeight, spec: (state, rows, mode) => stacked(rows, mode, "megabytes", null, "link", Object.values(LINK_NAMES).filter((name) => rows.some((row) => row.link === name))) }),
-    phaseNames.length ? new Figure({ name: "phases", title: "Phases of a round", note: "Mean of all rounds; evaluation runs beside the next round's training where there are several ranks.", rows: phases, height: barHeight, spec: (state, rows, mode) => stacked(rows, mode, "milliseconds", null, "phase", phaseNames) }) : null,
-    anyRun("ranks") ? new Figure({ name: "ranks", title: "Balance of the ranks", note: "Milliseconds of a round in which a rank trains, and waits for the slowest.", controls: () => runOptions("ranks"), rows: rankRows, height: (_, rows) => Math.min(420, Math.max(60, 11 * rows.length)),
+    new Figure({ name: "traffic", title: "Traffic per link", note: "Of the simulated system, whole runs.", rows: traffic, height: barHeight, below: BELOW.bars, spec: (state, rows, mode) => stacked(rows, mode, "megabytes", null, "link", Object.values(LINK_NAMES).filter((name) => rows.some((row) => row.link === name))) }),
+    phaseNames.length ? new Figure({ name: "phases", title: "Phases of a round", note: "Mean of all rounds; evaluation runs beside the next round's training where there are several ranks.", rows: phases, height: barHeight, below: BELOW.bars, spec: (state, rows, mode) => stacked(rows, mode, "milliseconds", null, "phase", phaseNames) }) : null,
+    anyRun("ranks") ? new Figure({ name: "ranks", title: "Balance of the ranks", note: "Milliseconds of a round in which a rank trains, and waits for the slowest.", controls: () => runOptions("ranks"), rows: rankRows, height: (_, rows) => Math.min(420, Math.max(60, 11 * rows.length)), below: BELOW.bars,
       spec: (state, rows, mode) => ({ mark: { type: "bar", tooltip: true }, encoding: { y: { field: "rank", type: "ordinal", title: "rank", axis: { labelOverlap: true } }, x: { field: "value", type: "quantitative", title: "milliseconds", axis: { tickCount: 5 } }, color: { field: "what", type: "nominal", title: null, scale: { domain: ["busy", "waiting for the slowest"], range: [colour(0, mode), mode === "dark" ? "#3d4752" : "#d5dbe2"] } }, order: { field: "order", type: "quantitative" } } }) }) : null,
     lineFigure("time", "Time and bytes of a round", told(["seconds", "virtual_seconds", "rank_balance", "bytes_client_up", "bytes_client_down", "bytes_mediator_up", "bytes_mediator_down"])),
   ]);
@@ -479,6 +485,7 @@ function build() {
   section("privacy", "Privacy spent", privacy.length ? [lineFigure("privacy", "ε spent so far", privacy, "Of the updates at the run's δ, of the size answers without one.", { wide: true })] : []);
   section("warnings", "Warnings and runs", [data.warnings.length ? card("Warnings", "warnings", table("warnings", [{ title: "times", number: true }, { title: "warning", text: true }, { title: "runs", text: true }],
     data.warnings.map((one) => [one.times, one.text, one.runs.slice(0, 4).join(", ") + (one.runs.length > 4 ? " and " + (one.runs.length - 4) + " more" : "")]))) : make("div", { class: "card wide", id: "warnings" }, make("p", { class: "note" }, "No run warned of anything.")), runsTable()]);
+  figures.forEach((figure) => figure.reserve());
   figures.forEach((figure) => seen.observe(figure.node));
 }
 

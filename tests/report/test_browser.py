@@ -227,6 +227,18 @@ def test_single_and_constant_values_few_strata_and_low_bands_are_drawn_as_they_a
     context.close()
 
 
+def test_drawing_a_figure_moves_nothing_below_it(page: Any, page_file: Path) -> None:
+    """A click on a button meant what had moved there, where figures above came into sight with it."""
+    tab, complaints = opened(page.context, page_file)
+    heights = "() => figures.map((figure) => [figure.name, figure.node.getBoundingClientRect().height])"
+    before = tab.evaluate(heights)
+    draw_all(tab)
+    for (name, reserved), (_, drawn) in zip(before, tab.evaluate(heights), strict=True):
+        assert abs(reserved - drawn) <= 8, name  # less than half a button
+    assert complaints == []
+    tab.close()
+
+
 def test_every_figure_comes_as_svg_and_csv(page: Any, page_file: Path) -> None:
     names = [figure.get_attribute("id") for figure in page.locator("figure").all()]
     for name in names:  # each in a tab of its own: Chromium ends a tab's downloads after the tenth
