@@ -235,6 +235,24 @@ def test_a_layer_of_ones_own_is_registered_as_the_page_says():
     assert forms.LAYERS.pop(found["Gate"])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_one_column_of_outputs_on_images_of_one_channel(channels: int, chunk: int):
+    """Of which torch, given filters that lie pixel by pixel and enough samples, writes the first row alone."""
+    torch.manual_seed(0)
+    strided = nn.Conv2d(1, 2, (1, 3), stride=(1, 2))
+    before = [] if channels == 1 else [nn.Conv2d(3, 1, 3, padding=1), nn.Tanh()]
+    module = nn.Sequential(*before, strided, nn.Tanh(), nn.Flatten(), nn.Linear(2 * 5, 5))
+    module[-1].bias.requires_grad_(False)
+    description, sizes = replace(COLOURED, feature_shape=(channels, 5, 3)), ragged_sizes(8, 40)
+    model, source = FlatModel(module), Source(description, sizes)
+    assert any(isinstance(layer, GraphLayer) for layer in translate(model.module, description).layers)
+    rule = LocalRule(lr=0.05, epochs=2, batch_size=20)
+    expected, _ = train(SequentialEngine(model, source, STREAMS), tasks_for(sizes), model.initial, rule)
+    result, _ = train(BatchedEngine(model, source, STREAMS, chunk=chunk), tasks_for(sizes), model.initial, rule)
+    assert relative_difference(result, expected) < 1e-5
+
+
 @pytest.mark.parametrize("stride", [2, (2, 3), (1, 2)])
 @pytest.mark.parametrize("size", [(12, 20), (20, 7)])
 def test_filters_of_one_pixel_with_a_stride_read_images_that_are_not_square(

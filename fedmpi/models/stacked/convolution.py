@@ -223,6 +223,19 @@ def _pixel_by_pixel(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu" and not rare
 
 
+def _one_column(x: Tensor, value: Tensor, arguments: list[Any]) -> bool:
+    """Whether filters with a stride find one column of outputs on images of one channel: then oneDNN writes the first
+    row of the outputs alone where it takes images or filters for such that lie pixel by pixel (torch 2.13)."""
+    stride, padding, dilation, *_ = arguments
+    steps = x.shape[3] + 2 * padding[1] - dilation[1] * (value.shape[4] - 1) - 1
+    return x.shape[1] == 1 and steps < stride[1] > 1
+
+
+def _of_one_order(values: Tensor) -> Tensor:
+    """The same values row by row; those of one channel lie pixel by pixel, too, but torch goes by the strides."""
+    return values.flatten().view(values.shape)
+
+
 _unfolded: Any = Unfolded.apply
 _one_by_one: Any = OneByOne.apply
 ARRANGED[nn.Conv1d] = ARRANGED[WordConvolution] = {"weight": (0, 2, 1)}
@@ -257,7 +270,10 @@ def of_images(layer: nn.Conv1d | nn.Conv2d, weights: Mapping[str, Weight], x: Te
     if isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and max(padding) == 0 and even:
         skip, stride = ((stride[0], stride[1]) if max(stride) > 1 else None), [1, 1]
     arguments = [stride, padding, list(layer.dilation), False, [0] * len(around), layer.groups]
-    if len(weight.value) == 1:
-        return _of_one(x, weight.value, bias_value, arguments, skip)
-    y: Tensor = _one_by_one(x, weight.value, bias_value, weight, bias, arguments, skip)
+    value = weight.value
+    if isinstance(layer, nn.Conv2d) and _one_column(x, value, arguments):
+        x, value = _of_one_order(x), _of_one_order(value)
+    if len(value) == 1:
+        return _of_one(x, value, bias_value, arguments, skip)
+    y: Tensor = _one_by_one(x, value, bias_value, weight, bias, arguments, skip)
     return y
