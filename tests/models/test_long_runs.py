@@ -53,8 +53,9 @@ NETWORKS = {
         [7, 6],
     ),
     "padding interrupts them": (
-        [nn.Conv2d(2, 3, (3, 2), stride=2), nn.Dropout(0.5), nn.Conv2d(3, 4, 2, stride=(1, 2), padding=1)],
-        [14, 1],
+        [nn.Conv2d(2, 3, (3, 2), stride=2), nn.Dropout(0.5), nn.Conv2d(3, 4, 2, stride=(1, 2), padding=1), nn.ReLU(),
+         nn.Conv2d(4, 3, 3, padding=1)],
+        [14, 1, 1],
     ),
     "outputs that do not lie in parts": (
         [nn.Conv2d(2, 3, (3, 4)), nn.Dropout(0.5), nn.Conv2d(3, 4, 2, stride=(1, 3)), nn.Conv2d(4, 4, 2)],

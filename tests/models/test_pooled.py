@@ -149,6 +149,27 @@ def test_patches_are_filled_up_to_whole_blocks_by_those_of_the_next_client():
     assert torch.equal(patches.filled[:, :9], patches.of_clients)
     assert torch.equal(patches.filled[0, 9:], patches.of_clients[1, :7])
     assert not patches.filled[1, 9:].any()
+    assert workspace.take((0, "patches"), 0).untyped_storage().nbytes() == 4 * (2 * 9 + 7) * 10  # one filling for all
+    assert workspace.take("scratch", 0).untyped_storage().nbytes() == 4 * patches.gradient.numel()
+
+
+def test_patches_of_the_first_layer_have_no_room_for_gradients():
+    workspace = Workspace(torch.float32, torch.device("cpu"))
+    place = Place(2, 5, workspace, Stack(0), first=True)
+    x = workspace.take("x", 2, 12, 5, guard=5)
+    Patches(Maps(Geometry((1, 4, 3), (3, 3), (1, 1), (0, 0))), place, x)
+    assert not workspace.take("scratch", 0).untyped_storage().nbytes()
+
+
+def test_index_vectors_are_made_for_the_most_clients_and_read_in_part_for_fewer():
+    maps = Maps(Geometry((2, 4, 6), (2, 3), (1, 1), (1, 0)))
+    host = torch.device("cpu")
+    one, three, two = maps.of(1, host), maps.of(3, host), maps.of(2, host)
+    for part, first, whole in zip(two, one, three, strict=True):
+        assert part.data_ptr() == whole.data_ptr()
+        assert torch.equal(part, whole[: len(part)]) and torch.equal(first, part[: len(first)])
+    units, patches = 48, 12 * 5 * 4
+    assert [len(part) for part in two] == [2 * patches, 2 * (patches - 2 * 2 * 3 * 4), 2 * units + 1]
 
 
 @pytest.mark.parametrize("filters", [7, 63, 64])
