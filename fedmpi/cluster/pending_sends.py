@@ -30,7 +30,8 @@ Waiting took 1.5 to 2.3 % of a core, moving 40 MB over TCP 3.1 to 4.4 % (MPICH, 
 wall time).
 """
 LONGEST_SLEEP_AFTER = 32e-3
-"""Between two pushes when MPI calls all messages sent; the sleeps before it double."""
+"""Between two pushes when MPI calls all messages sent; the sleeps before it double. Then they take 0.2 to 0.3 % of a
+core (MPICH and Open MPI, 2 busy cores)."""
 
 
 class PendingSends:

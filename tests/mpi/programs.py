@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import permutations, product
@@ -418,7 +419,16 @@ def hand_over(folder: str) -> None:
             arrived.touch()
         cluster.sum_buffer(3, "int64")
         cluster.reduce()
+        check_nothing_is_pushed()
     cluster.close()
+
+
+def check_nothing_is_pushed() -> None:
+    """The thread that makes MPI work beside this rank's ends with the round, or when the groups are freed."""
+    limit = time.monotonic() + 60
+    while any(thread.name == "fedmpi-sends" for thread in threading.enumerate()):
+        assert time.monotonic() < limit, "a thread goes on to push messages"
+        time.sleep(0.01)
 
 
 def crossing_sends() -> None:
@@ -438,6 +448,7 @@ def crossing_sends() -> None:
     else:
         raise AssertionError("a message of the wrong length was accepted")
     cluster.close()
+    check_nothing_is_pushed()
 
 
 def wait_politely(folder: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from fedmpi.cluster import Cluster
 from fedmpi.cluster.group_communicators import MOST_COMMUNICATORS, Recent
-from fedmpi.cluster.pending_sends import PendingSends
+from fedmpi.cluster.living import RankLost
+from fedmpi.cluster.pending_sends import TESTS_PER_PUSH, PendingSends, progress_beside_work
 from fedmpi.mediators.scheduling import random_groups
 
 A, B, C, D = (0, 1), (1, 2), (0, 2), (0, 1, 2)
@@ -125,6 +127,60 @@ def test_what_mpi_calls_sent_is_pushed_on_until_the_round_ends(tests: int) -> No
     assert not pushing_threads() and not pushed.acquire(blocking=False), "nothing calls MPI between rounds"
 
 
+def test_the_thread_wakes_for_each_message_and_for_the_end_of_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmpi.cluster.pending_sends.SLEEP_BESIDE_WORK", 600.0)
+    monkeypatch.setattr("fedmpi.cluster.pending_sends.LONGEST_SLEEP_AFTER", 600.0)
+    pending, sends = PendingSends(lambda: None), [Send(5), Send(5)]
+    for send in sends:
+        pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
+        assert send.done.wait(60)
+    (thread,) = pushing_threads()
+    pending.flush()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_the_thread_sleeps_a_millisecond_while_a_message_is_under_way_and_ever_longer_behind_it() -> None:
+    pending = PendingSends(lambda: None)
+    slept: list[float | None] = []
+    wait = pending._changed.wait
+
+    def recorded(seconds: float | None = None) -> bool:
+        slept.append(seconds)
+        return wait(seconds)
+
+    pending._changed.wait = recorded  # type: ignore[method-assign]
+    after = [0.002, 0.004, 0.008, 0.016, 0.032, 0.032]
+    for tests, under_way in ((1 + 3 * TESTS_PER_PUSH + 1, [0.001] * 3), (1, [])):
+        with pending._changed:  # the thread does not sleep anew in between
+            slept.clear()
+            pending.take([(Send(tests), np.empty(0, np.uint8))])  # type: ignore[list-item]
+        limit, expected = time.monotonic() + 60, under_way + after
+        while len(slept) < len(expected) and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert slept[: len(expected)] == expected
+    pending.flush()
+
+
+def test_the_thread_ends_quietly_when_a_rank_has_died_and_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    lost, kept = threading.Event(), np.empty(0, np.uint8)
+
+    def progress() -> None:
+        assert lost.wait(60)
+        raise RankLost
+
+    pending = PendingSends(progress)
+    pending.take([(Send(1), kept)])  # type: ignore[list-item]
+    (thread,) = pushing_threads()
+    assert thread.daemon
+    lost.set()
+    thread.join(60)
+    assert not thread.is_alive() and not failed
+    assert pending.push()
+
+
 def test_without_threads_pending_sends_get_on_when_asked_to() -> None:
     pending, send = PendingSends(None), Send(3)
     pending.take([(send, np.empty(0, np.uint8))])  # type: ignore[list-item]
@@ -132,3 +188,30 @@ def test_without_threads_pending_sends_get_on_when_asked_to() -> None:
     assert not pending.push()
     pending.flush()
     assert send.done.is_set() and pending.push()
+    pending.take([(Send(1), np.empty(0, np.uint8))])  # type: ignore[list-item]
+    assert not pending._sending, "what has left is kept no longer"
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_mpi_is_called_beside_the_work_only_where_it_allows_that(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class World:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def Get_rank(self) -> int:
+            return 3
+
+        def Iprobe(self, source: int) -> bool:
+            """One step of whatever MPI has begun; nobody sends to themselves."""
+            self.asked.append(source)
+            return False
+
+    monkeypatch.setattr("fedmpi.cluster.pending_sends.calls_from_threads", lambda: allowed)
+    world = World()
+    progress = progress_beside_work(world)  # type: ignore[arg-type]
+    assert progress_beside_work(None) is None and (progress is not None) == allowed
+    if progress is not None:
+        progress()
+        assert world.asked == [3]
