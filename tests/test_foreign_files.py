@@ -417,6 +417,29 @@ def test_a_model_that_refuses_what_it_is_tried_on_is_quoted() -> None:
         fedmpi.run("fedavg", {"rounds": 1, "participation.count": 4, "model.name": Refuses})
 
 
+class OfType(nn.Module):
+    """Of a type of its own, to which it converts its samples or not."""
+
+    def __init__(self, description: Any, *, dtype: str, converts: bool):
+        super().__init__()
+        self.layer, self.converts = nn.Linear(64, description.classes).to(getattr(torch, dtype)), converts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer((x.to(self.layer.weight.dtype) if self.converts else x).flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_model_that_does_not_take_samples_for_float32_is_refused(dtype: str) -> None:
+    keys = {"rounds": 1, "participation.count": 4, "model.name": OfType, "model.dtype": dtype}
+    words = rf"^the model's values are torch.{dtype}, but samples come as float32, .* with x = x.to\(torch.{dtype}\)"
+    with pytest.raises(fedmpi.UserError, match=words):
+        fedmpi.run("fedavg", {**keys, "model.converts": False})
+    if dtype == "float64":
+        run = fedmpi.run("fedavg", {**keys, "model.converts": True})
+        assert next(run.model.parameters()).dtype == torch.float64
+
+
 class FailsForClients(FailsLate):
     """Fails on the rows of all clients of the digits together, not on the test part."""
 

@@ -120,6 +120,32 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     model.writes = traits.writes
 
 
+def check_samples_read(model: FlatModel, description: DataDescription) -> None:
+    """Refuse a model of another type than float32, which samples of numbers come as, that does not take them for it.
+
+    It has been tried on samples of its own type. The model is then bound to a scratch copy of its initial values.
+
+    Raises
+    ------
+    UserError
+    """
+    if model.dtype == torch.float32 or description.task == "text":
+        return
+    model.bind(model.initial.clone())
+    model.restart()
+    try:
+        with torch.no_grad(), kept_generators(), model.masks.given_by(NoMasks()):
+            model.module(_made_up_samples(model, description).float())
+    except Exception as error:
+        raise UserError(
+            f"the model's values are {model.dtype}, but samples come as float32, which it cannot read "
+            f"({raised(error)}): begin its forward pass with x = x.to({model.dtype}), or build it in float32 "
+            "(torch.set_default_dtype)"
+        ) from error
+    finally:
+        model.restart()
+
+
 def _try_out(model: FlatModel, description: DataDescription) -> ForwardTraits:
     x = _made_up_samples(model, description)
     values = model.initial.clone()
