@@ -429,15 +429,17 @@ class OfType(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_model_that_does_not_take_samples_for_float32_is_refused(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_a_model_of_another_type_takes_samples_for_float32_or_is_refused(dtype: str) -> None:
     keys = {"rounds": 1, "participation.count": 4, "model.name": OfType, "model.dtype": dtype}
-    words = rf"^the model's values are torch.{dtype}, but samples come as float32, .* with x = x.to\(torch.{dtype}\)"
-    with pytest.raises(fedmpi.UserError, match=words):
-        fedmpi.run("fedavg", {**keys, "model.converts": False})
-    if dtype == "float64":
+    none = dtype == "bfloat16"
+    why = "of which no sums are made" if none else rf"but samples come as float32, .* with x = x.to\(torch.{dtype}\)"
+    for converts in (False, True)[: 1 + none]:
+        with pytest.raises(fedmpi.UserError, match=rf"^the model's values are torch.{dtype}, {why}"):
+            fedmpi.run("fedavg", {**keys, "model.converts": converts})
+    if not none:
         run = fedmpi.run("fedavg", {**keys, "model.converts": True})
-        assert next(run.model.parameters()).dtype == torch.float64
+        assert next(run.model.parameters()).dtype == getattr(torch, dtype)
 
 
 class FailsForClients(FailsLate):

@@ -120,8 +120,9 @@ def adopt_traits(model: FlatModel, traits: ForwardTraits) -> None:
     model.writes = traits.writes
 
 
-def check_samples_read(model: FlatModel, description: DataDescription) -> None:
-    """Refuse a model of another type than float32, which samples of numbers come as, that does not take them for it.
+def check_type(model: FlatModel, description: DataDescription) -> None:
+    """Refuse a model whose type no sum has, or one of another type than float32, which samples of numbers come as, that
+    does not take them for it.
 
     It has been tried on samples of its own type. The model is then bound to a scratch copy of its initial values.
 
@@ -129,6 +130,11 @@ def check_samples_read(model: FlatModel, description: DataDescription) -> None:
     ------
     UserError
     """
+    if model.dtype not in (torch.float16, torch.float32, torch.float64):
+        raise UserError(
+            f"the model's values are {model.dtype}, of which no sums are made: build it in float32; local.precision = "
+            '"bfloat16" computes its gradients in bfloat16'
+        )
     if model.dtype == torch.float32 or description.task == "text":
         return
     model.bind(model.initial.clone())

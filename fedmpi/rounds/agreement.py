@@ -22,7 +22,7 @@ from fedmpi.common.errors import RanksDisagree, UserError
 from fedmpi.common.plan import Plan
 from fedmpi.common.types import Ints
 from fedmpi.data.schema import DataDescription
-from fedmpi.local.traits import ForwardTraits, adopt_traits, check_samples_read, forward_traits
+from fedmpi.local.traits import ForwardTraits, adopt_traits, check_type, forward_traits
 from fedmpi.models.flat import FlatModel
 from fedmpi.tasks.losses import LossTraits
 
@@ -95,7 +95,7 @@ def agree_on_values(cluster: Cluster, model: FlatModel) -> None:
 def agree_on_traits(cluster: Cluster, model: FlatModel, description: DataDescription) -> None:
     """What one rank found out about the model by trying it counts for all; collective."""
     own = forward_traits(model, description)
-    check_samples_read(model, description)
+    check_type(model, description)
     found = own.draws, own.couples, own.loss.draws, own.loss.couples
     draws, couples, loss_draws, loss_couples = (bool(cluster.maximum(int(trait))) for trait in found)
     kept, widest = cluster.maximum(own.bytes_kept), cluster.maximum(own.bytes_widest)
