@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections import deque
-from collections.abc import Set
+from array import array
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedmpi.models.object_attributes import attributes_of, is_a_users, of_a_users_class, remove_attribute, set_attribute
+
 NUMBERS_AND_WORDS = int, float, complex, str, np.generic
 SEQUENCES = list, tuple, deque
+CONTAINERS: tuple[Any, ...] = (*SEQUENCES, OrderedDict, dict, set, bytearray, array)
+"""Those that may be of a user's class are read and filled by the methods that these have."""
+AROUND_CONTAINERS = UserDict, UserList, ChainMap
+"""What keeps its entries in a dictionary or lists that are its attributes."""
 MOST_ENTRIES = 10_000
 """Of a list or dictionary whose entries are compared: larger ones are tables, which nobody keeps books in."""
-OTHERS = {*sys.stdlib_module_names, "torch", "numpy", "fedmpi"}
-"""Packages whose objects are not looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,17 @@ class FirstValue:
     ----------
     value : any
     content : any
-        What lies in it: a `FirstValue` each, of an object that of its attributes, or a copy; None where nothing is
-        known of it.
+        What lies in it: a `FirstValue` each, or a copy; None where nothing is known of it.
     memory : Tensor, optional
         Where the numbers of a tensor lie that has a copy: `value.data = …` may have it lie where others do.
+    attributes : dict, optional
+        Of an object, be it a container of a user's class: a `FirstValue` each.
     """
 
     value: Any
     content: Any = None
     memory: Tensor | None = None
+    attributes: dict[str, FirstValue] | None = None
 
     @classmethod
     def of(
@@ -66,108 +71,123 @@ class FirstValue:
             return cls(value, value.detach().clone(), value.data) if known else cls(value)
         if isinstance(value, np.ndarray):
             return cls(value, value.copy() if value.flags.writeable and not value.dtype.hasobject else None)
-        if id(value) in within or (isinstance(value, (*SEQUENCES, dict, set)) and len(value) > MOST_ENTRIES):
+        if id(value) in within or (isinstance(value, CONTAINERS) and len(value) > MOST_ENTRIES):
             return cls(value)
-        if isinstance(value, set):
-            return cls(value, set(value))
         if isinstance(value, nn.Module):
             return cls(value, [cls.of(one, fixed) for one in (*value.parameters(), *value.buffers())])
-        within = *within, id(value)
-        if isinstance(value, SEQUENCES):
-            return cls(value, [cls.of(one, fixed, within, objects) for one in value])
-        if isinstance(value, dict):
-            return cls(value, {key: cls.of(one, fixed, within, objects) for key, one in value.items()})
-        if objects and _of_a_users_class(value):
-            return cls(value, cls.of(vars(value), fixed, within, objects=False))
-        return cls(value)
+        within, attributes = (*within, id(value)), None
+        content: Any = None
+        if isinstance(value, AROUND_CONTAINERS) or (objects and of_a_users_class(value)):
+            deeper = objects and isinstance(value, AROUND_CONTAINERS)
+            attributes = {name: cls.of(one, fixed, within, deeper) for name, one in attributes_of(value).items()}
+        if isinstance(value, set):
+            content = set(value)
+        elif isinstance(value, bytearray | array):
+            content = value[:]
+        elif isinstance(value, SEQUENCES):
+            content = [cls.of(one, fixed, within, objects) for one in _kind(value).__iter__(value)]
+        elif isinstance(value, dict):
+            content = {key: cls.of(one, fixed, within, objects) for key, one in _kind(value).items(value)}
+        return cls(value, content, None, attributes)
 
     def changed(self, now: Any) -> bool:
         """Whether what is in its place now is another value."""
         value, content = self.value, self.content
-        if content is None:
+        if content is None and self.attributes is None:
             same = isinstance(value, NUMBERS_AND_WORDS) and type(now) is type(value) and bool(now == value)
             return now is not value and not same
         if isinstance(value, Tensor):
             if now is not value or (self.memory is not None and lies_elsewhere(value, self.memory)):
                 return True
             return not (torch.equal(value, content) or _alike(value, content))
-        if type(now) is not type(value):
+        if type(now) is not type(value) or (self.attributes is not None and _differ(self.attributes, now)):
             return True
-        if isinstance(content, FirstValue):
-            return now is not value or content.changed(vars(now))
+        if content is None:
+            return now is not value
         if isinstance(value, nn.Module):
             return now is not value or any(first.changed(first.value) for first in content)
         if isinstance(value, np.ndarray):
             return now is not value or not _alike(value, content)
         if isinstance(value, set):
-            return bool(now != content)
-        if len(now) != len(content):
-            return True
+            return bool(set(now) != content)
+        if isinstance(value, bytearray | array):
+            return bytes(now) != bytes(content)
+        kind = _kind(value)
         if isinstance(value, dict):
-            return list(now) != list(content) or any(first.changed(now[key]) for key, first in content.items())
-        return any(first.changed(one) for first, one in zip(content, now, strict=True))
+            found = dict(kind.items(now))
+            return list(found) != list(content) or any(first.changed(found[key]) for key, first in content.items())
+        entries = list(kind.__iter__(now))
+        return len(entries) != len(content) or any(map(FirstValue.changed, content, entries))
 
     def lies_in(self, memory: Set[int]) -> bool:
         """Whether a tensor that can be put back, it or one within it, lies in one of these storages (by address)."""
         if isinstance(self.value, Tensor):
             return self.memory is not None and self.memory.untyped_storage().data_ptr() in memory
-        if isinstance(self.content, FirstValue):
-            return self.content.lies_in(memory)
-        if self.content is None or not isinstance(self.value, (*SEQUENCES, dict, nn.Module)):
-            return False
-        within = self.content.values() if isinstance(self.value, dict) else self.content
+        within = list((self.attributes or {}).values())
+        if isinstance(self.content, dict):
+            within += self.content.values()
+        elif isinstance(self.value, (*SEQUENCES, nn.Module)):
+            within += self.content or ()
         return any(one.lies_in(memory) for one in within)
 
     def put_back(self) -> Any:
         """The value, with what lay in it first."""
         value, content = self.value, self.content
+        if self.attributes is not None:
+            for name in attributes_of(value).keys() - self.attributes.keys():
+                remove_attribute(value, name)
+            for name, one in self.attributes.items():
+                set_attribute(value, name, one.put_back())
         if content is None:
             return value
-        if isinstance(content, FirstValue):
-            content.put_back()
-        elif isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             if self.memory is not None and lies_elsewhere(value, self.memory):
                 value.data = self.memory
             value.data.copy_(content)
         elif isinstance(value, np.ndarray):
             value[...] = content
+        elif isinstance(value, bytearray | array):
+            value[:] = content
         elif isinstance(value, set):
-            value.clear()
-            value.update(content)
+            set.clear(value)
+            set.update(value, content)
         elif isinstance(value, dict):
-            first = {key: one.put_back() for key, one in content.items()}
-            value.clear()
-            value.update(first)
+            first, kind = {key: one.put_back() for key, one in content.items()}, _kind(value)
+            kind.clear(value)
+            for key, one in first.items():
+                kind.__setitem__(value, key, one)
         else:
             items = [one.put_back() for one in content]
             if not isinstance(value, tuple | nn.Module):
-                value.clear()
-                value.extend(items)
+                kind = _kind(value)
+                kind.clear(value)
+                kind.extend(value, items)
         return value
 
 
-def _of_a_users_class(value: Any) -> bool:
-    """Whether a value is an object with attributes, of a class that is neither Python's, torch's, numpy's nor ours."""
-    if not hasattr(value, "__dict__") or isinstance(value, type | nn.Module):
-        return False
-    return isinstance(value, SimpleNamespace) or _is_a_users(type(value))
+def _kind(value: Any) -> Any:
+    """The container that a value is, whatever class of a user's is made of it."""
+    return next(kind for kind in CONTAINERS if isinstance(value, kind))
 
 
-def _is_a_users(kind: type) -> bool:
-    return kind.__module__.split(".")[0] not in OTHERS
+def _differ(first: dict[str, FirstValue], now: Any) -> bool:
+    found = attributes_of(now)
+    return found.keys() != first.keys() or any(one.changed(found[name]) for name, one in first.items())
 
 
 class ClassValues:
-    """Attributes of the classes of a module and its parts, as far as these are a user's: what is put there stands for
-    all objects.
+    """Attributes of the classes of some objects, as far as these are a user's: what is put there stands for all
+    objects.
 
     Parameters
     ----------
-    module : nn.Module
+    objects : iterable
+        Such as a module and its parts; of a class its own.
     """
 
-    def __init__(self, module: nn.Module):
-        kinds = {kind for part in module.modules() for kind in type(part).__mro__ if _is_a_users(kind)}
+    def __init__(self, objects: Iterable[Any]):
+        mros = [(one if isinstance(one, type) else type(one)).__mro__ for one in objects]
+        kinds = {kind for mro in mros for kind in mro if is_a_users(kind)}
         self._first = {kind: {name: FirstValue.of(one) for name, one in _data_of(kind)} for kind in kinds}
 
     def changed(self) -> list[tuple[type, str, FirstValue | None]]:

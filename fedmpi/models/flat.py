@@ -131,7 +131,7 @@ class FlatModel:
         self.embeddings = _sparse_capable(module)
         self._arithmetic: AbstractContextManager[object] = nullcontext()
         self.generators = held_generators(module)
-        self.kept = KeptState(module, values, loss.attributes)
+        self.kept = KeptState(module, values, loss.holders)
         self.bound_values = BoundValues(module, self.parameters, self.buffers)
         self.writes = False
         self._bound: Tensor | None = None

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.first_values import ClassValues, FirstValue, put_back_in_class
+from fedmpi.models.object_attributes import attributes_of, remove_attribute, set_attribute
 
 TORCHS_OWN = {name for name in vars(nn.Module()) if name.startswith("_")}
 """Attributes of every module that hold its parts, buffers and hooks."""
 
 
 class KeptState:
-    """Buffers, frozen parameters and attributes of a module and its parts, and attributes of a loss, as they are first.
+    """Buffers, frozen parameters and attributes of a module and its parts, attributes of a loss, and those of the
+    classes of both, as they are first.
 
     Which attributes, frozen parameters and float buffers forward passes change is found out by trial passes
     (`watched`); integer buffers, and tensors put in the places of buffers, are put back in any case.
@@ -27,11 +29,11 @@ class KeptState:
     module : nn.Module
     travelling : sequence of Tensor
         Parameters and buffers whose values are not put back, being part of the model that travels.
-    beside : sequence of dict
-        Attributes of the loss.
+    beside : sequence
+        What holds the loss's attributes: itself, and its parts.
     """
 
-    def __init__(self, module: nn.Module, travelling: Sequence[Tensor], beside: Sequence[dict[str, Any]] = ()):
+    def __init__(self, module: nn.Module, travelling: Sequence[Tensor], beside: Sequence[Any] = ()):
         self.module, self._beside = module, beside
         self._places: list[tuple[Any, str, Tensor | None]] = [
             (part._buffers, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()
@@ -42,15 +44,17 @@ class KeptState:
         self._counts = [FirstValue.of(one) for one in module.buffers() if not one.is_floating_point()]
         self._changed: list[FirstValue] = []
         self._written: Set[int] = frozenset()
-        self._attributes: list[tuple[nn.Module, str, FirstValue]] = []
-        self._created: list[tuple[dict[str, Any], str]] = []
+        self._attributes: list[tuple[Any, str, FirstValue]] = []
+        self._created: list[tuple[Any, str]] = []
+        self._created_buffers: list[tuple[Any, str]] = []
         self._replaced = False
         self._of_classes: list[tuple[type, str, FirstValue | None]] = []
 
     @property
     def changes(self) -> bool:
         """Whether trial passes were seen to change what is put back but integer buffers."""
-        return bool(self._attributes or self._created or self._changed or self._replaced or self._of_classes)
+        created = self._created or self._created_buffers
+        return bool(self._attributes or created or self._changed or self._replaced or self._of_classes)
 
     def restart(self) -> None:
         """Put everything back, other than the values of travelling parameters and buffers."""
@@ -58,9 +62,11 @@ class KeptState:
             if not _holds(buffers, name, buffer):
                 buffers[name] = buffer
         for part, name, first in self._attributes:
-            vars(part)[name] = first.put_back()
-        for held, name in self._created:
-            held.pop(name, None)
+            set_attribute(part, name, first.put_back())
+        for part, name in self._created:
+            remove_attribute(part, name)
+        for buffers, name in self._created_buffers:
+            buffers.pop(name, None)
         for place in self._of_classes:
             put_back_in_class(*place)
         for first in (*self._counts, *self._changed):
@@ -81,19 +87,21 @@ class KeptState:
         """
         there = {id(one) for one in self.module.parameters()}
         parts = [part for part in self.module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-        before = [(part, self._attributes_of(part), set(part._buffers)) for part in parts]
-        classes = ClassValues(self.module)
-        staying = [FirstValue.of(one, self._own) for one in (*self._staying, *self._beside)]
+        before = [(part, self._attributes_of(part, TORCHS_OWN)) for part in parts]
+        before += [(one, self._attributes_of(one)) for one in self._beside if not isinstance(one, type)]
+        buffered = [(part._buffers, set(part._buffers)) for part in parts]
+        classes = ClassValues((*parts, *self._beside))
+        staying = [FirstValue.of(one, self._own) for one in self._staying]
         try:
             yield
         finally:
-            for part, attributes, buffers in before:
-                now = vars(part)
+            for part, attributes in before:
+                now = attributes_of(part)
                 for name, first in attributes.items():
                     if name not in now or first.changed(now[name]) or first.lies_in(self._written):
                         self._attributes.append((part, name, first))
-                self._created += [(now, name) for name in now if name not in attributes and name not in TORCHS_OWN]
-                self._created += [(part._buffers, name) for name in part._buffers if name not in buffers]
+                self._created += [(part, name) for name in now if name not in attributes and name not in TORCHS_OWN]
+            self._created_buffers += [(now, name) for now, first in buffered for name in now if name not in first]
             self._of_classes += classes.changed()
             self._replaced = not all(_holds(*place) for place in self._places)
             self._changed += [one for one in staying if one.changed(one.value) or one.lies_in(self._written)]
@@ -105,8 +113,8 @@ class KeptState:
                 "model is built"
             )
 
-    def _attributes_of(self, part: nn.Module) -> dict[str, FirstValue]:
-        return {name: FirstValue.of(one, self._own) for name, one in vars(part).items() if name not in TORCHS_OWN}
+    def _attributes_of(self, part: Any, but: Set[str] = frozenset()) -> dict[str, FirstValue]:
+        return {name: FirstValue.of(one, self._own) for name, one in attributes_of(part).items() if name not in but}
 
     def take_replaced(self) -> None:
         """Copy tensors that the forward pass put in the places of travelling buffers into these, and put these back.

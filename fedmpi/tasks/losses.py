@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.calling import is_complex, naming, refuse_result, takes
@@ -174,11 +175,12 @@ class Loss:
         return self.part.name
 
     @property
-    def attributes(self) -> list[dict[str, Any]]:
-        """Where a loss of the user's own may keep something from call to call."""
+    def holders(self) -> list[Any]:
+        """In whose attributes, and those of their classes, a loss of the user's own may keep something."""
         holder = self._holder
-        holders = holder.modules() if isinstance(holder, torch.nn.Module) else [holder]
-        return [vars(one) for one in holders if hasattr(one, "__dict__")]
+        if isinstance(holder, ModuleType):  # of a function that is none of Python's
+            return []
+        return list(holder.modules()) if isinstance(holder, torch.nn.Module) else [holder]
 
     @property
     def _holder(self) -> Any:

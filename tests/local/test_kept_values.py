@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict, UserList
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,13 @@ class Passes:
         self.passes = 0
 
 
+class PassesInSlots:
+    __slots__ = ("passes",)
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+
 OWN = "tests.local.own_optimizers"
 
 
@@ -55,10 +63,10 @@ class Counting(Net):
         if self.how == "frozen":
             count.data += 1
             return float(count)
-        if self.how in ("list", "deque"):
+        if self.how in ("list", "deque", "a list in an object"):
             count.append(torch.zeros(2))
             return len(count)
-        if self.how == "dictionary":
+        if self.how in ("dictionary", "a dictionary in an object"):
             count["passes"] = count.get("passes", 0) + 1
             return count["passes"]
         if self.how == "nested":
@@ -88,7 +96,7 @@ class Counting(Net):
             there = "made" in self._buffers
             self.register_buffer("made", torch.ones(1))
             return 3.0 if there else 0.0
-        if self.how == "object":
+        if self.how in ("object", "slots"):
             count.passes += 1
             return count.passes
         if self.how == "word":
@@ -127,6 +135,9 @@ FIRST: dict[str, Callable[[], Any]] = {
     "complex": lambda: 0j,
     "word": str,
     "object": lambda: Passes(),
+    "slots": lambda: PassesInSlots(),
+    "a list in an object": UserList,
+    "a dictionary in an object": UserDict,
     "deleted": lambda: 1,
     "replaced generator": lambda: np.random.default_rng(5),
 }
@@ -161,6 +172,27 @@ def test_the_model_of_a_finished_run_is_as_it_was_evaluated() -> None:
     assert all(one.grad is None for one in run.model.parameters())
     found = nn.functional.cross_entropy(run.model.eval()(torch.from_numpy(x[20:])), torch.from_numpy(y[20:]))
     assert run.summary["final"]["test_loss"] == pytest.approx(float(found.detach()))
+
+
+class CountsInASlot(Net):
+    """Has a slot of its own, which is filled in its first pass."""
+
+    __slots__ = ("calls",)
+
+    def within(self, x: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return x * (1 + 0.1 * self.calls)
+
+
+def test_a_slot_of_the_model_itself_begins_anew() -> None:
+    model, source, tasks = set_up(CountsInASlot)
+    evaluate, engine, largest = evaluated(model), SequentialEngine(model, source, STREAMS), int(source.sizes.argmax())
+    score, expected = evaluate(0), train(engine, [tasks[largest]], model.initial, EPOCHS)[0]
+    assert torch.equal(train(engine, [tasks[largest]], model.initial, EPOCHS)[0], expected)
+    assert evaluate(0) == score
+    assert "keeps something" in str(why_not_side_by_side(set_up(CountsInASlot)[0], FLAT))
+    model.restart()
+    assert not hasattr(model.module, "calls")
 
 
 class Heir(Counting):
@@ -259,12 +291,45 @@ class SlackeningModule(nn.Module):
         return nn.functional.cross_entropy(outputs, targets, reduction="none") / self.part.calls
 
 
+class SlackeningInSlots(PassesInSlots):
+    __slots__ = ()
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.passes += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") / self.passes
+
+
+class SlackeningInItsClass:
+    """The same, counted for all of its kind."""
+
+    calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.of_the_class(outputs, targets)
+
+    @classmethod
+    def of_the_class(cls, outputs: Tensor, targets: Tensor) -> Tensor:
+        cls.calls += 1
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") / cls.calls
+
+
 def slackening(outputs: Tensor, targets: Tensor) -> Tensor:
     slackening.calls = getattr(slackening, "calls", 0) + 1  # type: ignore[attr-defined]
     return nn.functional.cross_entropy(outputs, targets, reduction="none") / slackening.calls  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("make", [Slackening, lambda: Slackening().__call__, SlackeningModule, lambda: slackening])
+SLACKENING: list[Callable[[], Any]] = [
+    Slackening,
+    lambda: Slackening().__call__,
+    SlackeningModule,
+    lambda: slackening,
+    SlackeningInSlots,
+    SlackeningInItsClass,
+    lambda: SlackeningInItsClass.of_the_class,
+]
+
+
+@pytest.mark.parametrize("make", SLACKENING)
 def test_what_a_loss_keeps_begins_anew_with_every_client_and_evaluation(make: Callable[[], Any]) -> None:
     torch.manual_seed(1)
     sizes = ragged_sizes(8, 20)

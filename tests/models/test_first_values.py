@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, deque
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -44,6 +45,65 @@ class Meter:
     count: int = 0
     seen: list[Tensor] = field(default_factory=list)
     beside: Any = None
+
+
+class InSlots:
+    """Keeps books without a dictionary of attributes, one of them under a private name."""
+
+    __slots__ = ("__seen", "beside", "count")
+
+    def __init__(self) -> None:
+        self.count, self.__seen = 0, [torch.zeros(2)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        assert name != "count" or value < 3
+
+    def __repr__(self) -> str:
+        return f"{self.count} {self.__seen} {hasattr(self, 'beside')}"
+
+    def note(self) -> None:
+        self.__seen[0].add_(1)
+        self.beside = 1
+
+
+class InSlotsAndBeside(InSlots):
+    """The same with a dictionary of attributes."""
+
+    def note(self) -> None:
+        super().note()
+        self.further = 1
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} {vars(self)}"
+
+
+class Book(dict[str, Any]):
+    """Keeps what it is given under other names, and says how often."""
+
+    def __init__(self) -> None:
+        super().__init__(a_=1)
+        self.written = 0
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(f"{name}_", value)
+        self.written += 1
+
+    def clear(self) -> None:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} {self.written}"
+
+
+class Row(list[int]):
+    """A list with an attribute."""
+
+    longest = 0
+
+
+def lengthened(row: Row) -> None:
+    row.longest = 5
 
 
 def counted(meter: Any) -> None:
@@ -91,6 +151,21 @@ IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "an object": (Meter, counted),
     "a module": (Part, followed),
     "a buffer of a module in an object": (lambda: Meter(seen=[Part()]), lambda one: one.seen[0].calls.add_(1)),
+    "a slot": (InSlots, counted),
+    "what lies in a slot": (InSlots, InSlots.note),
+    "slots in a list": (lambda: [InSlots()], lambda one: one[0].note()),
+    "slots beside attributes": (InSlotsAndBeside, InSlotsAndBeside.note),
+    "a dictionary of a user's class": (Book, lambda one: one.__setitem__("a", 2)),
+    "an attribute of a list of a user's class": (lambda: Row([1]), lengthened),
+    "a list of a user's class": (lambda: Row([1]), lambda one: one.append(1)),
+    "a dictionary in an object": (lambda: UserDict(a=[1]), lambda one: one["a"].append(2)),
+    "a list in an object": (lambda: UserList([1]), lambda one: one.append(2)),
+    "such a list within an object": (lambda: Meter(beside=UserList([1])), lambda one: one.beside.append(2)),
+    "several dictionaries": (lambda: ChainMap({"a": 1}, {}), lambda one: one.__setitem__("a", 2)),
+    "a dictionary that makes entries": (lambda: defaultdict(list), lambda one: one["a"].append(1)),
+    "counts": (lambda: Counter("ab"), lambda one: one.update("b")),
+    "bytes": (lambda: bytearray(b"ab"), lambda one: one.append(1)),
+    "an array of Python's": (lambda: array("d", [float("nan"), 1]), lambda one: one.__setitem__(1, 2)),
     "a namespace": (lambda: SimpleNamespace(count=0), counted),
     "a tensor in an object in a list": (lambda: [Meter(seen=[torch.zeros(2)])], lambda one: noted(one[0])),
     "a tensor in a list in a dictionary": (lambda: {"a": [torch.zeros(2)]}, lambda one: one["a"][0].add_(1)),

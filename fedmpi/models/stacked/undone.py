@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fedmpi.models.first_values import ClassValues, FirstValue, put_back_in_class
+from fedmpi.models.object_attributes import remove_attribute, set_attribute, slots_of
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.values import ValueProxy
 
@@ -45,8 +46,9 @@ class Left:
             *((part, vars(part), dict(vars(part))) for part in parts),
             *((part, table, dict(table)) for part, table in tables),
         ]
+        self._slots = [(part, FirstValue.of(slots_of(part), parameters)) for part in parts]
         self._notes: set[Place] = set()
-        self._classes = ClassValues(module)
+        self._classes = ClassValues(parts)
 
     def notes(self, tracer: object) -> dict[Place, Any]:
         """What attributes and entries of dictionaries now hold instead of what they held at first.
@@ -81,6 +83,13 @@ class Left:
                 changed.append(part)
             now.clear()
             now.update(before)
+        for part, first in self._slots:
+            if first.changed(now := slots_of(part)):
+                changed.append(part)
+                for name in now:
+                    remove_attribute(part, name)
+                for name, one in first.put_back().items():
+                    set_attribute(part, name, one)
         of_classes = self._classes.changed()
         for place in of_classes:
             put_back_in_class(*place)
