@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.first_values import lies_elsewhere
+from fedmpi.models.shared_memory import span, values_of
 
 
 class BoundValues:
@@ -100,17 +100,26 @@ class BoundValues:
 
     def _check_left(self, displaced: Sequence[tuple[Tensor, Tensor]], by: str) -> None:
         """Refuse that what does not travel lies in memory that values have left: it is written over."""
-        if not displaced:
-            return
-        left = {view.data_ptr(): tensor for tensor, view in displaced if view.numel()}
+        left = [(*span(view), tensor) for tensor, view in displaced if view.numel()]
         own = {id(tensor) for tensor in self._tensors}
-        for name, one in (*self.module.named_parameters(), *self.module.named_buffers()):
-            former = left.get(one.data_ptr()) if id(one) not in own and one.layout is torch.strided else None
+        for name, one in values_of(self.module) if left else ():
+            if id(one) in own:
+                continue
+            former = next((tensor for first, last, tensor in left if first <= one.data_ptr() < last), None)
             if former is not None:
                 raise UserError(
-                    f"{by} gives {name} the memory of {self._name_of(former)} (a.data, b.data = b.data, a.data), which "
-                    "stays where it is in the vector that travels: exchange copies (….data.clone())"
+                    f"{by} leaves {name} the memory of {self._name_of(former)} (old = a.data; a.data = …, or a.data, "
+                    "b.data = b.data, a.data), which stays where it is in the vector that travels: keep or exchange "
+                    "copies (….data.clone())"
                 )
+
+    def kept_from_before(self) -> str:
+        """The name of a parameter that lies where it lay in a vector bound before; "" where none does."""
+        for tensor, view in self.displaced():
+            alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+            if not alone and tensor.storage_offset() == view.storage_offset():
+                return self._name_of(tensor)
+        return ""
 
     def _check_shape(self, tensor: Tensor, view: Tensor, by: str) -> None:
         if tensor.shape != view.shape:

@@ -184,6 +184,12 @@ class FlatModel:
         """
         if self.writes:
             return
+        if name := self.bound_values.kept_from_before():
+            raise UserError(
+                f"the model's forward pass gives {name} memory that it lay in before (old = self.{name}.data, later "
+                f"self.{name}.data = old), kept where nothing begins anew with every client: keep a copy "
+                "(….data.clone()) in an attribute of the model, and copy from it (….data.copy_(old))"
+            )
         if self.bound_values.displaced():
             raise UserError(
                 "the model's forward pass gives parameters other values (self.fc.weight.data = …) for some batches "

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
-from fedmpi.models.first_values import MOST_ENTRIES, SEQUENCES
+from fedmpi.models.first_values import AROUND_CONTAINERS, MOST_ENTRIES, SEQUENCES
+from fedmpi.models.object_attributes import attributes_of, of_a_users_class
 from fedmpi.models.written import tensors_in
 
 
@@ -24,7 +25,7 @@ def check_memory(module: nn.Module) -> None:
     UserError
         Naming both.
     """
-    values = {id(one): (name, one) for name, one in _values(module) if one.numel()}
+    values = {id(one): (name, one) for name, one in values_of(module) if one.numel()}
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and id(one) in values]
     storages = {one.untyped_storage().data_ptr() for _, one in trained}
     beside = [(name, one) for name, one in values.values() if one.untyped_storage().data_ptr() in storages]
@@ -40,7 +41,7 @@ def check_memory(module: nn.Module) -> None:
                 )
 
 
-def _values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def values_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, buffers and tensors among attributes, with their names; not those that torch makes anew in each pass
     (`nn.utils.spectral_norm`)."""
     for found in (module.named_parameters(), module.named_buffers()):
@@ -52,13 +53,16 @@ def _values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield from ((f"{prefix}.{name}".lstrip("."), one) for one in _within(value))
 
 
-def _within(value: Any) -> Iterator[Tensor]:
+def _within(value: Any, depth: int = 2) -> Iterator[Tensor]:
+    """The tensors among a value's entries or attributes, and among those of these."""
     if isinstance(value, Tensor):
         yield from tensors_in(value)
-    elif isinstance(value, (*SEQUENCES, dict)) and len(value) <= MOST_ENTRIES:
+    elif depth and isinstance(value, (*SEQUENCES, dict)) and len(value) <= MOST_ENTRIES:
         for one in value.values() if isinstance(value, dict) else value:
-            if isinstance(one, Tensor):
-                yield from tensors_in(one)
+            yield from _within(one, depth - 1)
+    elif depth and (isinstance(value, AROUND_CONTAINERS) or of_a_users_class(value)):
+        for one in attributes_of(value).values():
+            yield from _within(one, depth - 1)
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

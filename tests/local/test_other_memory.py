@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,9 +107,63 @@ class Exchanging(Net):
 
 def test_memory_that_a_parameter_leaves_to_a_frozen_one_is_refused_and_copies_are_not() -> None:
     model, source, tasks = set_up(lambda: Exchanging(copied=False))
-    with pytest.raises(UserError, match=r"gives target\.weight the memory of b\.weight"):
+    with pytest.raises(UserError, match=r"leaves target\.weight the memory of b\.weight"):
         train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
     assert_trained_as_alone(lambda: Exchanging(copied=True))
+
+
+class Before(Net):
+    """Mixes its weights with those that it had at first, which it keeps as they are or as a copy."""
+
+    def __init__(self, keep: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.keep, self.old = keep, None
+
+    def within(self, x: Tensor) -> Tensor:
+        weight = self.b.weight
+        if self.training and self.old is None:
+            self.old = self.keep(weight.data)
+        if self.training:
+            weight.data = 0.9 * weight.data + 0.1 * next(values_in(self.old))
+        return self.b(x)
+
+
+def values_in(kept: Any) -> Iterator[Tensor]:
+    kept = kept.kept if isinstance(kept, SimpleNamespace) else kept
+    yield from (kept,) if isinstance(kept, Tensor) else kept.values() if isinstance(kept, dict) else kept
+
+
+KEPT: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda one: one,
+    "a row": lambda one: one[3],
+    "in a list": lambda one: [one],
+    "in a dictionary": lambda one: {"b": one},
+    "in an object": lambda one: SimpleNamespace(kept=[one]),
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_memory_that_a_parameter_leaves_to_an_attribute_is_refused_and_a_copy_is_not(how: str) -> None:
+    keep = KEPT[how]
+    model, source, tasks = set_up(lambda: Before(keep))
+    with pytest.raises(UserError, match=r"leaves old the memory of b\.weight \(old = a\.data; a\.data = …"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
+    assert_trained_as_alone(lambda: Before(lambda one: keep(one.clone())))
+
+
+def test_memory_that_nothing_puts_back_is_named_where_a_later_vector_is_bound() -> None:
+    kept: list[Tensor] = []
+
+    class Keeping(Net):
+        def within(self, x: Tensor) -> Tensor:
+            if not kept:
+                kept.append(self.b.weight.data)
+            self.b.weight.data = kept[0]
+            return self.b(x)
+
+    model, source, tasks = set_up(Keeping)
+    with pytest.raises(UserError, match=r"gives b\.weight memory that it lay in before \(old = self\.b\.weight\.data"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
 
 
 class Shadowed(Net):
