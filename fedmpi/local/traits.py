@@ -394,7 +394,13 @@ def _writes(model: FlatModel, x: Tensor, values: Tensor) -> bool:
             _check_trained(model)
             displaced |= bool(model.bound_values.displaced())  # the second pass may undo what the first one does
     model.kept.note_written(written.memory)
+    model.shared_buffers.check_unwritten(written.spans, _changed_buffers(model))
     return written.found or displaced
+
+
+def _changed_buffers(model: FlatModel) -> list[Tensor]:
+    first = torch.split(model.initial[model.trainable :], [one.numel() for one in model.buffers])
+    return [one for one, value in zip(model.buffers, first, strict=True) if not torch.equal(one.reshape(-1), value)]
 
 
 def _check_trained(model: FlatModel) -> None:

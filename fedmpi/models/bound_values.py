@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.models.first_values import lies_elsewhere
-from fedmpi.models.shared_memory import span, values_of
+from fedmpi.models.shared_memory import values_of
+from fedmpi.models.written import span
 
 
 class BoundValues:

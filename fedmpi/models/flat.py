@@ -20,7 +20,7 @@ from fedmpi.models.bound_values import BoundValues
 from fedmpi.models.dropout import ComputedAgain, MaskSource, NoMasks, has_dropout, install_dropout, remove_dropout
 from fedmpi.models.dropout_calls import DropoutCalls, gradients_within
 from fedmpi.models.kept_state import KeptState
-from fedmpi.models.shared_memory import check_memory
+from fedmpi.models.shared_memory import SharedBuffers, check_memory
 from fedmpi.models.word_convolution import install_word_convolutions, remove_word_convolutions
 from fedmpi.tasks.losses import CROSS_ENTROPY, Loss
 
@@ -79,6 +79,9 @@ class FlatModel:
         That the module and its parts hold (`common.generators.held_generators`).
     kept : KeptState
         What the module keeps from call to call beside the flat vector; `local.traits` finds out what that is.
+    shared_buffers : SharedBuffers
+        Those that share memory with other values where the module was built; the trial of `local.traits` looks whether
+        these are written to.
     bound_values : BoundValues
         Where the module's tensors lie; there they are looked for after passes that may have given them other memory.
     stacked_forms : dict
@@ -102,6 +105,7 @@ class FlatModel:
     ):
         _check_values(module)
         check_memory(module)
+        self.shared_buffers = SharedBuffers(module, travelling_buffers(module))
         self.loss, self.part = loss, part
         self.masks = install_dropout(module)
         self.drops = self.calls_dropout = False

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.models.first_values import ClassValues, FirstValue, put_back_in_class
 from fedmpi.models.object_attributes import attributes_of, remove_attribute, set_attribute
+from fedmpi.models.shared_memory import tensors_within
 
 TORCHS_OWN = {name for name in vars(nn.Module()) if name.startswith("_")}
 """Attributes of every module that hold its parts, buffers and hooks."""
@@ -122,7 +123,7 @@ class KeptState:
         Raises
         ------
         UserError
-            One has another shape, or is gone.
+            One has another shape, or is gone, or an attribute holds the former one, whose values would be others.
         """
         replaced = []
         for buffers, name, buffer in self._travelling:
@@ -136,9 +137,22 @@ class KeptState:
                 )
             one_of_them = any(new is one for _, _, one in self._travelling)
             replaced.append((buffers, name, buffer, new.detach().clone() if one_of_them else new.detach()))
+        if replaced:
+            self._check_former({id(buffer): name for _, name, buffer, _ in replaced})
         for buffers, name, buffer, new in replaced:
             buffer.data.copy_(new)
             buffers[name] = buffer
+
+    def _check_former(self, replaced: dict[int, str]) -> None:
+        places = [*((part, name) for part, name, _ in self._attributes), *self._created]
+        for part, name in places:
+            former = [replaced[id(one)] for one in tensors_within(attributes_of(part).get(name)) if id(one) in replaced]
+            if former:
+                raise UserError(
+                    f"the model's forward pass keeps its former buffer {former[0]} in {name} (self.last = "
+                    f"self.{former[0]}) and puts another in its place, whose values both would have, since the buffer "
+                    "travels: keep a copy (….clone())"
+                )
 
 
 def _holds(buffers: Any, name: str, buffer: Tensor | None) -> bool:

@@ -1,8 +1,9 @@
-"""Parameters whose numbers are also those of another value of the model: no vector can hold both."""
+"""Values whose numbers are also those of another value of the model: no vector can hold both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.types import Ints
 from fedmpi.models.first_values import AROUND_CONTAINERS, MOST_ENTRIES, SEQUENCES
 from fedmpi.models.object_attributes import attributes_of, of_a_users_class
-from fedmpi.models.written import tensors_in
+from fedmpi.models.written import span, tensors_in
 
 
 def check_memory(module: nn.Module) -> None:
@@ -25,7 +26,7 @@ def check_memory(module: nn.Module) -> None:
     UserError
         Naming both.
     """
-    values = {id(one): (name, one) for name, one in values_of(module) if one.numel()}
+    values = {id(one): (name, one) for name, one in values_of(module, objects=False) if one.numel()}
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and id(one) in values]
     storages = {one.untyped_storage().data_ptr() for _, one in trained}
     beside = [(name, one) for name, one in values.values() if one.untyped_storage().data_ptr() in storages]
@@ -41,28 +42,93 @@ def check_memory(module: nn.Module) -> None:
                 )
 
 
-def values_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+class SharedBuffers:
+    """Buffers that travel and share numbers with other values, which may be as long as nobody writes to them.
+
+    Parameters
+    ----------
+    module : nn.Module
+        On the device where it was built.
+    travelling : sequence of Tensor
+        Its buffers.
+    """
+
+    def __init__(self, module: nn.Module, travelling: Sequence[Tensor]):
+        self._module, own = module, {id(one) for one in travelling}
+        values = [(name, one) for name, one in values_of(module) if one.numel()] if travelling else []
+        storages = Counter(one.untyped_storage().data_ptr() for one in {id(one): one for _, one in values}.values())
+        several = [(name, one) for name, one in values if storages[one.untyped_storage().data_ptr()] > 1]
+        self._pairs = [
+            (name, other)
+            for name, one in several
+            for other, value in several
+            if id(one) in own and value is not one and _overlap(one, value)
+        ]
+
+    def check_unwritten(self, spans: Set[tuple[int, int]], changed: Sequence[Tensor]) -> None:
+        """Refuse that passes have written to one of them, or to what shares numbers with it.
+
+        Parameters
+        ----------
+        spans : set of (int, int)
+            Bytes that operations wrote, the first and the one behind the last; what batch norm writes is none of them.
+        changed : sequence of Tensor
+            Buffers that have other values than before.
+
+        Raises
+        ------
+        UserError
+            Naming both.
+        """
+        if not self._pairs:
+            return
+        spans = spans | {span(one) for one in changed}
+        written = {
+            name
+            for name, one in values_of(self._module)
+            if one.numel() and any(first < span(one)[1] and span(one)[0] < last for first, last in spans)
+        }
+        for name, other in self._pairs:
+            if name in written or other in written:
+                raise UserError(
+                    f"the model's buffer {name} lies in the memory of {other}, and its forward pass writes there: one "
+                    f"would not follow the other, since {name} travels; register one of them, and make the other of "
+                    "it in the forward pass (self.both[0])"
+                )
+
+
+def values_of(module: nn.Module, objects: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Parameters, buffers and tensors among attributes, with their names; not those that torch makes anew in each pass
-    (`nn.utils.spectral_norm`)."""
-    for found in (module.named_parameters(), module.named_buffers()):
-        yield from ((name, one) for name, one in found for _ in tensors_in(one))
+    (`nn.utils.spectral_norm`).
+
+    Parameters
+    ----------
+    module : nn.Module
+    objects : bool
+        Whether objects of a user's class, and containers in containers, are looked into as well.
+    """
+    for named in (module.named_parameters(), module.named_buffers()):
+        yield from ((name, one) for name, one in named for _ in tensors_in(one))
     for prefix, part in module.named_modules():
         made = {getattr(hook, "name", "") for hook in part._forward_pre_hooks.values()}
         for name, value in vars(part).items():
             if not name.startswith("_") and name not in made:
-                yield from ((f"{prefix}.{name}".lstrip("."), one) for one in _within(value))
+                yield from (
+                    (f"{prefix}.{name}".lstrip("."), one) for one in tensors_within(value, 1 + objects, objects)
+                )
 
 
-def _within(value: Any, depth: int = 2) -> Iterator[Tensor]:
-    """The tensors among a value's entries or attributes, and among those of these."""
+def tensors_within(value: Any, depth: int = 2, objects: bool = True) -> Iterator[Tensor]:
+    """The tensors among a value's entries or attributes, and so many levels below."""
+    entries: Iterable[Any] = ()
     if isinstance(value, Tensor):
         yield from tensors_in(value)
-    elif depth and isinstance(value, (*SEQUENCES, dict)) and len(value) <= MOST_ENTRIES:
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _within(one, depth - 1)
-    elif depth and (isinstance(value, AROUND_CONTAINERS) or of_a_users_class(value)):
-        for one in attributes_of(value).values():
-            yield from _within(one, depth - 1)
+    elif isinstance(value, (*SEQUENCES, dict)) and len(value) <= MOST_ENTRIES:
+        entries = value.values() if isinstance(value, dict) else value
+    elif objects and (isinstance(value, AROUND_CONTAINERS) or of_a_users_class(value)):
+        entries = attributes_of(value).values()
+    for one in entries if depth else ():
+        yield from tensors_within(one, depth - 1, objects)
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -71,12 +137,6 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     if last <= other_first or other_last <= first:
         return False
     return bool(np.isin(_places(one), _places(other)).any())
-
-
-def span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte, and the one behind the last."""
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (1 + reach) * tensor.element_size()
 
 
 def _places(tensor: Tensor) -> Ints:

@@ -28,6 +28,14 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
             yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
+def span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte, and the one behind the last; of a tensor without numbers nothing between."""
+    if not tensor.numel():
+        return tensor.data_ptr(), tensor.data_ptr()
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (1 + reach) * tensor.element_size()
+
+
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within: `__torch_dispatch__` is called for every operation, as it stands.
 
@@ -51,11 +59,13 @@ class Written(Watching):
     found : bool
     memory : set of int
         Where all lies that operations changed: addresses of storages.
+    spans : set of (int, int)
+        The first byte of each tensor that they changed, and the one behind its last.
     """
 
     def __init__(self, vector: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found, self.memory = False, set[int]()
+        self.found, self.memory, self.spans = False, set[int](), set[tuple[int, int]]()
         self._first = vector.data_ptr()
         self._end = self._first + vector.numel() * vector.element_size()
 
@@ -66,4 +76,5 @@ class Written(Watching):
         for one in written_by(func, args, kwargs):
             self.found |= self._first <= one.data_ptr() < self._end
             self.memory.add(one.untyped_storage().data_ptr())
+            self.spans.add(span(one))
         return func(*args, **kwargs)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmpi import UserError
+from fedmpi.local.batched.engine import BatchedEngine, why_not_side_by_side
 from fedmpi.local.sequential import SequentialEngine
 from fedmpi.local.traits import forward_traits
 from fedmpi.local.work import LocalRule
@@ -357,3 +358,101 @@ def test_names_parts_and_neighbours_of_a_parameter_share_nothing() -> None:
     net.part.data = net.frozen.data[:2]
     net.normed, net.layers = nn.utils.spectral_norm(nn.Linear(3, 3)), nn.LSTM(3, 3)
     FlatModel(net)
+
+
+class SharedStatistics(Net):
+    """A mean that lies in a table, of which one is written and the other read."""
+
+    def __init__(self, held: str, how: str, travels: bool = True) -> None:
+        super().__init__()
+        self.how = how
+        table = torch.zeros(2, 16, dtype=torch.float64)
+        if held == "buffer":
+            self.register_buffer("table", table, persistent=travels)
+        elif held == "frozen":
+            self.table = nn.Parameter(table, requires_grad=False)
+        else:
+            self.table = SimpleNamespace(rows=[table]) if held == "object" else table
+        if held == "batch norm":
+            self.norm = nn.BatchNorm1d(16).double()
+            self.norm.running_mean = table[0]
+        else:
+            self.register_buffer("mean", table[0], persistent=travels)
+
+    def within(self, x: Tensor) -> Tensor:
+        x = self.b(x)
+        table = self.table.rows[0] if isinstance(self.table, SimpleNamespace) else self.table
+        if self.how == "only read":
+            return x + self.mean + table[1]
+        if self.how == "put back":
+            table[0] = 2.0
+            x = x + self.mean
+            table[0] = 0.0
+        elif self.how == "table":
+            table.data.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            x = x - self.mean
+        elif self.how == "norm":
+            x = self.norm(x) - table[0]
+        else:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            x = x - table[0]
+        return x
+
+
+WRITTEN = [
+    ("buffer", "table"),
+    ("buffer", "mean"),
+    ("buffer", "put back"),
+    ("frozen", "table"),
+    ("attribute", "mean"),
+    ("object", "table"),
+    ("batch norm", "norm"),
+]
+
+
+@pytest.mark.parametrize(("held", "how"), WRITTEN)
+def test_a_buffer_that_travels_and_shares_memory_that_is_written_is_refused(held: str, how: str) -> None:
+    model = set_up(lambda: SharedStatistics(held, how))[0]
+    with pytest.raises(UserError, match=r"buffer .* lies in the memory of .*, and its forward pass writes there"):
+        forward_traits(model, FLAT)
+
+
+@pytest.mark.parametrize(("held", "how"), [*WRITTEN[:6], ("buffer", "only read"), ("attribute", "only read")])
+def test_buffers_that_share_memory_and_stay_where_they_are_are_trained_as_alone(held: str, how: str) -> None:
+    assert_trained_as_alone(lambda: SharedStatistics(held, how, travels=how == "only read"))
+
+
+def test_what_is_written_in_shared_memory_and_put_back_is_followed_side_by_side() -> None:
+    model, source, tasks = set_up(lambda: SharedStatistics("buffer", "put back", travels=False))
+    assert why_not_side_by_side(model, FLAT) is None
+    found, expected = (
+        train(kind(model, source, STREAMS), tasks, model.initial, WHOLE)[0]
+        for kind in (BatchedEngine, SequentialEngine)
+    )
+    assert relative_difference(found, expected) < 1e-12
+
+
+class FormerMean(Net):
+    """Keeps the mean of the batch before, itself or a copy, and puts another in its place."""
+
+    def __init__(self, keep: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+        self.keep, self.last = keep, keep(torch.zeros(16, dtype=torch.float64))
+
+    def within(self, x: Tensor) -> Tensor:
+        x = self.b(x)
+        y = x - self.mean - next(values_in(self.last))
+        if self.training:
+            self.last = self.keep(self.mean)
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return y
+
+
+@pytest.mark.parametrize("how", [how for how in KEPT if how != "a row"])
+def test_a_former_buffer_in_an_attribute_is_refused_and_a_copy_is_not(how: str) -> None:
+    keep = KEPT[how]
+    model, source, tasks = set_up(lambda: FormerMean(keep))
+    with pytest.raises(UserError, match=r"keeps its former buffer mean in last .* keep a copy"):
+        train(SequentialEngine(model, source, STREAMS), tasks, model.initial, WHOLE)
+    assert_trained_as_alone(lambda: FormerMean(lambda one: keep(one.clone())))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from fedmpi.models.first_values import lies_elsewhere
 from fedmpi.models.flat import travelling_buffers
-from fedmpi.models.shared_memory import span
 from fedmpi.models.stacked.base import NotStackable
 from fedmpi.models.stacked.lines import line
-from fedmpi.models.written import Watching, tensors_in, written_by
+from fedmpi.models.written import Watching, span, tensors_in, written_by
 
 _OF_KIND = "new_", "empty", "zeros", "ones", "full", "rand", "detach", "alias", "lift"
 """How names of operations begin that read no values."""
