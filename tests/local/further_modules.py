@@ -109,6 +109,29 @@ class BegunProjected(nn.Module):
         return self.fc(torch.cat([self.other(states)[0].sum(0), h[0] * h[0].relu() + first[0], h[0]], 1))
 
 
+class Handed(nn.Module):
+    """States of LSTMs, which are tuples, handed on whole: to another layer, step after step, to a cell and by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.Embedding(60, 8), nn.Linear(18, CLASSES)
+        self.encoder = nn.LSTM(8, 6, 2, batch_first=True)
+        self.decoder = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.3)
+        self.cell = nn.LSTMCell(6, 6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.words(tokens)
+        found = self.encoder(words)
+        states, state = self.decoder(words[:, :1], found[1])
+        for place in range(1, 4):
+            states, state = self.decoder(words[:, place : place + 1], hx=state)
+        kept = None
+        for one in found[0].unbind(1)[:5]:
+            kept = self.cell(one, kept)
+        last = tuple(value.tanh() for value in state)
+        return self.fc(torch.cat([states[:, -1], self.decoder(words, last)[0].mean(1), kept[0] * kept[1]], 1))
+
+
 class Mirrored(nn.Module):
     """Images with values of their own around them: sides of unlike sizes, strides, dilation, groups, single pixels."""
 
@@ -196,6 +219,7 @@ FURTHER: dict[str, tuple[object, Callable[[], nn.Module]]] = {
     "begun-rnn-relu": (TEXTS, lambda: Begun("relu")),
     "projected": (TEXTS, Projected),
     "begun-projected": (TEXTS, BegunProjected),
+    "handed-on": (TEXTS, Handed),
     "reflected": (COLOURED, lambda: Mirrored("reflect")),
     "replicated": (COLOURED, lambda: Mirrored("replicate")),
     "circular": (COLOURED, lambda: Mirrored("circular")),

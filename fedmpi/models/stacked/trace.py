@@ -301,6 +301,8 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
         if kind == "call_function" and (answer := same_number(target, args, self)) is not None:
             return answer
+        if kind == "call_module":
+            args, kwargs = map_aggregate((args, kwargs), self._entries)
         proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
         proxy.node.meta["line"] = line()
         one, other = (self._value(kind, target, args, kwargs, which) for which in (0, 1))
@@ -315,6 +317,11 @@ class _Tracer(fx.Tracer):
         if shape:
             return self._known(proxy, args[0], one, other)
         return one if isinstance(one, int | float) and self._fixed(proxy.node) else proxy
+
+    def _entries(self, given: Any) -> Any:
+        """A tuple of values that a layer gave as one (the state of an LSTM), entry by entry."""
+        whole = isinstance(given, ValueProxy) and isinstance(self.examples[given.node][0], tuple)
+        return tuple(given) if whole else given
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """What a condition says that depends on nothing but buffers that stay as they are."""
