@@ -149,15 +149,18 @@ def drop_alternatives(older: Values, newer: Values) -> None:
                 older.pop(key, None)
 
 
-def with_preset(values: Mapping[str, Any]) -> Values:
-    """Nested tables over those of the preset that they name, if they name one."""
-    own = taken_apart(flatten({key: _plain(value) for key, value in values.items()}, "Config"), tables_by_name())
-    if values.get("preset") is None:
-        return nested(own, "Config")
-    table = preset_values(str(values["preset"]), own)
+def given_keys(values: Mapping[str, Any]) -> Values:
+    """Nested tables, or those that pydantic made of them, as {"part.key": value}."""
+    return taken_apart(flatten({key: _plain(value) for key, value in values.items()}, "Config"), tables_by_name())
+
+
+def with_preset(own: Values) -> Values:
+    """{"part.key": value} over those of the preset that they name, if they name one."""
+    if own.get("preset") is None:
+        return own
+    table = preset_values(str(own["preset"]), own)
     drop_alternatives(table, own)
-    together = without_foreign_options({**table, **own}, table, dict.fromkeys(own, "Config"), tables_by_name())
-    return nested(together, "Config")
+    return without_foreign_options({**table, **own}, table, dict.fromkeys(own, "Config"), tables_by_name())
 
 
 def _plain(value: Any) -> Any:

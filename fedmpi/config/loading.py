@@ -26,6 +26,7 @@ from fedmpi.config.layers import (
     assignment,
     drop_alternatives,
     flatten,
+    given_keys,
     nested,
     preset_values,
     put_over,
@@ -45,11 +46,13 @@ class Config(ConfigTables):
     Raises
     ------
     UserError
-        An unknown preset or key, a value out of range, or choices that contradict each other.
+        An unknown preset or key, one that means nothing beside the others, a value out of range, or choices that
+        contradict each other.
     """
 
     def __init__(self, **values: Any):
-        table = flatten(with_preset(values), "Config")
+        own = given_keys(values)
+        table = with_preset(own)
         try:
             super().__init__(**nested(table, "Config"))
             if defaults := defaults_of_shared_keys(self):
@@ -57,6 +60,7 @@ class Config(ConfigTables):
                 super().__init__(**nested(table, "Config"))
         except ValidationError as error:
             raise UserError(f"{sentence(error)}{_of_the_same_name(table, error)}") from error
+        _refuse_meaningless(self, {key: "Config" for key in own if not _says_nothing_new(self, key, own)})
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -214,6 +218,18 @@ def sentence(error: ValidationError, origins: Mapping[str, str] | None = None) -
 def _names_words(error: ErrorDetails, first: ErrorDetails) -> bool:
     """Whether an error says which words the key of another one takes as well."""
     return error["type"] == "literal_error" and error["loc"][:2] == first["loc"][:2]
+
+
+def _says_nothing_new(config: Config, key: str, given: Values) -> bool:
+    """Whether a value is the default or the preset's: complete configurations hold these of all keys (`model_dump`)."""
+    table, _, name = key.partition(".")
+    field = type(getattr(config, table)).model_fields.get(name) if name else None
+    if field is None or why_meaningless(config, key) is None:
+        return False
+    as_it_was = [field.get_default(call_default_factory=True)]
+    if config.preset is not None:
+        as_it_was += [value for of, value in preset_values(config.preset, given).items() if of == key]
+    return given[key] in as_it_was or getattr(getattr(config, table), name) in as_it_was
 
 
 def _refuse_meaningless(config: Config, origins: dict[str, str]) -> None:

@@ -152,7 +152,7 @@ def _drawn(generator: np.random.Generator, shared: dict[str, str], seed: int) ->
     if table["aggregation"]["weights"] == "unbiased":
         table["system"]["over_selection"] = 1.0  # clients of unlike sizes: who arrives first is no matter of the draw
     try:
-        pruned = config_table(Config.model_validate(table))  # without the keys that mean nothing beside the others
+        pruned = config_table(Config.exactly(table))  # without the keys that mean nothing beside the others
         return build_config([("drawn", pruned)])
     except (ValidationError, UserError):
         return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from fedmpi import UserError
+from fedmpi import Config, UserError
 from fedmpi.config import load_config
-from fedmpi.config.keys import conditions
+from fedmpi.config.keys import conditions, tables_by_name
+from fedmpi.config.layers import assignments, nested
 from fedmpi.config.loading import given_config
 from tests.keys.entries import ALL, ASKED, CLASSES, CLOCK, COPIES, DRAWN, MEDIATED, OPTICS, PRIVATE, SOME, STRATA
 
@@ -93,6 +95,27 @@ def test_it_is_refused_where_it_would_do_nothing(setting: str):
             UserError, match=rf"^{re.escape(key)} .*means nothing here: it needs .+: remove it or change"
         ):
             load_config(None, [*base.split(), setting])
+
+
+@pytest.mark.parametrize("setting", NOWHERE)
+def test_a_config_refuses_it_too_unless_its_value_is_the_default(setting: str):
+    key = setting.partition("=")[0]
+    for base in NOWHERE[setting]:
+        whole = nested(assignments([*base.split(), setting]), "settings")
+        table, _, name = key.partition(".")
+        default = tables_by_name()[table].model_fields[name].default
+        if whole[table][name] != default:
+            with pytest.raises(UserError, match=rf"^{re.escape(key)} \(from Config\) means nothing here: it needs "):
+                Config(**whole)
+        whole[table][name] = default
+        Config(**whole)
+
+
+@pytest.mark.parametrize("other", [{}, {"samples": {"rule": "all"}}, {"data": {"shards": "elsewhere"}}])
+@pytest.mark.parametrize("preset", ["fedavg", "fedsso", "fedstas", "astraea"])
+def test_all_that_a_config_holds_makes_it_again(preset: str, other: dict[str, Any]):
+    config = Config(preset=preset, **other)
+    assert Config(**config.model_dump()) == Config.model_validate_json(config.model_dump_json()) == config
 
 
 def test_a_rule_of_ones_own_may_want_a_number_of_samples():

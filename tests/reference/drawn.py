@@ -105,6 +105,6 @@ def _drawn(generator: np.random.Generator, seed: int, algorithm: str) -> Config 
         part, name = key.split(".")
         table.setdefault(part, {})[name] = value
     try:
-        return build_config([("drawn", config_table(Config.model_validate(table)))])
+        return build_config([("drawn", config_table(Config.exactly(table)))])
     except (ValidationError, UserError):
         return None
